@@ -1,1 +1,1 @@
-"""What a person can ask for by menu and key: the table of actions, the menus, the page of shortcuts, Escape."""
+"""Commands by menu and key: the table of actions, the menus, the page of shortcuts, Escape."""

@@ -1,4 +1,4 @@
-"""The About box: name, version, licences of all that is installed with it."""
+"""The About box: name, version, and the licences of all installed parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AboutBox(QDialog):
         column.addLayout(row(licences, 1, close))
 
     def _show_licences(self) -> None:
-        """All notices, as plain text that can be copied."""
+        """Shows all licence notices as plain text."""
         box = QDialog(self)
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         box.setWindowTitle(self.tr("Licences"))

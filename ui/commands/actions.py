@@ -1,4 +1,4 @@
-"""The commands of a window as one table: menu, words, key, what runs, and when it can be run."""
+"""The commands of a window as one table: menu, words, key, function, and when they are enabled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Role = QAction.MenuRole
 _MAC = sys.platform == "darwin"
 STOP_KEYS = "Ctrl+."
 TEXT_STEP = 10  # per cent
-BEAMS = 4  # by the menu; the inspector has more
+BEAMS = 4  # of the menu's command; the inspector offers more
 FILE, EDIT, VIEW, SESSION, WINDOW, HELP = (
     QT_TRANSLATE_NOOP("Actions", "File"),
     QT_TRANSLATE_NOOP("Actions", "Edit"),
@@ -42,86 +42,86 @@ FILE, EDIT, VIEW, SESSION, WINDOW, HELP = (
 MENUS = (FILE, EDIT, VIEW, SESSION, WINDOW, HELP)
 
 
-class Possible(Struct, frozen=True):
-    """What decides which commands can be run."""
+class CommandState(Struct, frozen=True):
+    """The state of the window that decides which commands are enabled."""
 
     shown: Shown | None
     running: bool  # an answer is under way in the session shown
-    status: StatusView  # of the model
+    status: StatusView  # of the engine
     summary: SessionSummary | None  # of the session shown; None while it is not listed
-    undo: str  # the label of the step that would be undone
-    redo: str  # likewise done again
-    at_token: bool  # one of an answer is pinned: continuations leave in front of it, else from the end of the last answer
+    undo: str  # the label of the next step to undo; "" for none
+    redo: str  # the label of the next step to redo; "" for none
+    at_token: bool  # a token of an answer is pinned: continuations start there, else at the end of the last answer
 
     @property
     def lacks_model(self) -> bool:
-        """None could be loaded."""
+        """Whether no model could be loaded."""
         return self.status.lacks_model
 
     @property
     def own(self) -> bool:
-        """It is shown, and is not the sample."""
+        """Whether a session other than the sample is shown."""
         return self.shown is not None and not self.shown.view.is_sample
 
     @property
     def has_turns(self) -> bool:
-        """Something has been said."""
+        """Whether the path has turns."""
         return self.shown is not None and bool(self.shown.view.turns)
 
     @property
     def has_words(self) -> bool:
-        """A turn has more than what the template put there."""
+        """Whether a turn has tokens other than the chat template's."""
         return self.shown is not None and any(has_own_words(turn.run) for turn in reversed(self.shown.view.turns))
 
     @property
     def has_branches(self) -> bool:
-        """There are at least two."""
+        """Whether the session has two branches at least."""
         return self.shown is not None and len(self.shown.view.branches) > 1
 
     @property
     def answer(self) -> TurnView | None:
-        """The last one of the path."""
+        """The last answer of the path."""
         return self.shown.last_answer if self.shown is not None else None
 
     @property
     def fork(self) -> Fork | None:
-        """The deepest turn with siblings."""
+        """The deepest turn of the path that has siblings."""
         return self.shown.fork if self.shown is not None else None
 
     @property
     def can_answer(self) -> bool:
-        """There is an answer, and the model could give another one."""
+        """Whether there is an answer, and the model can generate another one."""
         return self.answer is not None and not self.running and not self.lacks_model
 
     @property
     def can_continue(self) -> bool:
-        """The last answer was stopped or cut, and has words."""
+        """Whether the last answer was stopped or cut, and has text."""
         answer = self.answer
         return answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run) and self.can_answer
 
     def problem(self, control: str) -> str:
-        """Why the model does not do what a control needs: it cannot, or there is none."""
+        """Why the model cannot do what a control needs; "" if it can."""
         if control == "branch" and not self.at_token:
             return ""
         return self.status.reason if self.lacks_model else self.status.lacking(control)
 
     def can_step(self, by: int) -> bool:
-        """There is a sibling `by` places away."""
+        """Whether there is a sibling `by` places away."""
         return self.fork is not None and self.fork.step(by) is not None
 
 
 class Actions(QObject):
-    """The actions of one window. On macOS they stand in the menu bar, elsewhere under the menu button.
+    """The actions of one window, in the menu bar on macOS, elsewhere under the menu button.
 
-    Shortcuts are written with Ctrl, which Qt shows and takes as Cmd on macOS. Actions without `can` are always enabled, or by
-    the part of the window that knows when.
+    Shortcuts are written with Ctrl, which Qt shows and takes as Cmd on macOS. Actions without `can` are always enabled, or are
+    enabled by another part of the window.
     """
 
     def __init__(self, window: MainWindow) -> None:
         super().__init__(window)
         self._window = window
-        self._entries: list[tuple[str, QAction | None]] = []  # menu, what stands in it; None: a separator
-        self._can: dict[QAction, tuple[Callable[[Possible], bool], str]] = {}  # and what it needs
+        self._entries: list[tuple[str, QAction | None]] = []  # menu, action; None: a separator
+        self._can: dict[QAction, tuple[Callable[[CommandState], bool], str]] = {}  # condition, and the control in `NEEDS`
         self._exclusive: defaultdict[str, QActionGroup] = defaultdict(lambda: QActionGroup(self))
         w, command = window, self._command
         # fmt: off
@@ -239,8 +239,8 @@ class Actions(QObject):
         self.windows = self._menu(WINDOW)
         list_windows(self.windows, window)
 
-    def refresh(self, now: Possible) -> None:
-        """What can be done now."""
+    def refresh(self, now: CommandState) -> None:
+        """Enables the actions that are possible now."""
         for action, (can, needs) in self._can.items():
             allow(action, can(now), now.problem(needs) if needs else "")
         pinned = now.summary is not None and now.summary.pinned
@@ -253,24 +253,15 @@ class Actions(QObject):
         return [self.windows if menu == WINDOW else self._menu(menu) for menu in MENUS]
 
     def shortcuts_of(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """For each menu that has any, what can be done by a key, and the key as the system writes it."""
-        native = QKeySequence.SequenceFormat.NativeText
-        found = [
-            (
-                menu,
-                [
-                    (act.text(), act.shortcut().toString(native))
-                    for where, act in self._entries
-                    if act is not None and where == menu
-                ],
-            )
-            for menu in MENUS
-        ]
-        keyed = [(translate("Actions", menu), [row for row in rows if row[1]]) for menu, rows in found]
-        return [(menu, rows) for menu, rows in keyed if rows]
+        """For each menu, its commands with a shortcut: words, and the keys as the system writes them."""
+        rows: dict[str, list[tuple[str, str]]] = {menu: [] for menu in MENUS}
+        for menu, act in self._entries:
+            if menu in rows and act is not None and not act.shortcut().isEmpty():
+                rows[menu].append((act.text(), act.shortcut().toString(QKeySequence.SequenceFormat.NativeText)))
+        return [(translate("Actions", menu), keyed) for menu, keyed in rows.items() if keyed]
 
     def install(self, popup: QMenu) -> None:
-        """Into the menu bar on macOS, into `popup` elsewhere; the shortcuts belong to the window either way."""
+        """Adds the menus to the menu bar on macOS, to `popup` elsewhere."""
         for menu in self.menus():
             if _MAC:
                 self._window.menuBar().addMenu(menu)
@@ -284,17 +275,17 @@ class Actions(QObject):
         run: Callable[[], object],
         keys: str = "",
         *,
-        can: Callable[[Possible], bool] | None = None,
+        can: Callable[[CommandState], bool] | None = None,
         needs: str = "",
         separated: bool = False,
         checkable: bool = False,
         exclusive: str = "",
         role: QAction.MenuRole = Role.NoRole,
     ) -> QAction:
-        """A row of the table: an action at the end of its menu, behind a separator where it is `separated`.
+        """A row of the table: an action at the end of its menu, after a separator if it is `separated`.
 
-        It is disabled, and says why, where the model lacks what it `needs` (`ui.port.engine.NEEDS`). Of the actions that are
-        `exclusive` by one name, one is checked.
+        The action is disabled, and its tooltip says why, if the model lacks what it `needs` (`ui.port.engine.NEEDS`). One of
+        the actions with the same `exclusive` name is checked.
         """
         action = QAction(words, self._window)
         action.setMenuRole(role)

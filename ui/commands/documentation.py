@@ -1,4 +1,4 @@
-"""The documentation: its pages beside the list of them."""
+"""The documentation: a list of pages, and the page shown."""
 
 from __future__ import annotations
 
@@ -22,36 +22,31 @@ FILE = Qt.ItemDataRole.UserRole
 
 
 class Page(QTextBrowser):
-    """A page. Links within the documentation are followed, those to the web given to the system; pictures fit its width."""
+    """Shows a page. Links within the documentation are followed, others are opened by the system; pictures fit the width."""
 
     shown = Signal(object)  # Path: its file
     can_go_back = Signal(bool)
-    missing = Signal(str)  # the name of a linked file that is no page
+    missing = Signal(str)  # the name of a linked file that is not installed
 
     def __init__(self, folder: Path, parent: QWidget) -> None:
         super().__init__(parent)
         self._folder = folder
-        self._file: Path | None = None
-        self._past: list[tuple[Path, int]] = []  # pages before, and how far each was scrolled
+        self.file: Path | None = None  # of the page shown
+        self._past: list[tuple[Path, int]] = []  # former pages, with their scroll positions
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setOpenLinks(False)
         self.anchorClicked.connect(self._follow)
         for news in (current_theme().changed, current_theme().scaled):
             news.connect(self._refresh)
 
-    @property
-    def file(self) -> Path | None:
-        """Of the page that is shown."""
-        return self._file
-
     def show_page(self, file: Path) -> None:
         """Shows a page from its beginning."""
-        if self._file is not None:
-            self._past.append((self._file, self.verticalScrollBar().value()))
+        if self.file is not None:
+            self._past.append((self.file, self.verticalScrollBar().value()))
         self._show(file, 0)
 
     def go_back(self) -> None:
-        """To the page before, where it was left."""
+        """Shows the previous page, at its scroll position."""
         if self._past:
             self._show(*self._past.pop())
 
@@ -66,7 +61,7 @@ class Page(QTextBrowser):
         )
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Pictures fit again."""
+        """Fits the pictures to the new width."""
         super().resizeEvent(event)
         if event.oldSize().width() != event.size().width():
             self._refresh()
@@ -75,11 +70,11 @@ class Page(QTextBrowser):
         return self.viewport().width() - 2 * MARGIN
 
     def _refresh(self, _news: object = None) -> None:
-        if self._file is not None:
-            self._show(self._file, self.verticalScrollBar().value())
+        if self.file is not None:
+            self._show(self.file, self.verticalScrollBar().value())
 
     def _show(self, file: Path, scrolled: int) -> None:
-        self._file = file
+        self.file = file
         page = QTextDocument(self)  # a new one: in one that was used, Qt gives text the type of the heading that stood there
         fill_page(page, file.read_text("utf-8"), Faces(), current_theme().palette, self._room())
         page.setDocumentMargin(MARGIN)
@@ -89,10 +84,10 @@ class Page(QTextBrowser):
         self.can_go_back.emit(bool(self._past))
 
     def _within(self, url: QUrl) -> Path | None:
-        """The file of the documentation that a page names; None where it is of another place."""
-        if not url.isRelative() or self._file is None:
+        """The file that a link of the page leads to; None outside the documentation."""
+        if not url.isRelative() or self.file is None:
             return None
-        file = (self._file.parent / url.path()).resolve()
+        file = (self.file.parent / url.path()).resolve()
         return file if file.is_relative_to(self._folder.resolve()) else None
 
     def _follow(self, link: QUrl) -> None:
@@ -101,7 +96,7 @@ class Page(QTextBrowser):
             QDesktopServices.openUrl(link)
         elif file is not None and file.suffix == ".md" and file.is_file():
             self.show_page(file)
-        elif link.path():  # else a place in the page itself
+        elif link.path():  # else an anchor in the page itself
             self.missing.emit(link.fileName())
 
 
@@ -109,7 +104,7 @@ class DocumentationBox(QDialog):
     """Open it with `open()`; it deletes itself.
 
     Args:
-        parent: The window that it stands over.
+        parent: The window below it.
     """
 
     def __init__(self, parent: QWidget) -> None:
@@ -160,7 +155,7 @@ class DocumentationBox(QDialog):
         self.note.say(self.tr("{0} is not shown here: it comes with the source code").format(name))
 
     def _mark(self, file: Path) -> None:
-        """The page that is shown is the chosen one of the list, however it was reached."""
+        """Selects the page shown in the list."""
         for item in (self.list.item(at) for at in range(self.list.count())):
             if item.data(FILE) == file:
                 self.list.setCurrentItem(item)

@@ -1,4 +1,4 @@
-"""Escape closes what is open, one thing for each press, whichever part of the window has the keyboard."""
+"""Escape closes the open parts of the window one by one, wherever the focus is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QWidget
 
 
 class Closes(IntEnum):
-    """What goes first."""
+    """The order in which Escape closes parts."""
 
     CARD = auto()
     POPOVER = auto()
@@ -21,10 +21,10 @@ class Closes(IntEnum):
 
 
 class EscapeKey(QObject):
-    """Takes the key only while something of its own is open; otherwise it stays with the widget that has the keyboard.
+    """Takes the key only while a registered part is open; otherwise the focused widget gets it.
 
     Args:
-        window: Whose key it is.
+        window: The window of the shortcut.
     """
 
     def __init__(self, window: QWidget) -> None:
@@ -35,7 +35,7 @@ class EscapeKey(QObject):
         self._key.setEnabled(False)
 
     def add(self, rank: Closes, part: QWidget, close: Callable[[], None]) -> None:
-        """Closes `part` with `close`, after what has a lower rank."""
+        """Registers a part: Escape closes it by `close`, after the parts of lower rank."""
         self._parts.append((rank, part, close))
         self._parts.sort(key=lambda each: each[0])
         part.installEventFilter(self)

@@ -1,4 +1,4 @@
-"""What the menus list when they open: recent files, and the windows of the app; what acts on windows."""
+"""Menus that are filled when they open (recent files, windows), and commands that act on windows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ui.window.transfers import Transfers
 
 
 def list_recent(menu: QMenu, transfers: Transfers) -> None:
-    """Lists them; those that are gone cannot be chosen."""
+    """Fills a menu with the recent files; missing ones are disabled."""
     menu.clear()
     for path in transfers.recent:
         action = menu.addAction(_plain(f"{path.name} – {path.parent}", most=None), partial(transfers.take, path))
@@ -28,7 +28,7 @@ def list_recent(menu: QMenu, transfers: Transfers) -> None:
 
 
 def known_paths(held: object) -> list[Path]:
-    """Paths as a window's state keeps them; anything else in it is passed over."""
+    """The paths in the stored state of a window; other values are skipped."""
     return [Path(each) for each in held if isinstance(each, str)] if isinstance(held, list | tuple) else []
 
 
@@ -36,7 +36,7 @@ TITLE_MOST = 60  # characters of a title in the menu
 
 
 def list_windows(menu: QMenu, window: QMainWindow) -> None:
-    """Each time the menu opens it has, behind what it has already, the windows that are open then."""
+    """Appends the open windows to a menu, each time it opens."""
     listed: list[QAction] = []
 
     def show_open() -> None:
@@ -55,13 +55,13 @@ def list_windows(menu: QMenu, window: QMainWindow) -> None:
 
 
 def open_windows() -> list[QMainWindow]:
-    """The windows of the app that can be seen or were minimised, by their titles."""
+    """The visible and minimised windows of the app, by title."""
     tops = (widget for widget in QApplication.topLevelWidgets() if isinstance(widget, QMainWindow))
     return sorted((window for window in tops if window.isVisible()), key=lambda window: (window.windowTitle(), id(window)))
 
 
 def come_forward(window: QMainWindow) -> None:
-    """In front of all others, with the keyboard, also where it was minimised."""
+    """Brings a window to the front and activates it, also if it was minimised."""
     if window.isMinimized():
         window.showNormal()
     window.raise_()
@@ -69,12 +69,12 @@ def come_forward(window: QMainWindow) -> None:
 
 
 def zoom(window: QMainWindow) -> None:
-    """As large as the screen, and back."""
+    """Maximises a window, or restores it."""
     window.showNormal() if window.isMaximized() else window.showMaximized()
 
 
 def all_to_front() -> None:
-    """Every window of the app in front of those of others; minimised ones stay where they are, the active one is the first."""
+    """Raises all windows of the app but minimised ones, the active one last."""
     active = QApplication.activeWindow()
     for window in open_windows():
         if not window.isMinimized():
@@ -84,15 +84,15 @@ def all_to_front() -> None:
 
 
 def press(key: Qt.Key) -> None:
-    """An entry such as Copy is the key with Ctrl that the widget with the keyboard would have got."""
+    """Sends Ctrl and a key to the focused widget, for entries such as Copy."""
     focused = QApplication.focusWidget()
     if focused is not None:
         event = QKeyEvent(QEvent.Type.KeyPress, key, Qt.KeyboardModifier.ControlModifier)
-        focused.keyPressEvent(event)  # sent as an event it would come back here as the shortcut
+        focused.keyPressEvent(event)  # an event sent through Qt would trigger this shortcut again
 
 
 def _plain(title: str, most: int | None = TITLE_MOST) -> str:
-    """A title as the text of a menu's entry, on one line: no letter of it is a key."""
+    """A title as the text of a menu entry: on one line, cut, and without mnemonics."""
     title = one_line(title)
     cut = title if most is None or len(title) <= most else title[: most - 1] + "…"
     return cut.replace("&", "&&")

@@ -1,4 +1,4 @@
-"""All shortcuts on one page: those of the menus, and the keys of the conversation."""
+"""The page of all shortcuts: those of the menus, of the conversation and of the tree."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class ShortcutsBox(QDialog):
     """Open it with `open()`; it deletes itself.
 
     Args:
-        menus: For each menu, what can be done by a key, and the key.
-        parent: The window that it stands over.
+        menus: For each menu, its commands and their keys.
+        parent: The window below it.
     """
 
     def __init__(self, menus: Sequence[tuple[str, Sequence[tuple[str, str]]]], parent: QWidget) -> None:

@@ -1,6 +1,6 @@
-"""Between the workbench and the widgets: what is asked, in which order, and what the answers mean for what is shown.
+"""The controller between workbench and widgets: runs commands, takes their results and the port's events.
 
-No widget is known here. Every command is a coroutine run by `Tasks`; news comes from the port through `EventQueue`.
+It knows no widget. Every command is a coroutine run by `Tasks`; events of the port come through `EventQueue`.
 """
 
 from ui.controller.controller import Controller

@@ -1,4 +1,4 @@
-"""The cache of the running model: shown while its tab is in sight, emptied, pinned, checked."""
+"""The cache of the running model: its view, and the commands to clear, pin and check it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class CacheController(QObject):
         showing: The session that is shown.
     """
 
-    seen = Signal(object)  # CacheView | None
-    cleared = Signal(int)  # bytes that were let go
+    view_changed = Signal(object)  # CacheView | None
+    cleared = Signal(int)  # bytes that were freed
     checked = Signal(object)  # CacheCheck of the path shown
     refused = Signal(str)
 
@@ -24,33 +24,29 @@ class CacheController(QObject):
         self._showing = showing
         self._workbench = showing.workbench
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         shown = self._showing.shown
-        self.seen.emit(None if shown is None else self._workbench.cache.view(shown.session_id))
+        self.view_changed.emit(None if shown is None else self._workbench.cache.view(shown.session_id))
 
     def clear(self) -> None:
         self._showing.ask_latest("cache", self._clear, self.refused.emit)
 
     def keep(self, keep: bool) -> None:  # a state, not an option
-        """Pins the path shown, or lets it go."""
+        """Pins the path shown, or unpins it."""
         self._showing.ask_latest("cache", lambda session: self._keep(session, keep=keep), self.refused.emit)
 
     def check(self) -> None:
-        self._showing.ask_latest("cache check", self._check, self.refused.emit)
+        check = self._workbench.cache.check_uncached
+        self._showing.ask_shown("cache check", check, self.checked.emit, self.refused.emit)
 
     async def _clear(self, session_id: int) -> None:
         held = self._workbench.cache.view(session_id)
         await self._workbench.cache.clear()
-        self.look()
+        self.refresh()
         left = self._workbench.cache.view(session_id)
         if held is not None and left is not None:
             self.cleared.emit(max(held.bytes - left.bytes, 0))
 
     async def _keep(self, session_id: int, *, keep: bool) -> None:
         await self._workbench.cache.keep_path(session_id, keep)
-        self.look()
-
-    async def _check(self, session_id: int) -> None:
-        check = await self._workbench.cache.check_uncached(session_id)
-        if self._showing.is_shown(session_id):
-            self.checked.emit(check)
+        self.refresh()

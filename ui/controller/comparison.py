@@ -1,4 +1,4 @@
-"""The path beside what a second model says of it, and the turns that are like one of them."""
+"""The path compared with a second model, and the turns that are similar to one of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECOND = "second"
 
 
 class SecondController(QObject):
-    """Part of `Controller`. One comparison at a time; the next one ends it.
+    """Part of `Controller`. One comparison at a time; the next one cancels it.
 
     Args:
         showing: The session that is shown.
@@ -27,7 +27,7 @@ class SecondController(QObject):
 
     menu_ready = Signal(object)  # Sequence[SecondChoice]
     began = Signal(str)  # the second model's label
-    progressed = Signal(str, int, int)  # what is done, how much of how much
+    progressed = Signal(str, int, int)  # what is being done, how much of how much
     compared = Signal(object, bool)  # PathComparison of the session that is shown; whether the second model is kept
     failed = Signal(str, bool)  # why; whether only memory was short
 
@@ -39,7 +39,7 @@ class SecondController(QObject):
         self._kl_of_all = False
 
     def ask_menu(self) -> None:
-        self._showing.ask_latest("second menu", self._list)
+        self._showing.ask_shown("second menu", self._workbench.comparison.choices, self.menu_ready.emit)
 
     def compare(self, choice: SecondChoice, *, anyway: bool = False, kl_of_all: bool = False) -> None:
         self._last, self._kl_of_all = choice, kl_of_all
@@ -52,9 +52,9 @@ class SecondController(QObject):
             self.compare(self._last, anyway=anyway, kl_of_all=self._kl_of_all)
 
     def compare_all(self) -> None:
-        """The last one once more, with the KL of every token."""
+        """Repeats the last comparison, with the KL of every token."""
         if self._last is not None:
-            self.compare(self._last, anyway=True, kl_of_all=True)  # it was loaded before
+            self.compare(self._last, anyway=True, kl_of_all=True)  # the model was loaded before
 
     def stop(self) -> None:
         self._showing.tasks.drop(SECOND)
@@ -62,11 +62,6 @@ class SecondController(QObject):
     def keep(self, keep: bool) -> None:  # a state, as the signal brings it
         """Whether the second model stays loaded."""
         self._showing.tasks.run(self._workbench.comparison.keep_second(keep))
-
-    async def _list(self, session_id: int) -> None:
-        choices = await self._workbench.comparison.choices(session_id)
-        if self._showing.is_shown(session_id):
-            self.menu_ready.emit(choices)
 
     async def _compare(self, session_id: int, *, choice: SecondChoice, anyway: bool, kl_of_all: bool) -> None:
         compare = self._workbench.comparison.compare
@@ -85,8 +80,8 @@ class SecondController(QObject):
 SIMILAR = "similar"
 
 
-class _Look(NamedTuple):
-    """What was looked at last."""
+class _Query(NamedTuple):
+    """The turn that the others are compared with, and its words."""
 
     session_id: int
     node_id: int
@@ -94,14 +89,14 @@ class _Look(NamedTuple):
 
 
 class SimilarController(QObject):
-    """Part of `Controller`. One look at a time; the next one ends it, and what it has made is remembered.
+    """Part of `Controller`. One query at a time; the next one cancels it, and keeps the vectors made by then.
 
     Args:
         showing: The session that is shown.
     """
 
-    began = Signal(str, str, bool)  # the turn's words, the pooling; whether it is another turn than before
-    progressed = Signal(str, int, int)  # what is done, how many turns of how many
+    began = Signal(str, str, bool)  # the turn's words, the pooling; whether the turn is another one than before
+    progressed = Signal(str, int, int)  # what is being done, how many turns of how many
     found = Signal(object)  # SimilarTurns of the session that is shown
     failed = Signal(str, bool)  # why; whether another model may be chosen
     left = Signal()  # another session is shown
@@ -110,11 +105,11 @@ class SimilarController(QObject):
         super().__init__(showing)
         self._showing = showing
         self._workbench = showing.workbench
-        self._asked: _Look | None = None
+        self._query: _Query | None = None
         self._pooling: Pooling = "mean"
-        self._follows = False  # as the session changes: not after a look that failed
-        self._lacks_model = False  # which is why the last one failed
-        self._seen: object = None  # what of the session the last look depends on
+        self._follows = False  # repeats the query when the session changes; not after a failure
+        self._lacks_model = False  # the last query failed for want of a model
+        self._state: object = None  # `_state_of` the session, at the last query
         showing.session_shown.connect(self._follow)
 
     def look(self, node_id: int) -> None:
@@ -123,47 +118,47 @@ class SimilarController(QObject):
         turn = shown.turn(node_id) if shown is not None else None
         if shown is None or turn is None:
             return
-        before = self._asked
-        self._asked = _Look(shown.session_id, node_id, typed_text(turn.run))
-        self._begin(other=before is None or before[:2] != self._asked[:2])
+        before = self._query
+        self._query = _Query(shown.session_id, node_id, typed_text(turn.run))
+        self._begin(other=before is None or before[:2] != self._query[:2])
 
     def choose_pooling(self, pooling: Pooling) -> None:
-        """The same with vectors that are made another way."""
+        """Repeats the query with another pooling."""
         self._pooling = pooling
         self.look_again()
 
     def look_again(self) -> None:
-        if self._asked is not None:
+        if self._query is not None:
             self._begin(other=False)
 
     def look_with_model(self) -> None:
-        """A model came: what failed for want of one is done now."""
+        """Repeats a query that failed for want of a model."""
         if self._lacks_model:
             self.look_again()
 
     def stop(self) -> None:
-        """Ends the look that is under way; the session is no longer followed."""
-        self._asked, self._follows, self._lacks_model = None, False, False
+        """Cancels the query; the session is no longer followed."""
+        self._query, self._follows, self._lacks_model = None, False, False
         self._showing.tasks.drop(SIMILAR)
 
     def _begin(self, *, other: bool) -> None:
-        assert self._asked is not None
-        self.began.emit(self._asked.words, self._pooling, other)
-        self._ask(self._asked)
+        assert self._query is not None
+        self.began.emit(self._query.words, self._pooling, other)
+        self._ask(self._query)
 
-    def _ask(self, asked: _Look) -> None:
+    def _ask(self, query: _Query) -> None:
         shown = self._showing.shown
         self._follows, self._lacks_model = True, False
-        self._seen = None if shown is None else _standing(shown.view)
-        self._showing.ask_latest(SIMILAR, lambda _session: self._look(asked), self._fail)
+        self._state = None if shown is None else _state_of(shown.view)
+        self._showing.ask_latest(SIMILAR, lambda _session: self._find(query), self._fail)
 
-    async def _look(self, asked: _Look) -> None:
+    async def _find(self, query: _Query) -> None:
         try:
-            found = await self._workbench.similar.find(*asked[:2], self._pooling, self.progressed.emit)
+            found = await self._workbench.similar.find(*query[:2], self._pooling, self.progressed.emit)
         except ModelRefusal as refusal:
             self._fail(str(refusal), needs_model=True)
             return
-        if self._showing.is_shown(asked.session_id):
+        if self._showing.is_shown(query.session_id):
             self.found.emit(found)
 
     def _fail(self, words: str, *, needs_model: bool = False) -> None:
@@ -171,16 +166,16 @@ class SimilarController(QObject):
         self.failed.emit(words, needs_model)
 
     def _follow(self, view: SessionView) -> None:
-        """Turns have come or gone, or another path is shown: what is remembered of the others need not be made again."""
-        if self._asked is None:
+        """Repeats the query when turns or the path have changed; vectors of unchanged turns are not computed again."""
+        if self._query is None:
             return
-        if view.session_id != self._asked.session_id:
+        if view.session_id != self._query.session_id:
             self.stop()
             self.left.emit()
-        elif self._follows and _standing(view) != self._seen:
-            self._ask(self._asked)
+        elif self._follows and _state_of(view) != self._state:
+            self._ask(self._query)
 
 
-def _standing(view: SessionView) -> object:
-    """What rows are made of, as far as the window knows it."""
+def _state_of(view: SessionView) -> object:
+    """The part of a session that the result depends on."""
     return [(turn.node_id, turn.status) for turn in view.turns], [(row.node_id, row.pruned) for row in view.branches]

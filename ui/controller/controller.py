@@ -1,4 +1,4 @@
-"""One open session and the list beside it: the parts of the controller, and the news for them."""
+"""The controller of one window: its parts, and the delivery of events to them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ui.port import (
 
 
 class Controller(Showing):
-    """Each part has the commands of its subject and tells what came of them.
+    """One open session and the list of sessions. Each part has the commands of one subject, and signals their results.
 
     Args:
         workbench: The use cases.
@@ -52,9 +52,9 @@ class Controller(Showing):
     turn_changed = Signal(object)  # TurnView of the path shown
     tokens_arrived = Signal(int, object)  # node id, TokenRun, already part of `shown`
     status_changed = Signal(object)  # StatusView
-    copy_shown = Signal(object)  # before `session_shown`: the numbers of the copy's nodes, by those of the session shown
-    left = Signal()  # other windows stand: this one may go out of sight before its work has ended
-    front_wanted = Signal()  # another window was asked for what is shown here
+    copy_shown = Signal(object)  # before `session_shown`: Mapping of node ids, from the sample's to its copy's
+    left = Signal()  # other windows are open: this one may hide before its tasks have ended
+    front_wanted = Signal()  # another window was asked for the session shown here
 
     def __init__(self, workbench: Workbench, parent: QObject) -> None:
         super().__init__(workbench, self._deliver, parent)
@@ -73,32 +73,32 @@ class Controller(Showing):
 
     @property
     def engine(self) -> EngineState:
-        """What the engine is doing, as last told."""
+        """The state of the engine, as of the last status."""
         return self.workbench.status.engine
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of any tokens, for showing alternatives."""
+        """The bytes of token ids; empty if no session is shown or the vocabulary is unknown."""
         return [] if self.shown is None else list(self.workbench.answers.token_text(self.shown.session_id, ids))
 
     def find_tokens(self, text: str, most: int) -> Sequence[int]:
-        """The tokens of the vocabulary that contain a text, best match first."""
+        """The ids of at most `most` tokens that contain a text, best match first."""
         return () if self.shown is None else self.workbench.answers.find_tokens(self.shown.session_id, text, most)
 
     def start(self, session_id: int | None, *, fresh: bool = False) -> None:
-        """Listens, lists the sessions and opens one: the given one, else (not `fresh`) the first listed, else an empty one."""
+        """Subscribes to events, and opens the given session, else (unless `fresh`) the first of the list, else an empty one."""
         self.workbench.subscribe(self.events.push)
         self.status_changed.emit(self.workbench.status)
         starting = self.tasks.run(self._start(session_id, fresh=fresh))
-        starting.add_done_callback(self._then_list_models)  # what is looked at goes first
+        starting.add_done_callback(self._then_list_models)  # the session that is shown goes first
 
     async def close(self) -> None:
-        """Ends what belongs to this window, and with the last window everything; safe to call once.
+        """Ends the tasks of this window, and with the last window the workbench; to be called once.
 
-        While other windows stand, what was asked for here goes on behind them, to be saved.
+        While other windows are open, running commands go on in the background until their results are saved.
         """
         self.events.close()
         self.closing = True
-        self.shown = None  # nothing is asked any more on behalf of a session
+        self.shown = None  # no more commands for a session
         if not await self.workbench.close():
             self.left.emit()
             await self.tasks.ended()
@@ -120,7 +120,7 @@ class Controller(Showing):
 
     def _take_status(self, status: StatusView) -> None:
         if status.engine is EngineState.READY and self._engine not in (EngineState.READY, EngineState.BUSY):
-            self.models.ask()  # the one that runs is named with how it was loaded
+            self.models.ask()  # the entry of the running model says how it was loaded
         self._engine = status.engine
         self.status_changed.emit(status)
 
@@ -149,7 +149,7 @@ class Controller(Showing):
                     self.copy_shown.emit(nodes)
                     self.show(view)
             case SessionBegun(session_id):
-                if session_id in self.answers.sent:  # of one window
+                if session_id in self.answers.sent:  # one window titles it: the one that sent the message
                     self.sessions.title_new(session_id)
             case BranchAdded(session_id, before, after):
                 self.tree.remember_branch(session_id, before, after)
@@ -167,13 +167,13 @@ class Controller(Showing):
                 self.models.ask()
                 self.shelf.ask(quietly=True)
 
-    def _take_tokens(self, news: TokensArrived) -> None:
+    def _take_tokens(self, event: TokensArrived) -> None:
         shown = self.shown
-        if shown is not None and news.session_id == shown.session_id and shown.append(news.node_id, news.run):
-            self.tokens_arrived.emit(news.node_id, news.run)
+        if shown is not None and event.session_id == shown.session_id and shown.append(event.node_id, event.run):
+            self.tokens_arrived.emit(event.node_id, event.run)
 
-    def _take_turn(self, news: TurnChanged) -> None:
+    def _take_turn(self, event: TurnChanged) -> None:
         shown = self.shown
-        if shown is not None and news.session_id == shown.session_id and shown.replace_turn(news.turn):
-            self.turn_changed.emit(news.turn)
+        if shown is not None and event.session_id == shown.session_id and shown.replace_turn(event.turn):
+            self.turn_changed.emit(event.turn)
             self.activity_changed.emit()

@@ -1,4 +1,4 @@
-"""Draws: how a token was drawn, how one place could go on, what would follow an alternative."""
+"""How a token was drawn, several continuations of one place, previews of alternatives, and depth by layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing, in_silence
+from ui.controller.showing import Showing, ignore_refusal
 from ui.core.tasks import tell
 from ui.port import BeamRules, Columns, ColumnTokens
 
@@ -42,7 +42,7 @@ class DrawsController(QObject):
         self._showing = showing
         self._workbench = showing.workbench
         self._columns: dict[int, Columns] = {}  # by session, until they are closed
-        self._closed: set[int] = set()  # their nodes
+        self._closed: set[int] = set()  # nodes of closed columns
         showing.watch(self._is_running)
         showing.other_shown.connect(lambda _session_id: self.stop_turn_depth())
         showing.other_shown.connect(lambda session_id: self.columns_changed.emit(self._columns.get(session_id)))
@@ -50,25 +50,25 @@ class DrawsController(QObject):
     # ---- several continuations ----------------------------------------------------------------------------------
 
     def find_columns(self, node_id: int, index: int | None, count: int, *, beams: BeamRules | None) -> None:
-        """Several continuations of one place: in front of a token, or (None) of the end of an answer.
+        """Continues one place several times: in front of token `index`, or (None) at the end of the answer.
 
-        They are found by a search that goes by `beams`, or (None) drawn.
+        The continuations are found by a beam search with the rules `beams`, or (None) sampled.
         """
-        bench = self._workbench
+        port = self._workbench.continuations
         if beams is None:
-            self._showing.ask(lambda session: bench.continuations.continue_many(session, node_id, index, count))
+            self._showing.ask(lambda session: port.continue_many(session, node_id, index, count))
         else:
-            self._showing.ask(lambda session: bench.continuations.beams(session, node_id, index, count, beams))
+            self._showing.ask(lambda session: port.beams(session, node_id, index, count, beams))
 
     def close_columns(self) -> None:
-        """Shows the columns no more; they stay among the branches."""
+        """Closes the columns; they stay in the tree as branches."""
         if self._showing.shown is not None:
             closed = self._columns.pop(self._showing.shown.session_id, None)
             self._closed |= {column.node_id for column in closed.columns} if closed is not None else set()
             self.columns_changed.emit(None)
 
     def take_columns(self, session_id: int, columns: Columns | None) -> None:
-        """News of the columns of a session; those that were closed stay closed."""
+        """Takes the new state of a session's columns; closed ones stay closed."""
         if columns is not None and columns.columns and self._closed >= {column.node_id for column in columns.columns}:
             return
         if columns is None:
@@ -79,9 +79,9 @@ class DrawsController(QObject):
             self.columns_changed.emit(columns)
             self._showing.activity_changed.emit()
 
-    def take_tokens(self, news: ColumnTokens) -> None:
-        if self._showing.is_shown(news.session_id):
-            self.column_tokens.emit(news.node_id, news.run, news.logprob)
+    def take_tokens(self, event: ColumnTokens) -> None:
+        if self._showing.is_shown(event.session_id):
+            self.column_tokens.emit(event.node_id, event.run, event.logprob)
 
     def _is_running(self, session_id: int) -> bool:
         columns = self._columns.get(session_id)
@@ -105,34 +105,36 @@ class DrawsController(QObject):
 
     def ask_drawing(self, node_id: int, index: int) -> None:
         found, find = partial(self.drawing_found.emit, node_id, index), self._workbench.drawings.find
-        self._showing.ask_latest("drawing", lambda session: tell(found, find, session, node_id, index), in_silence)
+        self._showing.ask_latest("drawing", lambda session: tell(found, find, session, node_id, index), ignore_refusal)
 
     def ask_row(self, node_id: int, index: int) -> None:
-        """Asks the model for everything it might have said at a place."""
+        """Asks the model for the whole distribution at a place."""
         found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
         self._showing.ask_latest("row", lambda session: tell(found, ask, session, node_id, index), self.row_refused.emit)
 
     def ask_row_quietly(self, node_id: int, index: int) -> None:
-        """Likewise, because of a key press: no server is asked, and a refusal is not shown."""
+        """Like `ask_row`, while words are typed: no server is asked, and a refusal is not shown."""
         found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
-        self._showing.ask_latest("quiet-row", lambda session: tell(found, ask, session, node_id, index, here=True), in_silence)
+        self._showing.ask_latest(
+            "quiet-row", lambda session: tell(found, ask, session, node_id, index, here=True), ignore_refusal
+        )
 
     def ask_depth(self, node_id: int, index: int, also: Sequence[int] = ()) -> None:
-        """Asks the model at which layer it had the token of a place, and the tokens of `also`."""
+        """Asks the model for the logit lens at a place; follows the ids of `also` beside the token there."""
         found, ask = partial(self.depth_found.emit, node_id, index), self._workbench.drawings.depth
         place = node_id, index, also
         self._showing.ask_latest("depth", lambda session: tell(found, ask, session, *place), self.depth_refused.emit)
 
     def ask_turn_depth_cost(self, node_id: int) -> None:
-        """Asks what it would take to find the layers at which a whole turn was decided; a refusal is not shown."""
+        """Asks for the cost of `ask_turn_depth`; a refusal is not shown."""
         found, ask = partial(self.turn_depth_cost_found.emit, node_id), self._workbench.drawings.turn_depth_cost
-        self._showing.ask_latest("turn-depth-cost", lambda session: tell(found, ask, session, node_id), in_silence)
+        self._showing.ask_latest("turn-depth-cost", lambda session: tell(found, ask, session, node_id), ignore_refusal)
 
     def ask_turn_depth(self, node_id: int) -> None:
-        """Asks the model at which layer it had each token of a turn; of one turn at a time."""
+        """Asks the model at which layer each token of a turn was decided; one turn at a time."""
         found, ask = partial(self.turn_depth_found.emit, node_id), self._workbench.drawings.turn_depth
-        heard, refused = partial(self.turn_depth_progress.emit, node_id), partial(self.turn_depth_refused.emit, node_id)
-        self._showing.ask_latest(TURN_DEPTH, lambda session: tell(found, ask, session, node_id, heard), refused)
+        progress, refused = partial(self.turn_depth_progress.emit, node_id), partial(self.turn_depth_refused.emit, node_id)
+        self._showing.ask_latest(TURN_DEPTH, lambda session: tell(found, ask, session, node_id, progress), refused)
 
     def stop_turn_depth(self) -> None:
         self._showing.tasks.drop(TURN_DEPTH)

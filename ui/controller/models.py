@@ -1,4 +1,4 @@
-"""The model that answers, the shelf of models, and what is fetched for it."""
+"""The model in use, the shelf of models, and downloads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing, in_silence
-from ui.core.tasks import Stoppables, tell
+from ui.controller.showing import Showing, ignore_refusal
+from ui.core.tasks import StoppableTasks, tell
 from ui.port import Bits, Download, LoadChoice, ModelPlan, Refusal, Server
 
 
@@ -21,9 +21,9 @@ class ModelsController(QObject):
 
     listed = Signal(object)  # Sequence[ModelChoice]
     menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
-    fit_known = Signal(str, bool)  # source; whether it fits: told of each after `menu_ready`
-    none_here = Signal()  # in place of a menu without models
-    does_not_fit = Signal(str)  # the name of one that was chosen; nothing was done
+    fit_known = Signal(str, bool)  # source; whether it fits: for each model, after `menu_ready`
+    none_here = Signal()  # in place of `menu_ready`, if there are no models
+    does_not_fit = Signal(str)  # the name of a chosen model; it was not loaded
 
     def __init__(self, showing: Showing) -> None:
         super().__init__(showing)
@@ -37,15 +37,15 @@ class ModelsController(QObject):
         self._tasks.latest("models", self._list(menu=True))
 
     def choose_model(self, source: str) -> None:
-        """Another model from the next request on; one that does not fit waits for a second word."""
+        """Uses another model from the next request on, unless it does not fit (`does_not_fit`)."""
         self._tasks.run(self._choose(source))
 
     def choose_backend(self, name: str) -> None:
-        """Another engine from the next request on."""
+        """Uses another engine from the next request on."""
         self._tasks.run(self._workbench.models.choose_backend(name))
 
     def stop_loading(self) -> None:
-        """Ends the start of the model that is under way."""
+        """Stops the loading of the model that is under way."""
         self._tasks.run(self._workbench.models.stop_loading())
 
     async def _list(self, *, menu: bool = False) -> None:
@@ -59,10 +59,10 @@ class ModelsController(QObject):
             self.none_here.emit()
 
     async def fits(self, source: str) -> bool:
-        """Whether it fits into memory, as far as is known."""
+        """Whether a model fits into memory; True if that is not known."""
         try:
             plan = await self._workbench.models.load_plan(source)
-        except Refusal:  # choosing it says why
+        except Refusal:  # the same refusal is shown when it is chosen
             return True
         return plan.fit is None or plan.fit.fits
 
@@ -73,16 +73,16 @@ class ModelsController(QObject):
             self.does_not_fit.emit(source)
 
     async def open(self, source: str, choice: LoadChoice | None = None) -> None:
-        """Opens a model, with its own load options if given; raises `Refusal`."""
+        """Opens a model, with load options of its own if given; raises `Refusal`."""
         await (self._workbench.models.choose(source) if choice is None else self._workbench.models.open(source, choice))
         await self._list()
 
 
 class ShelfController(QObject):
-    """Part of `Controller`. What is refused is told by `refused`, unless it belongs to one row.
+    """Part of `Controller`. Emits `refused`, unless a refusal concerns one row and has a signal of its own.
 
     Args:
-        showing: Has the tasks.
+        showing: Runs the tasks.
         models: Opens a model.
     """
 
@@ -91,27 +91,27 @@ class ShelfController(QObject):
     downloads_changed = Signal(object)  # tuple[Download, ...]
     planned = Signal(object)  # ModelPlan
     plan_refused = Signal(str)
-    found = Signal(str, object)  # the words, Sequence[HubFind]
+    found = Signal(str, object)  # the search words, Sequence[HubFind]
     search_refused = Signal(str)
     fitted = Signal(object, object)  # ModelPlan, FitView or None
-    verifying = Signal(str, int, int)  # name, bytes done, of so many
+    verifying = Signal(str, int, int)  # name, bytes read, bytes in all
     verified = Signal(str, str)  # name, what is wrong with it
     verify_stopped = Signal(str)
     import_planned = Signal(object)  # GgufPlan
-    importing = Signal(int, int)  # done, of so many
-    import_ended = Signal(str)  # the name on the shelf; "" where it was stopped or refused
-    folder_added = Signal(str)  # its name on the shelf
+    importing = Signal(int, int)  # done, in all
+    import_ended = Signal(str)  # the name on the shelf; "" if it was stopped or refused
+    folder_added = Signal(str)  # the model's name on the shelf
     load_planned = Signal(str, object)  # name, LoadPlan
-    load_replanned = Signal(str, object)  # likewise, for another choice than it is remembered with
+    load_replanned = Signal(str, object)  # likewise, for another choice than the stored one
     context_kept = Signal(str, int)  # name, tokens
-    quantising = Signal(str, int, int)  # name, done, of so many
-    quantised = Signal(str, str)  # name, what was made of it
-    quantise_ended = Signal(str, str)  # name, why nothing was made; "" where it was stopped
+    quantising = Signal(str, int, int)  # name, done, in all
+    quantised = Signal(str, str)  # name, name of the quantised model
+    quantise_ended = Signal(str, str)  # name, why no model was made; "" if it was stopped
     token = Signal(object)  # TokenView
     token_refused = Signal(str)
-    server_connected = Signal(str)  # what is known of it
+    server_connected = Signal(str)  # what is known of the server
     server_refused = Signal(str)
-    removed = Signal(str, int)  # name, bytes that are free again
+    removed = Signal(str, int)  # name, bytes freed
     refused = Signal(str)
 
     def __init__(self, showing: Showing, models: ModelsController) -> None:
@@ -119,38 +119,34 @@ class ShelfController(QObject):
         self._tasks = showing.tasks
         self._workbench, self._shelf = showing.workbench, showing.workbench.shelf
         self._models = models
-        self._running = Stoppables(showing.tasks)
+        self._running = StoppableTasks(showing.tasks)
         self.downloads: tuple[Download, ...] = ()
 
-    # ---- what is here -------------------------------------------------------------------------------------------------
+    # ---- the shelf ----------------------------------------------------------------------------------------------------
 
     def ask(self, *, quietly: bool = False) -> None:
-        """Lists what is here; `quietly`: not asked for by hand, and so no refusal is said."""
-        self._tasks.latest("shelf", self._list(), in_silence if quietly else self.refused.emit)
+        """Lists the shelf; with `quietly`, a refusal is not shown."""
+        self._tasks.latest("shelf", self._list(), ignore_refusal if quietly else self.refused.emit)
 
     def take_downloads(self, downloads: tuple[Download, ...]) -> None:
         self.downloads = downloads
         self.downloads_changed.emit(downloads)
 
     def open(self, name: str) -> None:
-        """Another model from the next request on, if it fits; a download that brought it is not told of any more."""
+        """Uses another model from the next request on, if it fits, and dismisses the download that brought it."""
         self._tasks.run(self._open_fitting(name), self.refused.emit)
 
     def plan_load(self, name: str, choice: LoadChoice | None = None) -> None:
-        """What loading it takes: so, or as it is remembered with it. An older question is let go."""
+        """Asks what loading a model takes, with `choice` or the stored one; cancels an earlier call."""
         planned = partial((self.load_planned if choice is None else self.load_replanned).emit, name)
-        self._tasks.latest(
-            "plan load",
-            tell(planned, self._workbench.models.load_plan, name, choice),
-            self.refused.emit,
-        )
+        self._tasks.latest("plan load", tell(planned, self._workbench.models.load_plan, name, choice), self.refused.emit)
 
     def open_with(self, name: str, choice: LoadChoice) -> None:
-        """As `open`, and so from now on."""
+        """Opens a model with these load options, and stores them with it."""
         self._tasks.run(self._open(name, choice), self.refused.emit)
 
     def remember_context(self, name: str, context: int) -> None:
-        """It alone is loaded with so many tokens from now on."""
+        """Stores the context length of one model."""
         self._tasks.run(self._remember(name, context), self.refused.emit)
 
     def quantise(self, name: str, bits: int) -> None:
@@ -181,18 +177,18 @@ class ShelfController(QObject):
         self._tasks.run(tell(partial(self.removed.emit, name), self._shelf.remove, name), self.refused.emit)
 
     def add_folder(self, path: Path) -> None:
-        """A folder that stays where it is."""
+        """Puts a model folder on the shelf; it stays where it is."""
         self._tasks.run(tell(self.folder_added.emit, self._shelf.add_folder, path), self.refused.emit)
 
     def connect_server(self, server: Server) -> None:
-        """Asks it what it is; an older question is let go."""
+        """Connects a model on a server; cancels an earlier call."""
         self._tasks.latest("connect", self._connect(server), self.server_refused.emit)
 
     def drop_connecting(self) -> None:
         self._tasks.drop("connect")
 
     def plan_import(self, path: Path) -> None:
-        """What taking in a GGUF file means; an older question is let go."""
+        """Reads the header of a GGUF file before an import; cancels an earlier call."""
         self._tasks.latest("plan import", tell(self.import_planned.emit, self._shelf.plan_gguf, path), self.refused.emit)
 
     def import_gguf(self, path: Path, keep_quantised: bool) -> None:  # as the signal brings it
@@ -210,16 +206,16 @@ class ShelfController(QObject):
     # ---- the hub ------------------------------------------------------------------------------------------------------
 
     def plan(self, wanted: str) -> None:
-        """What fetching it means; an older question is let go."""
+        """Asks the hub about a download; cancels an earlier call."""
         self._tasks.latest("plan", tell(self.planned.emit, self._shelf.plan, wanted), self.plan_refused.emit)
 
     def drop_questions(self) -> None:
-        """Cancels the plan and the search that are under way."""
+        """Cancels `plan` and `search`."""
         for key in ("plan", "search the hub"):
             self._tasks.drop(key)
 
     def search(self, words: str) -> None:
-        """Asks the hub for models by words; an older question is let go."""
+        """Searches the hub for models; cancels an earlier call."""
         found = partial(self.found.emit, words)
         self._tasks.latest("search the hub", tell(found, self._shelf.search_hub, words), self.search_refused.emit)
 
@@ -233,9 +229,9 @@ class ShelfController(QObject):
         self._tasks.run(self._shelf.pause_download(repository), self.refused.emit)
 
     def cancel(self, repository: str) -> None:
-        self._tasks.run(tell(lambda _freed: None, self._shelf.cancel_download, repository), self.refused.emit)
+        self._tasks.run(self._shelf.cancel_download(repository), self.refused.emit)
 
-    # ---- its token ----------------------------------------------------------------------------------------------------
+    # ---- the hub's token ----------------------------------------------------------------------------------------------
 
     def ask_token(self) -> None:
         self._tasks.latest("token", tell(self.token.emit, self._shelf.hub_token), self.token_refused.emit)
@@ -246,7 +242,7 @@ class ShelfController(QObject):
     def forget_token(self) -> None:
         self._tasks.run(tell(self.token.emit, self._shelf.forget_hub_token), self.token_refused.emit)
 
-    # ---- how ----------------------------------------------------------------------------------------------------------
+    # ---- coroutines ---------------------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
         self.listed.emit(await self._shelf.list())

@@ -1,4 +1,4 @@
-"""The session list: searched and kept in order by titles, pins, tags, folders, the order by hand, the trash."""
+"""The session list: search, titles, pins, tags, folders, the manual order and the trash."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, ParamSpec
 from msgspec.structs import replace
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing, in_silence
+from ui.controller.showing import Showing, ignore_refusal
 from ui.core.undo import Step, UndoStack, Work
 from ui.port import FolderView, SessionSummary
 
 P = ParamSpec("P")
-_BY_TIME = (False, None)  # the group that has no order by hand
+_BY_TIME = (False, None)  # the group that has no manual order
 
 
 class SessionsController(QObject):
-    """Part of `Controller`: each command is carried out, then the list is asked for again. What can be taken back, can be.
+    """Part of `Controller`: each command is carried out, then the list is read again.
 
     Args:
         showing: The session that is shown.
-        undo: Takes the ways back.
+        undo: Gets the undo steps.
     """
 
     listed = Signal(object, object)  # Sequence[SessionSummary], Sequence[FolderView]
     trash_listed = Signal(object)  # Sequence[TrashedSession]: shown instead of the sessions
-    trashed = Signal(int, str, bool)  # session, title; whether an answer was stopped for it
-    taken = Signal(int, str)  # the session shown, and its title: another window threw it away
+    trashed = Signal(int, str, bool)  # session, title; whether its answer was stopped
+    trashed_elsewhere = Signal(int, str)  # the session shown and its title: another window moved it to the trash
     restored = Signal(int)  # not in the trash any more
     folder_made = Signal(int)
 
@@ -37,53 +37,55 @@ class SessionsController(QObject):
         self._showing, self._undo = showing, undo
         self._workbench, self._tasks = showing.workbench, showing.tasks
         self._query = ""
-        self._in_trash = False
-        self.rows: dict[int, SessionSummary] = {}  # all, also those a search leaves out: as last read, and as changed since
-        self._folders: dict[int, str] = {}  # their names, likewise
+        self._lists_trash = False
+        self.rows: dict[int, SessionSummary] = {}  # all sessions whatever the search: as last read, with later changes applied
+        self._folders: dict[int, str] = {}  # names by id, likewise
         self._answering: set[int] = set()  # sessions, as last listed
-        self._unseen: set[int] = set()  # in which an answer has ended since they were shown
-        self._thrown: set[int] = set()  # sessions in the trash; one may be on its way to being shown
-        self._was_running = False  # in the session shown
-        showing.other_shown.connect(self._take_shown)  # before the next one, which speaks of the session shown then
+        self._unseen: set[int] = set()  # sessions in which an answer has ended since they were shown
+        self._trashed_ids: set[int] = set()  # one of them may be about to be shown
+        self._was_running = False  # the session shown, as of the last activity
+        showing.other_shown.connect(self._leave_previous)  # first: `_was_running` is still that of the previous session
         showing.activity_changed.connect(self._note_activity)
-        self._made_again: dict[int, int] = {}  # folders that were removed and brought back: their numbers now
+        self._recreated: dict[int, int] = {}  # the new id of a folder that was removed and restored, by its former id
 
     # ---- the list -----------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """Lists what was last asked for, as it is now."""
+        """Reads the list again, with the same search or of the trash."""
         self._tasks.latest("list", self._list())
 
     def search(self, query: str) -> None:
-        self._query, self._in_trash = query, False
+        self._query, self._lists_trash = query, False
         self.ask()
 
     def show_trash(self, shown: bool) -> None:  # a state, not an option
         """Lists the trash instead of the sessions, or the sessions again."""
-        self._in_trash = shown
+        self._lists_trash = shown
         self.ask()
 
     @property
     def row_shown(self) -> SessionSummary | None:
-        """The line of the session shown; None while it has none."""
+        """The list entry of the session shown; None while it is not listed."""
         shown = self._showing.shown
         return self.rows.get(shown.session_id) if shown is not None else None
 
     async def list_all(self) -> Sequence[SessionSummary]:
         """Lists all sessions, for the window's start."""
         sessions = await self._workbench.sessions.list()
-        self._take(sessions, sessions, await self._workbench.sessions.folders())
+        self._show_list(sessions, sessions, await self._workbench.sessions.folders())
         return sessions
 
     async def _list(self) -> None:
-        if self._in_trash:
+        if self._lists_trash:
             self.trash_listed.emit(await self._workbench.sessions.trashed())
             return
         query, sessions = self._query, await self._workbench.sessions.list()
         found = await self._workbench.sessions.list(query) if query else sessions
-        self._take(sessions, found, await self._workbench.sessions.folders())
+        self._show_list(sessions, found, await self._workbench.sessions.folders())
 
-    def _take(self, sessions: Sequence[SessionSummary], found: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
+    def _show_list(
+        self, sessions: Sequence[SessionSummary], found: Sequence[SessionSummary], folders: Sequence[FolderView]
+    ) -> None:
         self.rows = {row.session_id: row for row in sessions}
         answering = {row.session_id for row in sessions if row.answering}
         seen = {row.session_id for row in sessions if row.elsewhere or self._showing.is_shown(row.session_id)}
@@ -95,50 +97,42 @@ class SessionsController(QObject):
     def _note_activity(self) -> None:
         self._was_running = self._showing.running
 
-    def _take_shown(self, session_id: int) -> None:
-        """Another session is shown: it is seen; an answer in the one before goes on out of sight."""
+    def _leave_previous(self, session_id: int) -> None:
+        """Lists again if the session now shown was unseen, or if an answer goes on in the previous one."""
         if session_id in self._unseen or self._was_running:
             self._unseen.discard(session_id)
             self.ask()
-        if session_id in self._thrown:  # meanwhile
+        if session_id in self._trashed_ids:  # since it was asked for
             self._tasks.run(self._leave(session_id))
 
     # ---- titles, tags and folders -------------------------------------------------------------------------------
 
     def rename(self, session_id: int, title: str) -> None:
         """Gives a session another title; can be undone."""
-        row = self.rows.get(session_id)
-        rename, label = self._workbench.sessions.rename, self.tr("Rename")
-        step = (
-            None
-            if row is None
-            else self._step(label, partial(rename, session_id, row.title), partial(rename, session_id, title), session_id)
-        )
-        self._note(session_id, title=title)
-        self._run(step, rename, session_id, title)
+        self._set(session_id, "title", title, self._workbench.sessions.rename, self.tr("Rename"))
 
     def rename_by_model(self, session_id: int) -> None:
         """Asks the model for a title; can be undone."""
         self._tasks.latest("title", self._rename_by_model(session_id))
 
     def title_new(self, session_id: int) -> None:
-        """Likewise, where the settings say so: it was not asked for, so a refusal is not shown."""
+        """Asks the model for a title, if the settings say so. Refusals are not shown, for no key was pressed for it."""
         if self._workbench.settings.values.titles == "model":
-            self._tasks.run(self._title_new(session_id), in_silence)
+            self._tasks.run(self._title_new(session_id), ignore_refusal)
 
     async def _title_new(self, session_id: int) -> None:
-        await self._list()  # it may not be listed yet with the title that it has now
+        await self._list()  # its current title may not be listed yet
         before = self.rows.get(session_id)
         title = await self._workbench.answers.suggest_title(session_id)
         now = self.rows.get(session_id)
-        if before is not None and now is not None and now.title == before.title:  # else it has one by hand
+        if before is not None and now is not None and now.title == before.title:  # else it was renamed by hand
             self.rename(session_id, title)
 
     async def _rename_by_model(self, session_id: int) -> None:
         self.rename(session_id, await self._workbench.answers.suggest_title(session_id))
 
     def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
-        """To the top of the list, or back to its day; can be undone."""
+        """Pins a session at the top of the list, or moves it back to its day; can be undone."""
         row, sessions = self.rows.get(session_id), self._workbench.sessions
         folder = row.folder_id if row is not None else None
         by_hand = (each for each in self.rows.values() if each.folder_id == folder and (each.pinned or folder is not None))
@@ -147,11 +141,11 @@ class SessionsController(QObject):
         async def back() -> None:
             await sessions.pin(session_id, not pinned)
             if session_id in order:
-                await sessions.arrange(order)  # where it stood among them
+                await sessions.arrange(order)  # its former place among them
 
         label = self.tr("Pin") if pinned else self.tr("Unpin")
         step = None if row is None else self._step(label, back, partial(sessions.pin, session_id, pinned), session_id)
-        self._note(session_id, pinned=pinned)
+        self._apply(session_id, pinned=pinned)
         self._run(step, sessions.pin, session_id, pinned)
 
     def pin_shown(self) -> None:
@@ -159,46 +153,30 @@ class SessionsController(QObject):
             self.pin(self.row_shown.session_id, not self.row_shown.pinned)
 
     def tag(self, session_id: int, tags: Sequence[str]) -> None:
-        """These tags and no others; can be undone."""
-        row = self.rows.get(session_id)
-        tag, label = self._workbench.sessions.tag, self.tr("Tags")
-        step = (
-            None
-            if row is None
-            else self._step(label, partial(tag, session_id, row.tags), partial(tag, session_id, tags), session_id)
-        )
-        self._note(session_id, tags=tuple(tags))
-        self._run(step, tag, session_id, tags)
+        """Replaces the tags of a session; can be undone."""
+        self._set(session_id, "tags", tuple(tags), self._workbench.sessions.tag, self.tr("Tags"))
 
     def arrange(self, session_ids: Sequence[int]) -> None:
-        """A group in another order; those of it that a search leaves out keep their places. Can be undone."""
+        """Reorders a group; sessions of it that a search leaves out keep their places. Can be undone."""
         arrange = self._workbench.sessions.arrange
         groups = {_group(self.rows[each]) for each in session_ids if each in self.rows} - {_BY_TIME}
         before = [each for each, row in self.rows.items() if _group(row) in groups and not row.is_sample]
-        moved = iter([each for each in session_ids if each in before])  # one may just have left its group
+        moved = iter([each for each in session_ids if each in before])  # another one may just have left its group
         after = [next(moved) if each in session_ids else each for each in before]
         step = self._step(self.tr("Reorder"), partial(arrange, before), partial(arrange, after), *before)
         self._run(step, arrange, after)
 
     def move(self, session_id: int, folder_id: int | None) -> None:
-        """Into a folder, or back to the list; can be undone."""
-        row = self.rows.get(session_id)
-        move, label = self._move, self.tr("Move to Folder")
-        before = None if row is None else row.folder_id
-        step = (
-            None
-            if row is None
-            else self._step(label, partial(move, session_id, before), partial(move, session_id, folder_id), session_id)
-        )
-        self._note(session_id, folder_id=folder_id)
-        self._run(step, self._workbench.sessions.move, session_id, folder_id)
+        """Moves a session into a folder, or (None) back to the list; can be undone."""
+        move = self._workbench.sessions.move
+        self._set(session_id, "folder_id", folder_id, move, self.tr("Move to Folder"), repeat=self._move)
 
     def create_folder(self, name: str, session_id: int | None) -> None:
-        """A new folder, for a session where one is named; can be undone."""
+        """Creates a folder, and moves a session into it if one is given; can be undone."""
         self._run(None, self._create_folder, name, session_id)
 
     def rename_folder(self, folder_id: int, name: str) -> None:
-        """Another name; can be undone."""
+        """Renames a folder; can be undone."""
         before = self._folders.get(folder_id)
         rename, label = self._rename_folder, self.tr("Rename Folder")
         step = (
@@ -208,7 +186,7 @@ class SessionsController(QObject):
         self._run(step, self._workbench.sessions.rename_folder, folder_id, name)
 
     def remove_folder(self, folder_id: int) -> None:
-        """Its sessions stay; can be undone."""
+        """Removes a folder; its sessions go back to the list. Can be undone."""
         self._run(None, self._remove_folder, folder_id)
 
     async def _create_folder(self, name: str, session_id: int | None) -> None:
@@ -220,10 +198,10 @@ class SessionsController(QObject):
         async def back() -> None:
             if session_id is not None:
                 await self._move(session_id, before)
-            await self._workbench.sessions.remove_folder(self._now(folder) or folder)
+            await self._workbench.sessions.remove_folder(self._current_folder(folder))
 
         async def again() -> None:
-            self._made_again[self._now(folder) or folder] = made = await self._workbench.sessions.create_folder(name)
+            self._recreated[self._current_folder(folder)] = made = await self._workbench.sessions.create_folder(name)
             if session_id is not None:
                 await self._workbench.sessions.move(session_id, made)
 
@@ -231,48 +209,67 @@ class SessionsController(QObject):
         self.folder_made.emit(folder)
 
     async def _remove_folder(self, folder_id: int) -> None:
-        everything = await self._workbench.sessions.list()  # a search may have left some of them out of the list
+        everything = await self._workbench.sessions.list()  # also those that a search leaves out
         held = [row.session_id for row in everything if row.folder_id == folder_id]
         name = self._folders.get(folder_id, self.tr("New folder"))
         await self._workbench.sessions.remove_folder(folder_id)
 
         async def back() -> None:
-            self._made_again[self._now(folder_id) or folder_id] = made = await self._workbench.sessions.create_folder(name)
+            self._recreated[self._current_folder(folder_id)] = made = await self._workbench.sessions.create_folder(name)
             for session_id in held:
                 await self._workbench.sessions.move(session_id, made)
 
         async def again() -> None:
-            await self._workbench.sessions.remove_folder(self._now(folder_id) or folder_id)
+            await self._workbench.sessions.remove_folder(self._current_folder(folder_id))
 
         self._undo.remember(self._step(self.tr("Remove Folder"), back, again, *held))
 
     async def _move(self, session_id: int, folder_id: int | None) -> None:
-        await self._workbench.sessions.move(session_id, self._now(folder_id))
+        folder_id = None if folder_id is None else self._current_folder(folder_id)
+        await self._workbench.sessions.move(session_id, folder_id)
 
     async def _rename_folder(self, folder_id: int, name: str) -> None:
-        await self._workbench.sessions.rename_folder(self._now(folder_id) or folder_id, name)
+        await self._workbench.sessions.rename_folder(self._current_folder(folder_id), name)
 
-    def _now(self, folder_id: int | None) -> int | None:
-        """The folder that once had that number."""
-        while folder_id in self._made_again:
-            folder_id = self._made_again[folder_id]
+    def _current_folder(self, folder_id: int) -> int:
+        """The present id of a folder that may have been removed and restored since."""
+        while folder_id in self._recreated:
+            folder_id = self._recreated[folder_id]
         return folder_id
 
-    def _note(self, session_id: int, **changes: Any) -> None:
-        """Applies a change to the row before it is listed again, so that the next undo step starts from it."""
+    def _set(
+        self,
+        session_id: int,
+        name: str,
+        value: object,
+        command: Callable[[int, Any], Coroutine[Any, Any, None]],
+        label: str,
+        *,
+        repeat: Callable[[int, Any], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """Changes the field `name` of a session by `command`; undo and redo call `repeat`, or else `command`."""
+        step, repeat, row = None, repeat or command, self.rows.get(session_id)
+        if row is not None:
+            undo, redo = (partial(repeat, session_id, each) for each in (getattr(row, name), value))
+            step = self._step(label, undo, redo, session_id)
+        self._apply(session_id, **{name: value})
+        self._run(step, command, session_id, value)
+
+    def _apply(self, session_id: int, **changes: Any) -> None:
+        """Applies a change to the row before it is read again, so that the next undo step starts from it."""
         if session_id in self.rows:
             self.rows[session_id] = replace(self.rows[session_id], **changes)
 
     def _step(self, label: str, undo: Work, redo: Work, *sessions: int) -> Step:
-        return Step(label, None, self._listing(undo), self._listing(redo), sessions=sessions)
+        return Step(label, None, self._then_list(undo), self._then_list(redo), sessions=sessions)
 
-    def _listing(self, work: Work) -> Work:
-        """The same, then lists what came of it."""
+    def _then_list(self, work: Work) -> Work:
+        """`work`, after which the list is read again."""
 
         async def run() -> None:
             try:
                 await work()
-            finally:  # what was refused is shown as it still is
+            finally:  # also after a refusal: fields go back to the stored values
                 await self._list()
 
         return run
@@ -285,65 +282,64 @@ class SessionsController(QObject):
             if step is not None:
                 self._undo.remember(step)
 
-        self._tasks.run(self._listing(work)())
+        self._tasks.run(self._then_list(work)())
 
     # ---- the trash ----------------------------------------------------------------------------------------------
 
     def trash(self, session_id: int) -> None:
-        """A listed session goes into the trash. Can be undone."""
+        """Moves a listed session to the trash; can be undone."""
         row = self.rows.get(session_id)
         if row is not None:
             self._tasks.run(self._trash(session_id, row.title))
 
     def trash_shown(self) -> None:
-        """The session shown, likewise."""
         if self._showing.shown is not None:
             self.trash(self._showing.shown.session_id)
 
     def restore(self, session_id: int) -> None:
-        """Takes a session out of the trash again, whatever has been done since."""
+        """Takes a session out of the trash, whatever was done since."""
         self._undo.forget_restoring(session_id)
         self._tasks.run(self._restore(session_id))
 
     def forget_trashed(self, session_id: int) -> None:
-        """Another window took it out of the trash: that is not offered any more."""
+        """Another window took the session out of the trash: withdraws the offer to do so."""
         self._undo.forget_restoring(session_id)
-        self._thrown.discard(session_id)
+        self._trashed_ids.discard(session_id)
         self.restored.emit(session_id)
 
     def empty(self, session_ids: Sequence[int]) -> None:
-        """Deletes sessions of the trash for good; the window has asked before."""
+        """Deletes sessions of the trash for good; the caller has asked for confirmation."""
         self.forget(session_ids)
         self._run(None, self._workbench.sessions.empty_trash, session_ids)
 
     def forget(self, session_ids: Sequence[int]) -> None:
-        """They are deleted for good, here or in another window: nothing that was done to them can be undone."""
+        """Drops the undo steps of sessions that are deleted for good, here or in another window."""
         self._undo.forget_sessions(session_ids)
         for session_id in session_ids:
             self.restored.emit(session_id)
 
     async def _trash(self, session_id: int, title: str) -> None:
-        await self._throw(session_id, title)
-        back, again = partial(self._restore, session_id), partial(self._throw, session_id, title)
+        await self._move_to_trash(session_id, title)
+        back, again = partial(self._restore, session_id), partial(self._move_to_trash, session_id, title)
         self._undo.remember(Step(self.tr("Move to Trash"), None, back, again, restores=session_id))
 
-    async def _throw(self, session_id: int, title: str) -> None:
+    async def _move_to_trash(self, session_id: int, title: str) -> None:
         stopped = await self._workbench.sessions.trash(session_id)
-        self._thrown.add(session_id)
+        self._trashed_ids.add(session_id)
         self.trashed.emit(session_id, title, stopped)
         await self._list()
         await self._leave(session_id)
 
     def leave(self, session_id: int) -> None:
-        """Another window threw that session away."""
-        self._thrown.add(session_id)
+        """Another window moved the session to the trash."""
+        self._trashed_ids.add(session_id)
         shown = self._showing.shown
         if shown is not None and shown.session_id == session_id:
-            self.taken.emit(session_id, shown.view.title)
+            self.trashed_elsewhere.emit(session_id, shown.view.title)
         self._tasks.run(self._leave(session_id))
 
     async def _leave(self, session_id: int) -> None:
-        """Shows the next session, unless another one was opened already."""
+        """Shows the next session of the list, unless another one was opened already."""
         rest = [row for row in await self._workbench.sessions.list() if not row.elsewhere]
         if self._showing.is_shown(session_id) and self._tasks.running("open") is None:
             if rest:
@@ -353,12 +349,12 @@ class SessionsController(QObject):
 
     async def _restore(self, session_id: int) -> None:
         await self._workbench.sessions.restore(session_id)
-        self._thrown.discard(session_id)
+        self._trashed_ids.discard(session_id)
         self.restored.emit(session_id)
         await self._list()
         self._showing.open(session_id)
 
 
 def _group(row: SessionSummary) -> tuple[bool, int | None]:
-    """Where it stands: among the pinned ones, in a folder, or by its time."""
+    """The group of the list that a session belongs to: (pinned, folder)."""
     return row.pinned, None if row.pinned else row.folder_id

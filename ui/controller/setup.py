@@ -1,13 +1,15 @@
-"""Between the workbench and the popover: one change at a time, each answered by what holds now."""
+"""The settings of the session shown: changes them and reports the settings then in force."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller import Controller
-from ui.port import AnswerFormat, SessionSetup, Workbench
+from ui.core.tasks import tell
+from ui.port import AnswerFormat, SessionSetup
 from ui.port.settings import SetupCommands
 
 MODEL, SYSTEM, SAMPLING, FORM, TOOLS = range(5)
@@ -16,39 +18,33 @@ Change = Callable[[SetupCommands, int], Awaitable[SessionSetup]]
 
 
 class SetupController(QObject):
-    """What the session shown is set to.
+    """Reads and changes the settings of the session shown.
 
     Args:
-        controller: Knows the session that is shown, and keeps the tasks.
-        workbench: The use cases.
+        controller: Knows the session shown, and runs the tasks.
     """
 
-    changed = Signal(object)  # SessionSetup: what holds now
+    changed = Signal(object)  # SessionSetup now in force
     refused = Signal(str)
-    format_checked = Signal(object, str)  # the AnswerFormat asked about, and what is wrong with it
-    tools_checked = Signal(str, object, str)  # the source asked about, names, what is wrong with it
+    format_checked = Signal(object, str)  # the AnswerFormat that was checked, and what is wrong with it
+    tools_checked = Signal(str, object, str)  # the source that was checked, names, what is wrong with it
 
-    def __init__(self, controller: Controller, workbench: Workbench) -> None:
+    def __init__(self, controller: Controller) -> None:
         super().__init__(controller)
         self._controller = controller
-        self._workbench = workbench
+        self._workbench = controller.workbench
 
     def ask(self) -> None:
-        shown = self._controller.shown
-        if shown is not None:
-            self._controller.tasks.latest(
-                "setup",
-                self.changed_by(lambda setup, session: setup.view(session), shown.session_id),
-                self.refused.emit,
-            )
+        view = partial(self.changed_by, lambda setup, session: setup.view(session))
+        self._controller.ask_latest("setup", view, self.refused.emit)
 
     def change(self, change: Change, refused: Callable[[str], None] | None = None, *, session_id: int | None = None) -> None:
-        """Carries out a change; what holds then, or why it was refused, is told.
+        """Carries out a change; emits `changed` or `refused`.
 
         Args:
-            change: What is wanted.
-            refused: Hears why not, in place of everybody.
-            session_id: Whose; None: of the session shown.
+            change: The command.
+            refused: Called with the text of a refusal, in place of the signal.
+            session_id: The session; None: the one shown.
         """
         shown = self._controller.shown
         if session_id is None and shown is not None:
@@ -57,29 +53,23 @@ class SetupController(QObject):
             self._controller.tasks.run(self.changed_by(change, session_id), refused or self.refused.emit)
 
     def check_format(self, answer_format: AnswerFormat) -> None:
-        """Asks what is wrong with a form; the answer to an older question is not told."""
-        self._controller.tasks.latest("check format", self._check_format(answer_format), self.refused.emit)
+        """Checks a format; cancels an earlier check."""
+        checked = partial(self.format_checked.emit, answer_format)
+        check = tell(checked, self._workbench.setup.check_format, answer_format)
+        self._controller.tasks.latest("check format", check, self.refused.emit)
 
     def check_tools(self, source: str) -> None:
-        """Asks what tools are defined, likewise."""
-        self._controller.tasks.latest("check tools", self._check_tools(source), self.refused.emit)
+        """Checks the definitions of tools; cancels an earlier check."""
+        check = tell(lambda found: self.tools_checked.emit(source, *found), self._workbench.setup.check_tools, source)
+        self._controller.tasks.latest("check tools", check, self.refused.emit)
 
     async def changed_by(self, change: Change, session_id: int) -> None:
-        """Carries out a change of a session and tells what holds then; raises its refusal."""
+        """Carries out a change of a session and emits `changed`; raises its refusal."""
         try:
             setup = await change(self._workbench.setup, session_id)
         except Exception:
-            shown = self._controller.shown
-            if shown is not None and shown.session_id == session_id:  # the fields go back to what holds
+            if self._controller.is_shown(session_id):  # the fields go back to the settings in force
                 self.changed.emit(await self._workbench.setup.view(session_id))
             raise
-        shown = self._controller.shown
-        if shown is not None and setup.session_id == shown.session_id:
+        if self._controller.is_shown(setup.session_id):
             self.changed.emit(setup)
-
-    async def _check_format(self, answer_format: AnswerFormat) -> None:
-        self.format_checked.emit(answer_format, await self._workbench.setup.check_format(answer_format))
-
-    async def _check_tools(self, source: str) -> None:
-        names, problem = await self._workbench.setup.check_tools(source)
-        self.tools_checked.emit(source, names, problem)

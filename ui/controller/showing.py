@@ -1,11 +1,11 @@
-"""The session that is shown: opened, kept up to date, and asked about."""
+"""The session that is shown: opens it, keeps it up to date, and runs commands for it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, Signal
 
@@ -14,24 +14,25 @@ from ui.core.shown import Shown
 from ui.core.tasks import Tasks
 from ui.port import Event, SessionView, ShownElsewhere, Workbench
 
-Command = Callable[[int], Coroutine[Any, Any, None]]  # of the session with that id
+Command = Callable[[int], Coroutine[Any, Any, None]]  # gets the id of the session shown
+T = TypeVar("T")
 
 
-def in_silence(_words: str) -> None:
-    """Drops the words of a refusal: what was refused was not asked for by hand."""
+def ignore_refusal(_words: str) -> None:
+    """Drops a refusal, for commands that no key or click asked for."""
 
 
 class Showing(QObject):
-    """What the parts of the controller have in common.
+    """The state that the parts of the controller share.
 
     Args:
         workbench: The use cases.
-        deliver: Takes news, merged per frame.
+        deliver: Called with each event, after merging per frame.
         parent: Owns it.
 
     Attributes:
-        shown: The session; None before the first is open and once the window closes.
-        tasks: Keeps everything that is under way.
+        shown: The session shown; None before the first is open and once the window closes.
+        tasks: Runs all commands.
     """
 
     session_shown = Signal(object)  # SessionView: another path, or the same one with other turns
@@ -46,21 +47,19 @@ class Showing(QObject):
         self.events = EventQueue(deliver, self)
         self.shown: Shown | None = None
         self._under_way: list[Callable[[int], bool]] = []
-        self._going_back: asyncio.Task[None] | None = None  # on its way: more of the beginning
-        self.closing = False  # the window closes: no other session is shown, whose draft it would take
+        self._reading_earlier: asyncio.Task[None] | None = None
+        self.closing = False  # then no other session is shown, for the draft would go to it
 
     # ---- state --------------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
-        """An answer is under way in the session shown, or its message is being saved."""
-        if self.shown is None:
-            return False
-        session_id = self.shown.session_id
-        return self.shown.running or any(asked(session_id) for asked in self._under_way)
+        """Whether an answer is under way in the session shown, or its message is being saved."""
+        shown = self.shown
+        return shown is not None and (shown.running or any(runs(shown.session_id) for runs in self._under_way))
 
     def watch(self, under_way: Callable[[int], bool]) -> None:
-        """Counts as running what `under_way` says of a session."""
+        """Registers a predicate: a session for which it holds counts as running."""
         self._under_way.append(under_way)
 
     def is_shown(self, session_id: int) -> bool:
@@ -69,36 +68,52 @@ class Showing(QObject):
     # ---- asking -------------------------------------------------------------------------------------------------
 
     def ask(self, command: Command) -> None:
-        """Runs a command of the session that is shown, if there is one."""
+        """Runs a command for the session shown, if there is one."""
         if self.shown is not None:
             self.tasks.run(command(self.shown.session_id))
 
     def ask_latest(self, key: str, command: Command, refused: Callable[[str], None] | None = None) -> None:
-        """Likewise; the answer to an earlier one with the same key is not wanted any more."""
+        """Runs a command for the session shown, and cancels an earlier one with the same key."""
         if self.shown is not None:
             self.tasks.latest(key, command(self.shown.session_id), refused)
+
+    def ask_shown(
+        self,
+        key: str,
+        command: Callable[[int], Awaitable[T]],
+        listener: Callable[[T], object],
+        refused: Callable[[str], None] | None = None,
+    ) -> None:
+        """Like `ask_latest`; `listener` gets the result, unless another session is shown by then."""
+
+        async def work(session_id: int) -> None:
+            result = await command(session_id)
+            if self.is_shown(session_id):
+                listener(result)
+
+        self.ask_latest(key, work, refused)
 
     def open(self, session_id: int) -> None:
         if self.has_to_open(session_id):
             self.tasks.latest("open", self.open_session(session_id))
 
     def has_to_open(self, session_id: int) -> bool:
-        """Whether another session is shown, or is on its way."""
+        """Whether another session is shown or is about to be."""
         return not self.is_shown(session_id) or self.tasks.running("open") is not None
 
     def new_session(self) -> None:
         self.tasks.latest("open", self.open_new())
 
     def show_earlier(self) -> None:
-        """Asks for more of the beginning of a long path, where there is more."""
-        waiting = self._going_back is not None and not self._going_back.done()
+        """Reads more of the beginning of a long path, if there is more."""
+        waiting = self._reading_earlier is not None and not self._reading_earlier.done()
         if self.shown is not None and self.shown.view.earlier and not waiting:
-            self._going_back = self.tasks.run(self._show_earlier(self.shown.session_id))
+            self._reading_earlier = self.tasks.run(self._show_earlier(self.shown.session_id))
 
     # ---- showing ------------------------------------------------------------------------------------------------
 
     async def open_session(self, session_id: int) -> None:
-        """Reads a session and shows it; one that another window shows comes to the front there."""
+        """Reads a session and shows it; if another window shows it, that window comes to the front instead."""
         with suppress(ShownElsewhere):
             self.show_answer(await self.workbench.sessions.open(session_id))
 
@@ -106,12 +121,12 @@ class Showing(QObject):
         self.show_answer(await self.workbench.sessions.new())
 
     def show_answer(self, view: SessionView) -> None:
-        """Shows a view that a command returned: news still queued is older and already part of it."""
+        """Shows a view that a command returned, after the queued events, which are older."""
         self.events.flush()
         self.show(view)
 
     def show(self, view: SessionView) -> None:
-        """Shows a view that news brought."""
+        """Shows the view of an event."""
         if self.closing:
             return
         other = not self.is_shown(view.session_id)

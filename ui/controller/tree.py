@@ -1,4 +1,4 @@
-"""The branches of the session that is shown: which one is seen, which are out of sight, how two differ."""
+"""The branches of the session shown: selection, pruning, names, bookmarks, search and comparison."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class TreeController(QObject):
 
     Args:
         showing: The session that is shown.
-        undo: Takes the ways back.
+        undo: Gets the undo steps.
     """
 
     compared = Signal(object)  # BranchDiff of the session that is shown
-    hit_shown = Signal(int, str)  # a turn of the path that is shown, and words that stand in it
-    turn_shown = Signal(int)  # a turn that was gone to; its path is shown
-    rows_read = Signal(object, object)  # of the whole tree: its rows, and by key what some of them say
+    hit_shown = Signal(int, str)  # a turn of the path shown, and the words found in it
+    turn_shown = Signal(int)  # a turn that was navigated to; its path is shown
+    rows_read = Signal(object, object)  # Sequence[TreeRow] of the whole tree; RowText by key, for some of them
     texts_read = Signal(object)  # RowText by the key of its row
     earlier_read = Signal(object)  # (node id, text) of each turn of the path before those that are shown
-    rows_found = Signal(object)  # keys of the rows that contain what was looked for
+    rows_found = Signal(object)  # keys of the rows that contain the words searched for
 
     def __init__(self, showing: Showing, undo: UndoStack) -> None:
         super().__init__(showing)
@@ -35,16 +35,16 @@ class TreeController(QObject):
         self._undo = undo
 
     def select(self, node_id: int, shown: Callable[[], None] | None = None) -> None:
-        """Shows the path through that node, then calls `shown`, unless it was refused; can be undone."""
+        """Shows the path through a node, then calls `shown` unless refused; can be undone."""
         select = self._workbench.branches.select
         self._showing.ask(lambda session: self._show_path(session, partial(select, session, node_id), shown))
 
     def go_to(self, node_id: int) -> None:
-        """Shows a turn, on whatever branch it is; another branch can be undone."""
-        self._reach(node_id, self.turn_shown.emit)
+        """Shows a turn on any branch; a change of branch can be undone."""
+        self._show_turn(node_id, self.turn_shown.emit)
 
     def open_row(self, row: TreeRow) -> None:
-        """Shows the turn of a row of the tree, and its branch; another one can be undone."""
+        """Shows the turn of a row of the tree, and its branch; a change of branch can be undone."""
         shown = self._showing.shown
         view = shown.view if shown is not None else None
         if view is not None and row.on_path and (not view.earlier or view.turns[0].node_id < row.end):
@@ -53,35 +53,40 @@ class TreeController(QObject):
             self._showing.ask(lambda session: self._go_to(session, row.end, self.turn_shown.emit))
 
     def read_rows(self, most: int) -> None:
-        """Asks for the rows of the whole tree, and for what `most` of them around the one that is shown say."""
+        """Reads the rows of the whole tree, and the texts of at most `most` of them around the current one."""
         self._showing.ask_latest("tree", lambda session: self._read_rows(session, most))
 
     def read_texts(self, rows: Sequence[TreeRow]) -> None:
-        """Asks for what these rows say."""
-        self._showing.ask_latest("tree-texts", lambda session: self._read_texts(session, rows))
+        """Reads the texts of these rows."""
+        read = self._workbench.branches.row_texts
+        self._showing.ask_shown(
+            "tree-texts", lambda session: read(session, rows), lambda texts: self.texts_read.emit(_by_key(rows, texts))
+        )
 
     def find_rows(self, words: str) -> None:
-        """Asks which rows contain these words; blank ones end the search before."""
+        """Finds the rows that contain these words; blank words cancel the previous search."""
+        find = self._workbench.branches.find_rows
         if words.strip():
-            self._showing.ask_latest("tree-search", lambda session: self._find_rows(session, words))
+            self._showing.ask_shown("tree-search", lambda session: find(session, words), self.rows_found.emit)
         else:
             self._showing.tasks.drop("tree-search")
 
     def read_earlier(self) -> None:
-        """Asks what the turns before those that are shown say."""
-        self._showing.ask_latest("earlier-texts", self._read_earlier)
+        """Reads the texts of the turns before those that are shown."""
+        self._showing.ask_shown("earlier-texts", self._workbench.branches.earlier_texts, self.earlier_read.emit)
 
     def show_from(self, node_id: int) -> None:
         """Shows the path from before one of those turns on."""
-        self._showing.ask_latest("earlier", lambda session: self._show_from(session, node_id))
+        show = self._workbench.branches.show_turn
+        self._showing.ask_shown("earlier", lambda session: show(session, node_id), self._showing.show_answer)
 
     def open_at(self, session_id: int, hit: Hit) -> None:
-        """Opens a session where words were found, on whatever branch that is."""
+        """Opens a session at a search result, on any branch."""
         has_to_open = self._showing.has_to_open(session_id)
         self._showing.tasks.latest("open", self._open_at(session_id, hit, has_to_open=has_to_open))
 
     def step_variant(self, by: int) -> None:
-        """To the previous (-1) or next (+1) sibling of the deepest turn that has any."""
+        """Shows the previous (-1) or next (+1) sibling of the deepest turn that has any."""
         fork = self._showing.shown.fork if self._showing.shown is not None else None
         target = fork.step(by) if fork is not None else None
         if target is not None:
@@ -93,7 +98,7 @@ class TreeController(QObject):
             self.compare_two(self._tip, node_id)
 
     def prune(self, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
-        """Puts a branch out of sight, or back; can be undone."""
+        """Prunes a branch, or restores it; can be undone."""
         self._showing.ask(lambda session: self._prune(session, (node_id, start), pruned=pruned))
 
     def rename(self, node_id: int, start: int, before: str, name: str) -> None:
@@ -107,35 +112,36 @@ class TreeController(QObject):
 
     def compare_two(self, left: int, right: int) -> None:
         """Compares the branches through two nodes."""
-        self._showing.ask_latest("compare", lambda session: self._compare(session, left, right))
+        compare = self._workbench.branches.compare
+        self._showing.ask_shown("compare", lambda session: compare(session, left, right), self.compared.emit)
 
     def remember_branch(self, session_id: int, before: int, after: int) -> None:
-        """A branch began beside the path through `before`; can be undone: it stays in the tree."""
+        """Adds the undo step of a new branch. Undo shows the path through `before` again; the branch stays in the tree."""
         self._remember(self.tr("New Branch"), session_id, before, after)
 
     @property
     def _tip(self) -> int | None:
-        """The last node of the path that is shown; None where nothing has been said yet."""
+        """The last node of the path shown; None if it is empty."""
         shown = self._showing.shown
         return shown.view.turns[-1].node_id if shown is not None and shown.view.turns else None
 
-    def _reach(self, node_id: int, told: Callable[[int], None]) -> None:
-        """Tells of a turn, once it is part of the path that is shown."""
+    def _show_turn(self, node_id: int, then: Callable[[int], None]) -> None:
+        """Calls `then` with a turn, once it is part of the path shown."""
         if self._showing.shown is not None and self._showing.shown.turn(node_id) is not None:
-            told(node_id)
+            then(node_id)
         else:
-            self._showing.ask(lambda session: self._go_to(session, node_id, told))
+            self._showing.ask(lambda session: self._go_to(session, node_id, then))
 
-    async def _go_to(self, session_id: int, node_id: int, told: Callable[[int], None]) -> None:
+    async def _go_to(self, session_id: int, node_id: int, then: Callable[[int], None]) -> None:
         await self._show_path(session_id, partial(self._workbench.branches.show_turn, session_id, node_id))
         shown = self._showing.shown
         if shown is not None and shown.session_id == session_id:
-            told(_turn_through(shown.view, node_id))
+            then(_turn_through(shown.view, node_id))
 
     async def _show_path(
         self, session_id: int, show: Callable[[], Awaitable[SessionView]], shown: Callable[[], None] | None = None
     ) -> None:
-        async with self._undo.turn:
+        async with self._undo.lock:
             before = self._tip
             if before is None or not self._showing.is_shown(session_id):
                 return
@@ -157,49 +163,24 @@ class TreeController(QObject):
         if self._showing.is_shown(session_id):
             self.rows_read.emit(rows, _by_key(near, texts))
 
-    async def _read_texts(self, session_id: int, rows: Sequence[TreeRow]) -> None:
-        texts = await self._workbench.branches.row_texts(session_id, rows)
-        if self._showing.is_shown(session_id):
-            self.texts_read.emit(_by_key(rows, texts))
-
-    async def _find_rows(self, session_id: int, words: str) -> None:
-        found = await self._workbench.branches.find_rows(session_id, words)
-        if self._showing.is_shown(session_id):
-            self.rows_found.emit(found)
-
-    async def _read_earlier(self, session_id: int) -> None:
-        texts = await self._workbench.branches.earlier_texts(session_id)
-        if self._showing.is_shown(session_id):
-            self.earlier_read.emit(texts)
-
-    async def _show_from(self, session_id: int, node_id: int) -> None:
-        view = await self._workbench.branches.show_turn(session_id, node_id)
-        if self._showing.is_shown(session_id):
-            self._showing.show_answer(view)
-
     def _remember(self, label: str, session_id: int, before: int, after: int) -> None:
         back, again = partial(self._select, session_id, before), partial(self._select, session_id, after)
-        there = partial(self._workbench.branches.has, session_id, after)
-        self._undo.remember(Step(label, session_id, back, again, waits=True, can_redo=there))
+        exists = partial(self._workbench.branches.has, session_id, after)
+        self._undo.remember(Step(label, session_id, back, again, waits=True, can_redo=exists))
 
     async def _open_at(self, session_id: int, hit: Hit, *, has_to_open: bool) -> None:
         if has_to_open:
             await self._showing.open_session(session_id)
-        if self._showing.is_shown(session_id):  # else another window has it
-            self._reach(hit.node_id, lambda turn: self.hit_shown.emit(turn, hit.words))
+        if self._showing.is_shown(session_id):  # else another window shows it
+            self._show_turn(hit.node_id, lambda turn: self.hit_shown.emit(turn, hit.words))
 
     async def _select(self, session_id: int, node_id: int) -> None:
-        """Back to a branch; where another session is shown by now, this one is opened, so that the undone step is seen."""
+        """Selects a branch; opens its session if another one is shown by now, so that the effect can be seen."""
         view = await self._workbench.branches.select(session_id, node_id, as_before=True)
         if self._showing.is_shown(session_id):
             self._showing.show_answer(view)
         else:
             self._showing.open(session_id)
-
-    async def _compare(self, session_id: int, left: int, right: int) -> None:
-        diff = await self._workbench.branches.compare(session_id, left, right)
-        if self._showing.is_shown(session_id):
-            self.compared.emit(diff)
 
     async def _bookmark(self, session_id: int, key: tuple[int, int], *, marked: bool) -> None:
         change = partial(self._workbench.branches.bookmark, session_id, *key)
@@ -215,7 +196,7 @@ class TreeController(QObject):
 
     async def _prune(self, session_id: int, branch: tuple[int, int], *, pruned: bool) -> None:
         prune = partial(self._workbench.branches.prune, session_id, *branch)
-        async with self._undo.turn:
+        async with self._undo.lock:
             before = self._tip if self._showing.is_shown(session_id) else None
             await prune(pruned)
 
@@ -229,7 +210,7 @@ class TreeController(QObject):
 
 
 def _turn_through(view: SessionView, node_id: int) -> int:
-    """The turn of a path that leads through a node: nodes have higher numbers than those they go on from."""
+    """The turn of a path that contains a node: a node's id is higher than its parent's."""
     turns = [turn.node_id for turn in view.turns]
     return node_id if node_id in turns else next((turn for turn in turns if turn >= node_id), node_id)
 

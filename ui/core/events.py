@@ -1,6 +1,6 @@
-"""Port events on their way to the widgets: queued, merged, delivered at most once per frame.
+"""The queue of port events for the widgets: merged, and delivered at most once per frame.
 
-A model may say a hundred tokens in one frame; painting once is enough. The timer runs only while something is queued.
+A model may send a hundred tokens in one frame; painting once is enough. The timer runs only while events are queued.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ui.port import (
 logger = logging.getLogger(__name__)
 
 FRAME_MS = 16
-SLICE_SECONDS = 0.004  # of showing news, in one turn of the event loop
+SLICE_SECONDS = 0.004  # of delivery in one turn of the event loop
 
 
 class EventQueue(QObject):
-    """Hands events to `deliver` in order, those of one frame together.
+    """Delivers events in order, those of one frame together.
 
     Args:
-        deliver: Called on the window's thread for each event that is left after merging.
+        deliver: Called on the window's thread for each event after merging.
         parent: Owns the queue and its timer.
     """
 
@@ -47,70 +47,69 @@ class EventQueue(QObject):
         self._timer = QTimer(self)
         self._timer.setInterval(FRAME_MS)
         self._timer.timeout.connect(self._drain)
-        self._rest = QTimer(self, singleShot=True, interval=0)  # for what one turn of the event loop is too short for
-        self._rest.timeout.connect(self._drain)
+        self._next_slice = QTimer(self, singleShot=True, interval=0)  # delivers the rest in the next turn of the event loop
+        self._next_slice.timeout.connect(self._drain)
         self._open = True
 
     @property
     def idle(self) -> bool:
-        """Nothing is queued and the timer is at rest."""
+        """Whether no event is queued and the timer is stopped."""
         return not self._timer.isActive()
 
     def push(self, event: Event) -> None:
         """Takes an event; this is the listener given to `Workbench.subscribe`."""
-        if not self._open:
-            return
-        self._queued.append(event)
-        if not self._timer.isActive():
-            self._timer.start()
+        if self._open:
+            self._queued.append(event)
+            if not self._timer.isActive():
+                self._timer.start()
 
     def close(self) -> None:
-        """Drops what is queued and takes nothing more."""
+        """Drops all queued events and ignores later ones."""
         self._open = False
         self._queued.clear()
         self._due.clear()
         self._timer.stop()
-        self._rest.stop()
+        self._next_slice.stop()
 
     def _drain(self) -> None:
         if not (self._due or self._queued):
             self._timer.stop()
             return
-        self._hand_over(perf_counter() + SLICE_SECONDS)
+        self._deliver_until(perf_counter() + SLICE_SECONDS)
         if self._due:
-            self._rest.start()
+            self._next_slice.start()
 
     def flush(self) -> None:
-        """Delivers now what is queued: everything older than what the caller is about to show."""
-        self._hand_over(math.inf)
+        """Delivers all queued events now: they are older than what the caller is about to show."""
+        self._deliver_until(math.inf)
 
-    def _hand_over(self, deadline: float) -> None:
-        """Delivers what is queued now, in order; what is left at the deadline comes next."""
+    def _deliver_until(self, deadline: float) -> None:
+        """Delivers the queued events in order; those left at the deadline stay in `_due`."""
         self._due = deque(merged([*self._due, *self._queued]))
         self._queued.clear()
         while self._due:
             event = self._due.popleft()
             try:
                 self._deliver(event)
-            except Exception:  # the border between news and widgets: one bug must not swallow the rest of the frame
+            except Exception:  # the border between events and widgets: one bug must not swallow the rest of the frame
                 logger.exception("showing %s failed", type(event).__name__)
             if perf_counter() > deadline:
                 break
 
 
 def merged(events: Iterable[Event]) -> Iterator[Event]:
-    """The same news in fewer events.
+    """Merges events without a loss.
 
-    Tokens that follow each other are joined per turn or column; of statuses, downloads, the views and the columns of a session
-    the last stand.
+    Consecutive tokens are joined per turn or column. Of statuses, downloads, and the views and columns of a session, only the
+    last event remains.
     """
     events = list(events)
-    last = {_whole(event): i for i, event in enumerate(events)}  # where a later one says all that this one says
+    last = {_replaceable(event): i for i, event in enumerate(events)}  # by key, the index of the event that replaces the rest
     tokens: dict[tuple[type, int, int], list[TokensArrived | ColumnTokens]] = {}
     for i, event in enumerate(events):
         if isinstance(event, TokensArrived | ColumnTokens):
             tokens.setdefault((type(event), event.session_id, event.node_id), []).append(event)
-        elif _whole(event) is not None and last[_whole(event)] != i:
+        elif _replaceable(event) is not None and last[_replaceable(event)] != i:
             continue
         elif isinstance(event, StatusChanged | DownloadsChanged):
             yield event
@@ -121,8 +120,8 @@ def merged(events: Iterable[Event]) -> Iterator[Event]:
     yield from _joined(tokens)
 
 
-def _whole(event: Event) -> tuple[type, int] | None:
-    """What an event tells all of, if it does: the next of the same kind makes it old."""
+def _replaceable(event: Event) -> tuple[type, int] | None:
+    """The key of events that each replace all earlier ones with the same key; None for events that must all be delivered."""
     if isinstance(event, StatusChanged | DownloadsChanged):
         return type(event), 0
     if isinstance(event, SessionChanged):

@@ -1,4 +1,4 @@
-"""The session that is shown, kept up to date from events: what the widgets and the inspector read their numbers from."""
+"""The session that is shown, kept up to date by events; widgets and inspector read from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Spot(Struct, frozen=True):
     node_id: int
     index: int
     record: TokenRecord
-    draw: float | None  # the uniform number it was drawn with, if it was drawn
+    draw: float | None  # the uniform random number it was drawn with; None if it was not drawn
 
 
 class Fork(Struct, frozen=True):
@@ -32,13 +32,13 @@ class Fork(Struct, frozen=True):
 
 
 def typed_text(run: TokenRun) -> str:
-    """What was said: the run's text without what the chat template put around it, and without the token that ends it."""
+    """The text of a run without the tokens of the chat template and without the end-of-sequence token."""
     rows = zip(run.texts, run.origin, run.by_eos, strict=True)
     return "".join(text for text, origin, end in rows if origin != Origin.TEMPLATE and not end)
 
 
 class Shown:
-    """Holds a `SessionView` and joins streamed tokens to it only when they are read (joining copies whole columns)."""
+    """A `SessionView` to which streamed tokens are joined only when they are read, for joining copies whole columns."""
 
     def __init__(self, view: SessionView) -> None:
         self._view = view
@@ -56,12 +56,12 @@ class Shown:
         return self._view.session_id
 
     def turn(self, node_id: int) -> TurnView | None:
-        """The turn of the path with that id, with all tokens that have arrived."""
+        """The turn with that id, with all tokens that have arrived; None if it is not on the path."""
         self._join(node_id)
         return next((turn for turn in self._view.turns if turn.node_id == node_id), None)
 
     def replace_turn(self, turn: TurnView) -> bool:
-        """Takes a turn's new state; False if it is not on the path shown."""
+        """Replaces a turn; False if it is not on the path shown."""
         if all(known.node_id != turn.node_id for known in self._view.turns):
             return False
         self._arrived.pop(turn.node_id, None)
@@ -69,14 +69,14 @@ class Shown:
         return True
 
     def append(self, node_id: int, run: TokenRun) -> bool:
-        """Takes streamed tokens; False if their turn is not on the path shown."""
+        """Appends streamed tokens; False if their turn is not on the path shown."""
         if all(turn.node_id != node_id for turn in self._view.turns):
             return False
         self._arrived.setdefault(node_id, []).append(run)
         return True
 
     def spot(self, node_id: int, index: int) -> Spot | None:
-        """One token with its numbers; None where there is none (any more)."""
+        """One token with its numbers; None if it does not exist (any more)."""
         turn = self.turn(node_id)
         if turn is None or not 0 <= index < len(turn.run):
             return None
@@ -85,13 +85,13 @@ class Shown:
 
     @property
     def length(self) -> int:
-        """Tokens of the path, those that arrived meanwhile among them; nothing is joined for it."""
+        """The tokens of the path, streamed ones included; joins nothing."""
         arrived = sum(len(run) for runs in self._arrived.values() for run in runs)
         return arrived + sum(len(turn.run) for turn in self._view.turns)
 
     @property
     def running(self) -> bool:
-        """An answer is under way."""
+        """Whether an answer is under way."""
         return any(turn.status in RUNNING for turn in self._view.turns)
 
     @property
@@ -106,11 +106,9 @@ class Shown:
         return None if turn is None else Fork(turn.variants, turn.variant)
 
     def _join(self, node_id: int) -> None:
-        runs = self._arrived.pop(node_id, None)
-        if runs is None:
-            return
-        turns = tuple(
-            replace(turn, run=TokenRun.concat([turn.run, *runs])) if turn.node_id == node_id else turn
-            for turn in self._view.turns
-        )
-        self._view = replace(self._view, turns=turns)
+        if runs := self._arrived.pop(node_id, None):
+            turns = tuple(
+                replace(turn, run=TokenRun.concat([turn.run, *runs])) if turn.node_id == node_id else turn
+                for turn in self._view.turns
+            )
+            self._view = replace(self._view, turns=turns)

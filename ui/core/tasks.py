@@ -1,6 +1,6 @@
-"""Coroutines started by clicks and keys: one object that keeps them, shows what they refuse and logs what they break.
+"""Runs the coroutines of clicks and keys, shows their refusals and logs their bugs.
 
-The window's thread only, inside the running event loop.
+For the window's thread only, inside the running event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Tasks:
     """Runs coroutines for widgets.
 
     Args:
-        show: Called with the words of a refusal (or of a bug) unless the caller of `run` takes them itself.
+        show: Called with the text of a refusal or of a bug, unless the caller of `run` passes a callback of its own.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -41,46 +41,44 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._running)
 
-    def run(self, work: Coroutine[Any, Any, None], refused: Callable[[str], None] | None = None) -> asyncio.Task[None]:
-        """Starts `work` and keeps it until it has ended; the words of a refusal go to `refused`."""
+    def run(self, work: Coroutine[Any, Any, object], refused: Callable[[str], None] | None = None) -> asyncio.Task[None]:
+        """Starts `work` and holds it until it has ended; `refused` gets the text of a refusal."""
         task = asyncio.get_running_loop().create_task(self._guarded(work, refused or self._show))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda _task: work.close())  # a task cancelled before its first step never touched it
         return task
 
-    def latest(self, key: str, work: Coroutine[Any, Any, None], refused: Callable[[str], None] | None = None) -> None:
-        """Like `run`, but ends an earlier one with the same key first: the answer to an older question is not wanted."""
-        previous = self._latest.get(key)
-        if previous is not None:
-            previous.cancel()
+    def latest(self, key: str, work: Coroutine[Any, Any, object], refused: Callable[[str], None] | None = None) -> None:
+        """Like `run`, but first cancels the task with the same key: its result is out of date."""
+        self.drop(key)
         self._latest[key] = self.run(work, refused)
 
     def running(self, key: str) -> asyncio.Task[None] | None:
-        """The one with that key, unless it has ended."""
+        """The task with that key; None if it has ended."""
         task = self._latest.get(key)
         return None if task is None or task.done() else task
 
     def drop(self, key: str) -> None:
-        """Ends the one with that key: its answer is no longer wanted."""
+        """Cancels the task with that key."""
         previous = self._latest.pop(key, None)
         if previous is not None:
             previous.cancel()
 
     async def ended(self) -> None:
-        """Waits until nothing is running, except the caller's own task."""
+        """Waits until all tasks but the caller's have ended."""
         while others := [task for task in self._running if not task.done() and task is not asyncio.current_task()]:
             await asyncio.wait(others)
 
     async def cancel(self) -> None:
-        """Ends everything that is running, except the caller's own task, and waits until it has ended."""
+        """Cancels all tasks but the caller's, and waits until they have ended."""
         others = [task for task in self._running if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         self._latest.clear()
 
-    async def _guarded(self, work: Coroutine[Any, Any, None], refused: Callable[[str], None]) -> None:
+    async def _guarded(self, work: Coroutine[Any, Any, object], refused: Callable[[str], None]) -> None:
         try:
             await work
         except Refusal as refusal:
@@ -91,15 +89,15 @@ class Tasks:
 
 
 async def tell(listener: Callable[..., object], command: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Calls `listener` with what a command answers; as work for `Tasks`."""
+    """Awaits a command and calls `listener` with its result; as work for `Tasks`."""
     listener(await command(*args, **kwargs))
 
 
-class Stoppables:
-    """Work that can be stopped, one of each key. Its end is told when it is over, so that a listener may begin it again.
+class StoppableTasks:
+    """Tasks that can be stopped, at most one per key. A listener may start a task again from within its callbacks.
 
     Args:
-        tasks: Run it.
+        tasks: Runs them.
     """
 
     def __init__(self, tasks: Tasks) -> None:
@@ -118,45 +116,45 @@ class Stoppables:
         stopped: Callable[[], None],
         refused: Callable[[str], None],
     ) -> None:
-        """Starts `work`, unless that runs already.
+        """Starts `work`, unless a task with the same key is running.
 
         Args:
-            key: Which.
+            key: Names the task.
             work: Makes the coroutine.
-            done: Hears what came of it.
-            stopped: Hears that nothing did, as `stop` was called.
-            refused: Hears the words of a refusal.
+            done: Called with its result.
+            stopped: Called if it was stopped.
+            refused: Called with the text of a refusal.
         """
         if key in self._running:
             return
-        task = self._running[key] = self._tasks.run(self._whole(key, work, done, stopped), refused)
-        task.add_done_callback(partial(self._over, key, stopped))
+        task = self._running[key] = self._tasks.run(self._run(key, work, done, stopped), refused)
+        task.add_done_callback(partial(self._ended, key, stopped))
 
     def stop(self, key: str) -> None:
         if key in self._running:
             self._running[key].cancel()
 
     async def cancel(self) -> None:
-        """Ends all of it and waits until it has ended."""
+        """Cancels all tasks and waits until they have ended."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _whole(
+    async def _run(
         self, key: str, work: Callable[[], Coroutine[Any, Any, T]], done: Callable[[T], None], stopped: Callable[[], None]
     ) -> None:
         try:
             try:
                 result = await work()
             finally:
-                del self._running[key]  # before anything is told
+                del self._running[key]  # before any callback
         except asyncio.CancelledError:
             stopped()
             raise
         done(result)
 
-    def _over(self, key: str, stopped: Callable[[], None], task: asyncio.Task[None]) -> None:
-        if self._running.get(key) is task:  # it was stopped before it began
+    def _ended(self, key: str, stopped: Callable[[], None], task: asyncio.Task[None]) -> None:
+        if self._running.get(key) is task:  # cancelled before its first step
             del self._running[key]
             stopped()

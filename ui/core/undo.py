@@ -1,4 +1,4 @@
-"""What can be taken back and done again, the last first: a history for each session, and one for the list of sessions."""
+"""Undo and redo: a history for each session, and one for the list of sessions."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ui.core.tasks import Tasks
 MOST_UNDO = 50  # steps of one history
 
 Work = Callable[[], Coroutine[Any, Any, None]]
-Scope = int | None  # whose history: a session's, or (None) the list's
+Scope = int | None  # of a history: a session's id, or None for the list of sessions
 
 
 class Step(Struct, frozen=True):
-    """One change: its name for the menu, and how it is taken back and done again."""
+    """One change: its name for the menu, and the commands that undo and redo it."""
 
     label: str
     scope: Scope
     undo: Work
     redo: Work
-    restores: int | None = None  # the session that undo brings back out of the trash
-    sessions: tuple[int, ...] = ()  # those of the list that it changes
-    waits: bool = False  # changes what is shown: not under an answer
-    can_redo: Callable[[], bool] = lambda: True  # asked before it is offered
+    restores: int | None = None  # the session that undo takes out of the trash
+    sessions: tuple[int, ...] = ()  # sessions of the list that the step changes
+    waits: bool = False  # changes the path shown: not possible while an answer is written
+    can_redo: Callable[[], bool] = lambda: True  # asked before redo is offered
 
 
 @dataclass(slots=True)
@@ -39,22 +39,26 @@ class History:
     done: list[Step] = field(default_factory=list)
     undone: list[Step] = field(default_factory=list)
 
+    def steps(self, *, back: bool) -> list[Step]:
+        """The steps that undo (`back`) or redo takes from."""
+        return self.done if back else self.undone
+
 
 class UndoStack(QObject):
-    """Changes of the trees and of the list. Only what is in sight is taken back.
+    """The histories of all scopes. Undo and redo take only steps whose effect is in sight.
 
     Args:
         tasks: Runs the steps.
-        answering: Whether an answer is in work in the session that is shown.
-        parent: Owns it.
+        answering: Whether an answer is under way in the session shown.
+        parent: Owns the stack.
 
     Attributes:
-        in_sight: The histories whose changes can be seen now, the one to begin with first.
-        turn: Held by what changes a path, so that each such change begins from what the one before it left.
+        in_sight: The scopes whose changes can be seen now, the preferred one first.
+        lock: Held by every command that changes a path, so that each starts from the result of the one before.
     """
 
     changed = Signal()
-    was_undone = Signal(object)  # Step, when that is over
+    was_undone = Signal(object)  # Step, once it has ended
     was_redone = Signal(object)
 
     def __init__(self, tasks: Tasks, answering: Callable[[], bool], parent: QObject) -> None:
@@ -62,93 +66,81 @@ class UndoStack(QObject):
         self._tasks = tasks
         self._answering = answering
         self._histories: defaultdict[Scope, History] = defaultdict(History)
-        self.turn = asyncio.Lock()  # steps run one after the other, in the order of the keys
+        self.lock = asyncio.Lock()  # steps run one after the other, in the order of the keys
         self.in_sight: Callable[[], tuple[Scope, ...]] = lambda: (None,)
 
     @property
     def label(self) -> str:
-        """What the next undo takes back; "" when there is nothing."""
-        return _label(self._offered(_done))
+        """The name of the step that the next undo takes; "" if there is none."""
+        return _label(self._steps(back=True))
 
     @property
     def redo_label(self) -> str:
-        """What the next redo does again; "" when there is nothing."""
-        return _label(self._redone())
+        """The name of the step that the next redo takes; "" if there is none."""
+        return _label(self._steps(back=False))
 
     def remember(self, step: Step) -> None:
         history = self._histories[step.scope]
         history.done = [*history.done, step][-MOST_UNDO:]
-        history.undone = []  # they began from what is not there any more
+        history.undone = []  # their starting point does not exist any more
         self.changed.emit()
 
     def forget_restoring(self, session_id: int) -> None:
-        """That session was brought back in another way."""
+        """Drops the step that would restore a session: it was restored in another way."""
         self._forget(None, lambda step: step.restores == session_id)
 
     def forget_sessions(self, session_ids: Collection[int]) -> None:
-        """They are gone for good, and so is what was done to them."""
+        """Drops all steps of sessions that were deleted for good."""
         self._forget(None, lambda step: not {*step.sessions, step.restores}.isdisjoint(session_ids))
 
     def can_undo(self, step: Step) -> bool:
         """Whether that step is in sight and is the last one of its history."""
-        return bool(self._offered(_done, step))
+        return bool(self._steps(step, back=True))
 
     def can_redo(self, step: Step) -> bool:
-        """Whether that step is in sight and was taken back last in its history."""
-        return bool(self._redone(step))
+        """Whether that step is in sight and is the last one of its history that was undone."""
+        return bool(self._steps(step, back=False))
 
     def undo(self, only: Step | None = None) -> None:
-        """Takes back the last step of what is in sight; given `only`, that one while it can be, and no other."""
-        steps = self._offered(_done, only)
-        if steps:
-            self._begin(steps.pop(), back=True)
+        """Undoes the last step in sight; with `only`, that step if it is the last one, and no other."""
+        self._take(only, back=True)
 
     def redo(self, only: Step | None = None) -> None:
-        """Does again what was taken back last; given `only`, that step while it can be, and no other."""
-        steps = self._redone(only)
-        if steps:
-            self._begin(steps.pop(), back=False)
+        """Redoes the step in sight that was undone last; with `only`, that step if it is that one, and no other."""
+        self._take(only, back=False)
 
-    def _offered(self, way: Callable[[History], list[Step]], only: Step | None = None) -> list[Step]:
-        """The steps that way of the first history in sight that has any; none while the last one waits for an answer."""
+    def _steps(self, only: Step | None = None, *, back: bool) -> list[Step]:
+        """The steps of the first history in sight that has any; [] if its last one is not `only`, or not possible now."""
         scopes = (scope for scope in self.in_sight() if only is None or scope == only.scope)
-        steps: list[Step] = next((held for scope in scopes if (held := way(self._histories[scope]))), [])
-        if steps and only is not None and steps[-1] is not only:
+        steps: list[Step] = next((held for scope in scopes if (held := self._histories[scope].steps(back=back))), [])
+        if not steps or (only is not None and steps[-1] is not only) or (steps[-1].waits and self._answering()):
             return []
-        return [] if steps and steps[-1].waits and self._answering() else steps
+        return steps if back or steps[-1].can_redo() else []
 
-    def _redone(self, only: Step | None = None) -> list[Step]:
-        steps = self._offered(_undone, only)
-        return steps if steps and steps[-1].can_redo() else []
-
-    def _begin(self, step: Step, *, back: bool) -> None:
-        """A step counts as taken before it is over, so that keys pressed meanwhile go on from there."""
-        (_undone if back else _done)(self._histories[step.scope]).append(step)
-        self.changed.emit()
-        self._tasks.run(self._run(step, back=back))
+    def _take(self, only: Step | None, *, back: bool) -> None:
+        """Starts a step. It counts as taken at once, so that keys pressed before it has ended take the next one."""
+        steps = self._steps(only, back=back)
+        if steps:
+            step = steps.pop()
+            self._histories[step.scope].steps(back=not back).append(step)
+            self.changed.emit()
+            self._tasks.run(self._run(step, back=back))
 
     async def _run(self, step: Step, *, back: bool) -> None:
-        """A step that was refused is in neither direction any more: what it began from does not hold."""
+        """Runs a step; one that is refused is dropped, for its starting point does not hold any more."""
         try:
-            async with self.turn:
+            async with self.lock:
                 await (step.undo if back else step.redo)()
         except BaseException:
             self._forget(step.scope, lambda each: each is step)
             raise
         (self.was_undone if back else self.was_redone).emit(step)
 
-    def _forget(self, scope: Scope, gone: Callable[[Step], bool]) -> None:
+    def _forget(self, scope: Scope, is_dropped: Callable[[Step], bool]) -> None:
         history = self._histories[scope]
-        history.done, history.undone = ([step for step in way if not gone(step)] for way in (history.done, history.undone))
+        history.done = [step for step in history.done if not is_dropped(step)]
+        history.undone = [step for step in history.undone if not is_dropped(step)]
         self.changed.emit()
-
-
-def _done(history: History) -> list[Step]:
-    return history.done
-
-
-def _undone(history: History) -> list[Step]:
-    return history.undone
 
 
 def _label(steps: list[Step]) -> str:

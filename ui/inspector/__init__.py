@@ -1,4 +1,4 @@
-"""The numbers behind a token, a path and the cache."""
+"""The inspector: tabs about a token, the path and the cache."""
 
 from ui.inspector.panel import Inspector
 

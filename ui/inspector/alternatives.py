@@ -1,4 +1,4 @@
-"""What else the model might have said here: bars that are buttons."""
+"""The alternatives of a token as bars that are buttons, and the buttons for continuations and beams."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ui.widgets.controls import Combo, button, row
 from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
 ROW_HEIGHT = 26
-USUAL = 11  # rows: the ten likeliest, and the token itself
-TOKEN_PX, MOST_TOKEN_PX = 74, 118  # the column of tokens is as wide as they need, within these
+USUAL = 11  # rows: the ten likeliest tokens, and the token itself
+TOKEN_PX, MOST_TOKEN_PX = 74, 118  # limits of the width of the token column
 RANK_PX = 22
 _RANK_GAP_PX = 5
 _RANK_FONT_PX = 11
@@ -34,8 +34,8 @@ class Alternative(Struct, frozen=True):
     place: int
     share: float
     chosen: bool
-    forbidden: str = ""  # why it could not be drawn; "" where it could
-    so_far: float | None = None  # mass of this one and all likelier ones; None where that is not known
+    forbidden: str = ""  # why it could not be drawn; "" if it could
+    so_far: float | None = None  # mass of this and all likelier tokens; None if unknown
 
 
 class Alternatives(QWidget):
@@ -44,15 +44,15 @@ class Alternatives(QWidget):
     chosen = Signal(int)  # token id
     previewed = Signal(int)  # token id: Space on its bar
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(0)
         self._shown: Sequence[Alternative] = ()
         self.buttons: list[AlternativeButton] = []
         for _ in range(USUAL):
-            self._add()  # now: what is added later is the last that Tab comes to
+            self._add()  # now, for a widget that is added later is the last in the tab order
         current_theme().scaled.connect(self._measure)
 
     def _add(self) -> None:
@@ -64,7 +64,7 @@ class Alternatives(QWidget):
         self._column.addWidget(bar)
 
     def show_alternatives(self, alternatives: Sequence[Alternative], *, can_choose: bool) -> None:
-        """Shows these; pressing one is possible where a branch can be made."""
+        """Shows alternatives; with `can_choose` they can be pressed."""
         while len(self.buttons) < len(alternatives):
             self._add()
         self._shown = alternatives
@@ -75,7 +75,7 @@ class Alternatives(QWidget):
             bar.hide()
 
     def _measure(self) -> None:
-        """The column of tokens takes what they need at this text size."""
+        """Fits the columns of tokens and ranks to their texts at this text size."""
         metrics = QFontMetrics(mono_font(weight=QFont.Weight.DemiBold))
         widest = max((metrics.horizontalAdvance(token(alternative.data)) for alternative in self._shown), default=0)
         ranks = rank_width(self._shown)
@@ -85,7 +85,7 @@ class Alternatives(QWidget):
             bar.update()
 
     def press(self, place: int) -> None:
-        """The number key `place` (1-9) was struck."""
+        """Presses an alternative by its number key (1-9)."""
         if place <= len(self.buttons) and not self.buttons[place - 1].isHidden():
             self.buttons[place - 1].click()
 
@@ -95,19 +95,19 @@ class Alternatives(QWidget):
 
 
 def rank_width(alternatives: Sequence[Alternative]) -> int:
-    """Pixels of the column of ranks: that of a token that was typed may have several digits."""
+    """Width of the rank column in pixels: the rank of a typed token may have several digits."""
     metrics = QFontMetrics(interface_font(_RANK_FONT_PX))
     widest = max((metrics.horizontalAdvance(str(each.place)) for each in alternatives), default=0)
     return max(scaled(RANK_PX), widest + scaled(_RANK_GAP_PX))
 
 
 class AlternativeButton(QAbstractButton):
-    """Number, token, bar, probability. Return or a click chooses it, Space previews what it would lead to."""
+    """Rank, token, bar, probability. Return or a click chooses the token, Space previews its continuation."""
 
     previewed = Signal(int)  # token id
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.alternative: Alternative | None = None
         self.token_px, self.rank_px = TOKEN_PX, RANK_PX
         self._marked = False
@@ -143,7 +143,7 @@ class AlternativeButton(QAbstractButton):
         self.update()
 
     def mark(self, marked: bool) -> None:  # a state, not an option
-        """Whether the keyboard's next Return is for this one."""
+        """Highlights the button as the target of the next Return."""
         self._marked = marked
         self.update()
 
@@ -199,7 +199,7 @@ class AlternativeButton(QAbstractButton):
         if self.hasFocus():
             painter.setPen(QPen(QColor(palette.accent), 1))
             painter.setBrush(Qt.BrushStyle.NoBrush)
-            edge = self.rank_px - 5.5  # around what is chosen; the number and the probability stand beside it
+            edge = self.rank_px - 5.5  # around token and bar, without rank and probability
             painter.drawRoundedRect(QRectF(edge, 1.5, left + room + 6 - edge, height - 3), 4, 4)
         painter.end()
 
@@ -207,13 +207,13 @@ class AlternativeButton(QAbstractButton):
 COUNTS = (2, 4, 8)
 
 
-class Ways(QWidget):
-    """Three buttons and what they give."""
+class CountButtons(QWidget):
+    """A button for each of `COUNTS`, followed by words."""
 
-    wanted = Signal(int)  # how many
+    wanted = Signal(int)  # the count
 
-    def __init__(self, words: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, words: str) -> None:
+        super().__init__()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(7)
@@ -230,17 +230,17 @@ class Ways(QWidget):
         row.addWidget(ElidedLabel(words, "soft", interface_font(12.5)), 1)
 
 
-STEEPEST = 50.0  # of the length penalty, either way; the runtime's own bound
+STEEPEST = 50.0  # bound of the length penalty on both sides, as in the runtime
 FONT_PX = 12.5
 
 
 class BeamRows(QWidget):
-    """The buttons that look for beams, a link, and the rules that it folds out."""
+    """The buttons that start a beam search, and a link that unfolds its rules."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
-        self.ways = Ways(self.tr("beams from here"))
+        self.ways = CountButtons(self.tr("beams from here"))
         self.more = button(self.tr("rules"), "link")
         self.more.setFont(interface_font(FONT_PX))
         self.more.setCheckable(True)
@@ -289,5 +289,5 @@ class BeamRows(QWidget):
 
     @property
     def rules(self) -> BeamRules:
-        """As they stand, for the buttons and for the menu."""
+        """The rules as they are set, for the buttons and for the menu."""
         return BeamRules(self.penalty.value(), self.ends.currentData())

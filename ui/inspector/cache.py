@@ -1,4 +1,4 @@
-"""The tab for the KV cache: the trie and its memory, what it did for the last request, and what can be done with it."""
+"""The tab of the KV cache: memory, trie, last request, and the commands to pin, clear and check it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QVBoxLayout
 
 from ui.controller import Controller
 from ui.inspector.tab import Facts, InspectorTab
@@ -17,22 +17,22 @@ from ui.widgets.labels import Caption
 from ui.widgets.numbers import count, size
 from ui.widgets.visible import one_line
 
-LOOK_MS = 1000  # between two looks while it is in sight: the numbers come with the status, no request is sent
-TAIL_MOST = 20  # characters at the end of an edge that tell it from others
+REFRESH_MS = 1000  # while the tab is visible; the numbers come with the status, no request is sent
+TAIL_MOST = 20  # characters shown of the end of an edge
 
 
 class CacheTab(InspectorTab):
-    """Bytes of the budget, the trie, tiers of the path; asks for what can be done."""
+    """Shows a `CacheView` and the cache's part of a `StatusView`."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Cache")
-    look_wanted = Signal()  # it is in sight, and what it shows may be old
+    refresh_wanted = Signal()  # the tab is visible, and its numbers may be old
     clear_wanted = Signal()
     keep_wanted = Signal(bool)  # the path shown
     check_wanted = Signal()
     model_wanted = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.empty = words(self.tr("Nothing is cached yet: the engine has not read anything."))
         self.choose_button = button(self.tr("Choose a model…"))
         self.choose_button.clicked.connect(self.model_wanted)
@@ -48,7 +48,7 @@ class CacheTab(InspectorTab):
         self.keep_button, self.clear_button = button(self.tr("Pin this path")), button(self.tr("Clear"))
         self.check_button = button(self.tr("Check this path uncached"))
         self.lacking, self.said = words(), words()
-        self.tell: Callable[[str], None] = self.say  # what was done, while the tab is out of sight
+        self.tell: Callable[[str], None] = self.say  # reports results while the tab is hidden
         self._kept = False
         self._status = StatusView(EngineState.NONE)
         self._view: CacheView | None = None
@@ -56,24 +56,24 @@ class CacheTab(InspectorTab):
         self.keep_button.clicked.connect(lambda: self.keep_wanted.emit(not self._kept))
         self.clear_button.clicked.connect(self._clear)
         self.check_button.clicked.connect(self._check)
-        self._again = QTimer(self, singleShot=True, interval=LOOK_MS)
-        self._again.timeout.connect(self._look)
+        self._again = QTimer(self, singleShot=True, interval=REFRESH_MS)
+        self._again.timeout.connect(self._refresh_view)
         self._lay_out()
         self.show_cache(None)
         self.show_status(self._status)
 
     def bind(self, controller: Controller) -> None:
-        """What came of a command is said here while the tab is in sight, else (it was the menu's) in the window."""
+        """Connects the tab. Results are shown here while the tab is visible, else (a command of the menu) in the window."""
 
         def tell(words: str) -> None:
             self.say(words) if self.isVisible() else self.tell(words)
 
-        self.look_wanted.connect(controller.cache.look)
+        self.refresh_wanted.connect(controller.cache.refresh)
         self.clear_wanted.connect(controller.cache.clear)
         self.keep_wanted.connect(controller.cache.keep)
         self.check_wanted.connect(controller.cache.check)
         self.model_wanted.connect(controller.models.ask_menu)
-        controller.cache.seen.connect(self.show_cache)
+        controller.cache.view_changed.connect(self.show_cache)
         controller.cache.checked.connect(self.show_check)
         controller.cache.cleared.connect(lambda freed: tell(self.cleared(freed)))
         controller.cache.refused.connect(lambda words: self.say(words) if self.isVisible() else controller.refused.emit(words))
@@ -96,22 +96,22 @@ class CacheTab(InspectorTab):
         self._show_memory()
         self._refresh()
         if self.isVisible():
-            self.look_wanted.emit()
+            self.refresh_wanted.emit()
 
     def show_cache(self, view: CacheView | None) -> None:
-        """Shows the trie; None where no model runs."""
+        """Shows the trie; None if no model runs."""
         self._view, self._kept = view, view is not None and view.kept is not None
         self.keep_button.setText(self.tr("Unpin this path") if self._kept else self.tr("Pin this path"))
         looked = self.tr("last look-up: {0} tokens found; {1}")
         self.ended.setText("" if view is None or not view.ended else looked.format(count(view.found), view.ended))
         self._fill(self.trie, {} if view is None else self._of_trie(view))
-        edges = enumerate(() if view is None else view.largest, 1)  # two may end in the same words
+        edges = enumerate(() if view is None else view.largest, 1)  # numbered: two may end in the same words
         self._fill(self.edges, {f"{n}  …{_end(edge.tail)}": _held(edge) for n, edge in edges})
         self._show_memory()
         self._refresh()
 
     def show_check(self, check: CacheCheck) -> None:
-        """Says what a comparison found."""
+        """Shows the result of a check."""
         first = self.tr("the same token is first") if check.same_first else self.tr("another token is first")
         self.say(
             self.tr("after {0} tokens the {1} log-probabilities differ by {2:.1e} nats at most; {3}").format(
@@ -120,7 +120,7 @@ class CacheTab(InspectorTab):
         )
 
     def cleared(self, freed: int) -> str:
-        """What is said after it was emptied of so many bytes."""
+        """The message after the cache was cleared of `freed` bytes."""
         return self.tr("cache cleared: {0} freed. Texts are kept and computed again when needed").format(size(freed))
 
     def say(self, text: str) -> None:
@@ -129,22 +129,22 @@ class CacheTab(InspectorTab):
         self._refresh()
 
     def forget(self) -> None:
-        """Another session is shown: what was said is not of its path."""
+        """Clears the message, when another session is shown."""
         self.say("")
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._look()
+        self._refresh_view()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
         self._again.stop()
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- details ----------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _refresh_view(self) -> None:
         if self.isVisible():
-            self.look_wanted.emit()
+            self.refresh_wanted.emit()
             self._again.start()
 
     def _clear(self) -> None:

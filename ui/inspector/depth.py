@@ -1,4 +1,4 @@
-"""The tab that shows at which layer of the model a token takes the lead (the logit lens)."""
+"""The tab of the logit lens: at which layer of the model a token takes the lead."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 
+from resources.ramp import step_of
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
@@ -41,7 +42,7 @@ ROW_HEIGHT, HEAD_HEIGHT = 21, 20
 LAYER_PX, RANK_PX, CURVE_PX = 22, 50, 52
 CELLS = 3  # tokens of a layer
 _CENTRE = int(Qt.AlignmentFlag.AlignCenter)
-_STEPS = {  # layers and places that a key goes
+_STEPS = {  # by key, the step in layers and in places
     Qt.Key.Key_Up: (-1, 0),
     Qt.Key.Key_Down: (1, 0),
     Qt.Key.Key_Left: (0, -1),
@@ -53,18 +54,18 @@ _RIGHT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight)
 
 
 class DepthTab(InspectorTab):
-    """Shows the layers' answers for a `Spot`; asks for them when it can be seen: one token's way through the model."""
+    """Shows the likeliest tokens of each layer at a `Spot`; asks the model for them once the tab is visible."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Depth")
-    depth_wanted = Signal(int, int, object)  # node id, index, ids to be followed beside the stored alternatives
-    cost_wanted = Signal(int)  # node id: of its whole turn
+    depth_wanted = Signal(int, int, object)  # node id, index, ids to follow beside the stored alternatives
+    cost_wanted = Signal(int)  # node id of a whole turn
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._spot: Spot | None = None
-        self._engine: EngineState | None = None  # as last told
-        self._model: tuple[EngineState, str] | None = None  # likewise, whether or not it answers
-        self._lacking = ""  # why the model that runs shows no layers
+        self._engine: EngineState | None = None  # as of the last status
+        self._model: tuple[EngineState, str] | None = None  # likewise, with BUSY as READY, and the model's name
+        self._lacking = ""  # why the running model shows no layers
         self._asked = False
         self.empty = Empty(self.tr("Click a token to see at which layer of the model it took the lead."))
         self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
@@ -103,9 +104,9 @@ class DepthTab(InspectorTab):
         self.empty.set_has_tokens(has)
 
     def show_status(self, status: StatusView) -> None:
-        """Another model may be in use: the layers are asked for again.
+        """Asks for the layers again if another model runs.
 
-        After an answer the turn may be longer: its cost is asked for again, or the layers that were refused.
+        After an answer the turn may be longer: asks again for its cost, or for layers that were refused before.
         """
         answered = self._engine is EngineState.BUSY and status.engine is EngineState.READY
         self._engine = status.engine
@@ -124,8 +125,8 @@ class DepthTab(InspectorTab):
     def show_spot(
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
     ) -> None:
-        """Shows a token; the same one again keeps what is shown."""
-        del can_choose, can_continue  # the other tabs'
+        """Shows a token; nothing changes if it is the same token as before."""
+        del can_choose, can_continue  # for other tabs
         self.layers.vocabulary = vocabulary
         held, self._spot = self._spot, spot
         if held is not None and spot is not None and _same(held, spot):
@@ -138,7 +139,7 @@ class DepthTab(InspectorTab):
         self._ask()
 
     def show_depth(self, node_id: int, index: int, run: LensRun) -> None:
-        """The layers' answers, if the token is still the one that is shown."""
+        """Shows the result for a token, if that token is still shown."""
         if self._spot is None or (self._spot.node_id, self._spot.index) != (node_id, index):
             return
         self.layers.show_run(run)
@@ -153,7 +154,7 @@ class DepthTab(InspectorTab):
         self.cost_wanted.emit(node_id)
 
     def say(self, refusal: str) -> None:
-        """Why there is nothing to show."""
+        """Shows why there is no result."""
         self.layers.show_run(None)
         self.turn.show_turn(None if self._spot is None else self._spot.node_id)
         self.verdict.setText("")
@@ -177,7 +178,7 @@ class DepthTab(InspectorTab):
         self.depth_wanted.emit(self._spot.node_id, self._spot.index, ())
 
     def _follow(self, token: int) -> None:
-        """A token under the pointer or the keyboard: one that the answer has no ranks of is asked for, with all it has."""
+        """Shows the ranks of the token under the pointer or the keyboard; asks for them if the result has none."""
         run, spot = self.layers.run, self._spot
         self._say_pointed(token)
         if run is not None and spot is not None and token >= 0 and self.layers.column_of(token) is None:
@@ -191,7 +192,7 @@ class DepthTab(InspectorTab):
             area.ensureVisible(middle.x(), middle.y(), 0, row.height())
 
     def _say_pointed(self, token: int) -> None:
-        """What the thin line of a token comes to; without one, how to read the table."""
+        """Describes the thin line of a token; for -1, how to read the table."""
         run = self.layers.run
         if run is None:
             return
@@ -221,18 +222,18 @@ class DepthTab(InspectorTab):
 
 
 class TurnRow(QWidget):
-    """Offers to colour a whole turn by layer: its cost, how far it is, and a way to stop. Hidden until the cost is known."""
+    """Offers to colour a whole turn by layer, with its cost, progress and Stop. Hidden until the cost is known."""
 
     begun = Signal(int)  # node id
     stopped = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._node: int | None = None  # the turn that is shown
-        self._cost: TurnDepthCost | None = None  # of it
+    def __init__(self) -> None:
+        super().__init__()
+        self._node: int | None = None  # the turn shown
+        self._cost: TurnDepthCost | None = None  # of the turn shown
         self._running: int | None = None
-        self._asked = 0  # tokens of the turn that is in work
-        self._coloured: dict[int, int] = {}  # turns, and of how many tokens the layer is known
+        self._asked = 0  # tokens of the running turn
+        self._coloured: dict[int, int] = {}  # by turn, the tokens whose layer is known
         self.words = Label("", "soft", interface_font(11.5))
         self.words.setWordWrap(True)
         self.button = button("", "plain")
@@ -254,12 +255,12 @@ class TurnRow(QWidget):
         controller.draws.turn_depth_stopped.connect(lambda: self._end(None))
 
     def show_turn(self, node_id: int | None) -> None:
-        """Another turn, whose cost is not known yet; None: none."""
+        """Shows another turn, whose cost is not known yet, or (None) no turn."""
         self._node, self._cost = node_id, None
         self.hide()
 
     def show_cost(self, node_id: int, cost: TurnDepthCost) -> None:
-        """What the turn would take, if it is still the one that is shown."""
+        """Shows the cost of a turn, if that turn is still shown."""
         if node_id == self._node:
             self._cost = cost
             self._show()
@@ -286,7 +287,7 @@ class TurnRow(QWidget):
             self.words.setText(why)
 
     def _end(self, node_id: int | None) -> None:
-        """The work ended: that of a turn, or (None) whatever runs."""
+        """Ends the computation for a turn, or (None) for any turn."""
         if node_id is None or node_id == self._running:
             self._running = None
         self._show()
@@ -297,7 +298,7 @@ class TurnRow(QWidget):
         if cost is None:
             return
         runs = self._running == self._node
-        coloured = self._node is not None and self._coloured.get(self._node, 0) >= cost.tokens  # an answer may have grown
+        coloured = self._node is not None and self._coloured.get(self._node, 0) >= cost.tokens  # less if the answer has grown
         self.button.setText(self.tr("Stop") if runs else self.tr("Colour the turn by layer"))
         self.button.setVisible(runs or not coloured)
         if runs:
@@ -310,26 +311,26 @@ class TurnRow(QWidget):
 
 
 class Layers(QWidget):
-    """A painted table: a row for each layer with its likeliest tokens in the surprise ramp, and a line of ranks.
+    """A painted table: a row per layer with its likeliest tokens in the surprise ramp, and a curve of ranks.
 
-    The arrow keys, Home and End go from cell to cell.
+    The arrow keys, Home and End move between cells.
 
     Attributes:
-        run: What is shown.
-        token: Of the cell under the pointer, or else of the one that the keyboard is on; -1 for none.
+        run: The result shown.
+        token: The token of the cell under the pointer, else of the focused cell; -1 for none.
     """
 
     pointed = Signal(int)  # another `token`
-    stepped = Signal(QRect)  # to a cell that should be in sight
+    stepped = Signal(QRect)  # the row of the focused cell, to be scrolled into view
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._theme = current_theme()
         self._theme.scaled.connect(self._take_fonts)
         self.vocabulary: BytesOf = lambda _ids: []
         self.run: LensRun | None = None
         self.token = -1
-        self._cell = 0, 0  # layer and place that the keyboard is on, while it is here
+        self._cell = 0, 0  # layer and place of the focused cell
         speak(self, self.accessibleDescription)  # a painted widget has no role of its own
         self._take_fonts()
         self.setMouseTracking(True)
@@ -346,7 +347,7 @@ class Layers(QWidget):
         self.update()
 
     def show_run(self, run: LensRun | None) -> None:
-        """Shows the first position of a run; None empties the table, before a run of another place."""
+        """Shows the first position of a run; None clears the table."""
         if run is None:
             self.token = -1
         elif self.run is None:
@@ -359,34 +360,34 @@ class Layers(QWidget):
         self.updateGeometry()
         self.update()
         if self.token < 0:
-            self._point(self._resting)
+            self._point(self._focused_token)
 
     def column_of(self, token: int) -> int | None:
-        """The column of the run that follows a token."""
+        """The index of a token among the followed ones of the run; None if it is not followed."""
         if self.run is None:
             return None
         found = np.flatnonzero(self.run.token_ids[0] == token)
         return int(found[0]) if len(found) else None
 
     def name_of(self, token: int) -> str:
-        """A token as it is written in a cell; its number where it has no bytes."""
+        """A token as it is written in a cell: its text, or its id if its bytes are unknown."""
         return words.token(b"".join(self.vocabulary([token])), 20) or f"#{token}"
 
     def cell_at(self, x: float, y: float) -> tuple[int, int] | None:
-        """Layer and place of the cell there."""
+        """Layer and place of the cell at a point; None outside."""
         layer = int((y - scaled(HEAD_HEIGHT)) // scaled(ROW_HEIGHT))
         place = int((x - self._layer_px) // self._cell_px)
         return (layer, place) if self.token_at(layer, place) >= 0 else None
 
     def token_at(self, layer: int, place: int) -> int:
-        """The token of a cell; -1 where there is none."""
+        """The token of a cell; -1 if it has none."""
         if self.run is None or not (0 <= layer <= self.run.layers and 0 <= place < self._cells):
             return -1
         return int(self.run.top_ids[0, layer, place])
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         cell = self.cell_at(event.position().x(), event.position().y())
-        self._point(self._resting if cell is None else self.token_at(*cell))
+        self._point(self._focused_token if cell is None else self.token_at(*cell))
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         cell = self.cell_at(event.position().x(), event.position().y())
@@ -395,11 +396,11 @@ class Layers(QWidget):
 
     def leaveEvent(self, event: QEvent) -> None:
         super().leaveEvent(event)
-        self._point(self._resting)
+        self._point(self._focused_token)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)
-        if event.reason() is not Qt.FocusReason.MouseFocusReason:  # the press goes to a cell of its own
+        if event.reason() is not Qt.FocusReason.MouseFocusReason:  # a press chooses its own cell
             self._step_to(self._cell)
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
@@ -416,8 +417,8 @@ class Layers(QWidget):
         self._step_to((min(max(layer, 0), self.run.layers), min(max(place, 0), self._cells - 1)))
 
     @property
-    def _resting(self) -> int:
-        """The token of the keyboard's cell; -1 while the keyboard is elsewhere."""
+    def _focused_token(self) -> int:
+        """The token of the focused cell; -1 without focus."""
         return self.token_at(*self._cell) if self.hasFocus() else -1
 
     def _step_to(self, cell: tuple[int, int]) -> None:
@@ -428,8 +429,8 @@ class Layers(QWidget):
         self.update()
 
     def _say_cell(self) -> None:
-        """A screen reader says the name when it changes."""
-        token = self._resting
+        """Names the focused cell, which a screen reader then reads."""
+        token = self._focused_token
         self.setAccessibleName(
             self.tr("Layers") if token < 0 else self.tr("layer {0}: {1}").format(self._cell[0], self.name_of(token))
         )
@@ -482,7 +483,7 @@ class Layers(QWidget):
         painter.end()
 
     def _box(self, layer: int, place: int) -> QRectF:
-        """Where a cell is painted."""
+        """The rectangle of a cell."""
         top, height = scaled(HEAD_HEIGHT) + layer * scaled(ROW_HEIGHT), scaled(ROW_HEIGHT)
         return QRectF(self._layer_px + place * self._cell_px + 1, top + 1, self._cell_px - 2, height - 2)
 
@@ -502,7 +503,7 @@ class Layers(QWidget):
             if token < 0:
                 continue
             box = self._box(layer, place)
-            step = palette.step(to_bits(-float(run.top_logprobs[0, layer, place])))
+            step = step_of(to_bits(-float(run.top_logprobs[0, layer, place])))
             ground = palette.surprise[step]
             painter.setPen(Qt.PenStyle.NoPen)
             if ground is not None:
@@ -517,7 +518,7 @@ class Layers(QWidget):
             painter.drawText(box, _CENTRE, metrics.elidedText(text, Qt.TextElideMode.ElideRight, round(box.width()) - 4))
 
     def _paint_ranks(self, painter: QPainter, column: int, colour: str, width: float) -> None:
-        """The ranks of a token over the layers, on a logarithmic scale: the likeliest at the right."""
+        """Paints the ranks of a followed token by layer, on a logarithmic scale with rank 1 at the right."""
         run = self.run
         assert run is not None
         ranks = np.maximum(run.ranks[0, :, column], 1)

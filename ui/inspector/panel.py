@@ -1,4 +1,4 @@
-"""The inspector: tabs about the pinned token, the path and the cache."""
+"""The inspector: its tabs and what they are given."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ T = TypeVar("T", bound=InspectorTab)
 
 
 class Inspector(QWidget):
-    """Passes what it is given on to its tabs; a path to the one in front alone, since sums over it take time."""
+    """Passes its data on to its tabs; a path only to the current tab, for sums over it take time."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("inspector")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_width(self, WIDTH)
@@ -50,7 +50,7 @@ class Inspector(QWidget):
         self._show_cache_tab(theme.developer)
         self._path: tuple[TurnView, ...] = ()
         self._how_made: HowMade = lambda _node: None
-        self._stale: set[InspectorTab] = set()  # those that were not in front since the path changed
+        self._stale: set[InspectorTab] = set()  # tabs that have not shown the present path
         self._row.page_shown.connect(lambda _place: self._refresh_path())
         column = QVBoxLayout(self)
         column.setContentsMargins(1, 0, 0, 0)  # the hairline at the left is inside
@@ -59,7 +59,7 @@ class Inspector(QWidget):
         column.addWidget(self._row.stack, 1)
 
     def bind(self, controller: Controller, tell: Callable[[str], None]) -> None:
-        """`tell` says what was done by a command of the menu."""
+        """Connects the tabs; `tell` shows the result of a command of the menu."""
         self.cache.tell = tell
         controller.status_changed.connect(self.show_status)
         for page in self._pages:
@@ -77,13 +77,13 @@ class Inspector(QWidget):
         self._refresh_path()
 
     def _show_cache_tab(self, show: bool) -> None:  # a state, not an option
-        """The cache is part of the developer view."""
+        """Shows or hides the tab of the cache, which belongs to the developer view."""
         self.tabs[self._pages.index(self.cache)].setVisible(show)
         if not show and self._row.stack.currentIndex() == self._pages.index(self.cache):
             self.show_page(self.token)
 
     def show_page(self, page: InspectorTab) -> None:
-        """Brings a tab to the front."""
+        """Makes a tab the current one."""
         self._row.show_page(self._pages.index(page))
 
     def show_status(self, status: StatusView) -> None:

@@ -1,4 +1,4 @@
-"""The tab for the whole path: how likely it was together, and where it was uncertain."""
+"""The tab of the whole path: its joint log-probability, and its entropy as a timeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector import words
-from ui.inspector.provenance import Making
+from ui.inspector.provenance import Provenance
 from ui.inspector.tab import Empty, Facts, HowMade, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, TurnView
 from ui.theme.scheme import current_theme
@@ -25,14 +25,14 @@ Float32 = npt.NDArray[np.float32]
 
 
 class PathNumbers(Struct, frozen=True):
-    """Sums over the scored tokens of a path. Nats."""
+    """Sums over the scored tokens of a path, in nats."""
 
     tokens: int
     scored: int
-    answered: int  # tokens of the model's turns that have a score
-    logprob: float  # of those together
-    entropies: Float32  # (scored,) of all scored tokens
-    places: tuple[tuple[int, int], ...]  # (scored,) turn and index of each
+    answered: int  # scored tokens of the model's turns
+    logprob: float  # joint, of the `answered` tokens
+    entropies: Float32  # (scored,)
+    places: tuple[tuple[int, int], ...]  # (scored,) node id and index of each
 
     @property
     def perplexity(self) -> float:
@@ -41,7 +41,7 @@ class PathNumbers(Struct, frozen=True):
 
 
 def numbers_of(turns: tuple[TurnView, ...]) -> PathNumbers:
-    """Adds up what the turns hold."""
+    """Sums over the scored tokens of turns."""
     tokens = scored = answered = 0
     logprob = 0.0
     entropies: list[Float32] = []
@@ -60,13 +60,13 @@ def numbers_of(turns: tuple[TurnView, ...]) -> PathNumbers:
 
 
 class PathTab(InspectorTab):
-    """Sums and a timeline; a click on the timeline goes to the token."""
+    """Sums over the path, and a timeline on which a click chooses a token."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Path")
     token_chosen = Signal(int, int)  # node id, index
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.facts, self.range = Facts(columns=1), Facts(columns=1)
         self._range = QWidget()  # with the space above it
         selected = QVBoxLayout(self._range)
@@ -89,18 +89,18 @@ class PathTab(InspectorTab):
         column.addSpacing(6)
         column.addWidget(self.timeline)
         column.addWidget(self._range)
-        self.making = Making()
+        self.making = Provenance()
         column.addWidget(self.making)
         column.addStretch(1)
         self.show_path((), lambda _node: None)
         self.show_range(())
 
     def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade) -> None:
-        """Shows the sums over these turns, and how the last answer was made."""
+        """Shows the sums over these turns, and the provenance of the last answer."""
         numbers = numbers_of(turns)
         self._places = numbers.places
         for part in (self.timeline, self._caption):
-            part.setVisible(not np.isnan(numbers.entropies).all())  # a server says none
+            part.setVisible(not np.isnan(numbers.entropies).all())  # servers report no entropy
         self.empty.setVisible(numbers.scored == 0)
         self.facts.setVisible(numbers.scored > 0)
         self.facts.show_facts(self._words(numbers))
@@ -109,7 +109,7 @@ class PathTab(InspectorTab):
         self.making.show_made(None if answer is None else how_made(answer))
 
     def show_range(self, turns: tuple[TurnView, ...]) -> None:
-        """Shows the sums over what is selected of the turns; every scored token of it counts, of any role."""
+        """Shows the sums over the selected parts of turns; scored tokens of every role count."""
         numbers = numbers_of(tuple(replace(turn, role="assistant") for turn in turns))
         self._range.setVisible(numbers.tokens > 0)
         self.range.show_facts(self._words(numbers, of_range=True) if numbers.tokens else {})
@@ -134,12 +134,12 @@ class PathTab(InspectorTab):
 
 
 class Timeline(QWidget):
-    """One line over all tokens. Several tokens that share a pixel are drawn by their highest."""
+    """A curve over all tokens; of tokens that share a pixel, the highest value is drawn."""
 
-    chosen = Signal(int)  # place of the token that was clicked
+    chosen = Signal(int)  # index of the clicked token among the scored ones
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._values: Float32 = np.empty(0, np.float32)
         self._theme = current_theme()
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)

@@ -1,8 +1,8 @@
-"""How an answer was made: every setting that held, and where it came from."""
+"""Provenance of an answer, and the sampler's settings as rows with sliders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.inspector.replay import Outcome, share_of
-from ui.inspector.stage_rows import DialRow, StageRow, StaticRow
+from ui.inspector.stage_rows import DialRow, StageRow
 from ui.inspector.tab import Facts
 from ui.port import Made, SamplingOptions
 from ui.widgets.controls import button
@@ -19,20 +19,22 @@ from ui.widgets.labels import Caption
 
 
 class SettingsRows(QWidget):
-    """A row per stage, from the raw scores to the draw.
+    """A row per sampler stage, from the raw scores to the draw.
 
-    `changed` carries the settings the sliders stand at, `chosen` the stage whose numbers are to be shown ("": those of all).
+    Attributes:
+        sampling: The settings of the sliders; settings without a slider keep their values in force.
+        stage: The stage that was chosen, even while it does nothing; "" for none.
     """
 
-    changed = Signal(object)  # SamplingOptions
-    chosen = Signal(str)
+    changed = Signal(object)  # SamplingOptions, as the sliders are now
+    chosen = Signal(str)  # the stage whose numbers are to be shown; "": the numbers of all stages
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._sampling = SamplingOptions()
-        self._stage = ""
-        self.raw, self.grammar = StaticRow("raw", self.tr("raw")), StaticRow("grammar", self.tr("grammar"))
-        self.bias, self.draw = StaticRow("bias", self.tr("bias, bans")), StaticRow("draw", self.tr("draw"))
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampling = SamplingOptions()
+        self.stage = ""
+        self.raw, self.grammar = StageRow("raw", self.tr("raw")), StageRow("grammar", self.tr("grammar"))
+        self.bias, self.draw = StageRow("bias", self.tr("bias, bans")), StageRow("draw", self.tr("draw"))
         self.rows: dict[str, DialRow] = {}
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
@@ -47,19 +49,9 @@ class SettingsRows(QWidget):
     def _all(self) -> Iterable[StageRow]:
         return (self.raw, self.grammar, self.bias, *self.rows.values(), self.draw)
 
-    @property
-    def sampling(self) -> SamplingOptions:
-        """The settings the sliders stand at; those without a slider are as they were in force."""
-        return self._sampling
-
-    @property
-    def stage(self) -> str:
-        """The stage that was chosen, also while it does nothing; "" for none."""
-        return self._stage
-
     def set_sampling(self, sampling: SamplingOptions, *, can_draw_xtc: bool) -> None:
-        """Puts the sliders where these settings are, and the rows in their order; emits nothing."""
-        self._sampling = sampling
+        """Moves the sliders to these settings, and the rows into their order; emits nothing."""
+        self.sampling = sampling
         for dial in DIALS:
             held = getattr(sampling, dial.setting)
             there = sampling.order is None or dial.stage in sampling.order
@@ -69,7 +61,7 @@ class SettingsRows(QWidget):
         self._arrange(sampling.order)
 
     def _arrange(self, order: tuple[str, ...] | None) -> None:
-        """Puts the rows in the order in which the stages act."""
+        """Sorts the rows by the order of the stages."""
         own = [row.stage for row in self._all()]
         places = {stage: place for place, stage in enumerate(("raw", "grammar", *(order or own), "draw"))}
         wanted = sorted(self._all(), key=lambda row: places.get(row.stage, -1))  # sorted is stable
@@ -82,36 +74,35 @@ class SettingsRows(QWidget):
             QWidget.setTabOrder(before, after)
 
     def show_outcome(self, outcome: Outcome, token: int) -> None:
-        """What each stage leaves, and what `token` has after it."""
+        """Shows how many tokens each stage leaves, and the probability of `token` after it."""
         for static in (self.raw, self.grammar, self.bias, self.draw):
             static.setVisible(static.stage in ("raw", "draw") or outcome.stage(static.stage) is not None)
-        telling = {row.stage: row for row in self._all() if not row.isHidden()}  # of rows that share a stage, the last one
+        last_rows = {row.stage: row for row in self._all() if not row.isHidden()}  # the last row of each stage shows its result
         for row in self._all():
             stage = outcome.stage(row.stage)
-            tells = telling.get(row.stage) is row and stage is not None
-            row.show_result(stage.kept if tells and stage else None, share_of(outcome, row.stage, token) if tells else None)
+            if stage is not None and last_rows.get(row.stage) is row:
+                row.show_result(stage.kept, share_of(outcome, row.stage, token))
+            else:
+                row.show_result(None, None)
             row.can_be_chosen(stage is not None)
-            row.mark(stage is not None and self._stage == row.stage)
-
-    def values(self) -> Mapping[str, float]:
-        return {name: row.slider.setting for name, row in self.rows.items() if not row.isHidden()}
+            row.mark(stage is not None and self.stage == row.stage)
 
     def _moved(self, setting: str, value: float) -> None:
-        self._sampling = replace(self._sampling, **{setting: value})  # type: ignore[arg-type]  # fields by name
-        self.changed.emit(self._sampling)
+        self.sampling = replace(self.sampling, **{setting: value})  # type: ignore[arg-type]  # fields by name
+        self.changed.emit(self.sampling)
 
     def _choose(self, stage: str, on: bool) -> None:
-        self._stage = stage if on else ""
+        self.stage = stage if on else ""
         for row in self._all():
-            row.mark(row.stage == self._stage)
-        self.chosen.emit(self._stage)
+            row.mark(row.stage == self.stage)
+        self.chosen.emit(self.stage)
 
 
-class Making(QWidget):
-    """The model, the seed, counts and times of one answer; every option with its source, on request."""
+class Provenance(QWidget):
+    """The model, seed, counts and times of one answer; every option with its source, on request."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.facts, self.settings = Facts(columns=1), Facts(columns=1)
         self.more = button("", "link")
         self.more.setCheckable(True)
@@ -127,7 +118,7 @@ class Making(QWidget):
         self.show_made(None)
 
     def show_made(self, made: Made | None) -> None:
-        """Shows it; hidden where it was not stored."""
+        """Shows the provenance of an answer; hidden if it was not stored (None)."""
         self.setVisible(made is not None)
         if made is None:
             return

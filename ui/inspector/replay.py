@@ -1,4 +1,4 @@
-"""The draw once more: the uniform number over the cumulated probabilities."""
+"""Replays a draw: the random number on the cumulative probabilities, and the candidates after each stage."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ui.theme.scheme import current_theme
 
 HEIGHT, LINE_TOP, LINE_HEIGHT = 26, 10, 10
 _GAP_PX = 1.0  # between two tokens
-_LEAST_PX = 1.5  # narrower ones are drawn as one rest
+_LEAST_PX = 1.5  # narrower tokens are not drawn one by one
 
 
 class DrawLine(QWidget):
-    """Draws the last distribution in its order; the token that u falls on in the accent."""
+    """Paints the final distribution as a line; the token that the random number u selects is in the accent colour."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._theme = current_theme()
         self._shares: tuple[float, ...] = ()
         self._u: float | None = None
@@ -34,13 +34,13 @@ class DrawLine(QWidget):
         return QSize(200, HEIGHT)
 
     def show_draw(self, shares: Sequence[float], u: float | None, spoken: str) -> None:
-        """Shows probabilities by falling order (they need not add up to 1: the rest is beyond) and the number drawn."""
+        """Shows probabilities in descending order (their sum may be below 1) and the random number `u`."""
         self._shares, self._u = tuple(shares), u
         self.setAccessibleName(spoken)
         self.update()
 
     def hit(self) -> int | None:
-        """The place of the token that u falls on; None beyond what is known, or without u."""
+        """The index of the token that u selects; None beyond the known tokens, or without u."""
         if self._u is None:
             return None
         edge = 0.0
@@ -78,14 +78,14 @@ EDITING = ("grammar", "bias", "penalties", "dry")
 
 
 class Outcome(Struct, frozen=True):
-    """What a draw gave, or would give.
+    """The result of a draw or of its replay.
 
     Attributes:
-        token: The id that is drawn; None where it depends on tokens that are not stored.
-        stages: "raw", those that are on, "draw".
-        whole: Every token of the vocabulary was there, or it is the draw as it was.
-        as_drawn: With the settings and the number it was drawn with.
-        fault: Why nothing came out ("" where something did).
+        token: The id that is drawn; None if it depends on tokens that are not stored.
+        stages: "raw", the enabled stages, "draw".
+        whole: The whole vocabulary was known, or this is the original draw.
+        as_drawn: Replayed with the original settings and random number.
+        fault: Why there is no result; "" if there is one.
     """
 
     token: int | None
@@ -95,24 +95,24 @@ class Outcome(Struct, frozen=True):
     fault: str = ""
 
     def stage(self, name: str) -> Stage | None:
-        """The stage of that name; None where it is off."""
+        """The stage of that name; None if it is off."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
     @property
     def u(self) -> float | None:
-        """The number that decided."""
+        """The random number of the draw."""
         return self.stages[-1].u if self.stages else None
 
 
 class Candidate(Struct, frozen=True):
-    """One token on its way through the stages.
+    """One token and its probabilities, over all stages or over one of them.
 
     Attributes:
         token: Its id.
-        before: Its probability before the first stage; of one stage: before that one.
-        after: After the last, or after that one; 0 where it was cut.
+        before: Its probability before the first stage, or before the one stage.
+        after: Its probability after the last stage, or after the one stage; 0 if it was cut.
         cut_by: The stage that removed it, or "".
-        cumulative: Mass of those up to it when the first stage that cuts, or that one, looked at them.
+        cumulative: The mass of the tokens up to it, before the first stage that cuts or before the one stage.
     """
 
     token: int
@@ -123,15 +123,15 @@ class Candidate(Struct, frozen=True):
 
 
 def replayed(spot: Spot, drawing: Drawing, sampling: SamplingOptions | None, row: Row | None) -> Outcome:
-    """The draw of a spot again.
+    """Replays the draw of a token.
 
     Args:
         spot: The token, with its record.
-        drawing: What is known of how it was drawn.
-        sampling: The sliders' settings; None: as it was drawn.
-        row: ``(vocab,)`` raw log-probabilities before the token, where they are here; else what is stored counts.
+        drawing: How it was drawn, as far as that is stored.
+        sampling: The settings of the sliders; None: the original ones.
+        row: ``(vocab,)`` raw log-probabilities before the token; None: those that are stored with the token.
     """
-    from ui.port.replay import replay_draw  # waits until a token's Why is looked at
+    from ui.port.replay import replay_draw  # imported only when the Why tab is opened
 
     record = spot.record
     if record.stages is None and row is None:
@@ -159,18 +159,18 @@ def replayed(spot: Spot, drawing: Drawing, sampling: SamplingOptions | None, row
 
 
 def _has_number(stages: Sequence[Stage] | None, settings: SamplingOptions) -> bool:
-    """Whether the record has the random numbers that these settings draw."""
+    """Whether the record has all random numbers that these settings need."""
     known = {stage.name for stage in stages or () if stage.u is not None}
     return "draw" in known and ("xtc" in known or not settings.xtc_probability)
 
 
 def candidates(outcome: Outcome, most: int, always: int) -> list[Candidate]:
-    """The likeliest tokens of the raw distribution and of the last one, by falling raw probability; `always` is among them."""
+    """At most `most` tokens over all stages, by descending raw probability; `always` and the drawn token are among them."""
     if not outcome.stages:
         return []
     raw, last = outcome.stages[0], outcome.stages[-1]
     first = {token: p for token, p in zip(raw.ids, raw.after, strict=True) if p > 0}
-    # the draw itself cuts nothing but in greedy decoding, where all else goes with it
+    # the draw itself cuts tokens only in greedy decoding, and then all others
     final = dict(zip(last.ids, last.after, strict=True))
     cutting = next((s for s in outcome.stages[1:] if s.name not in (*EDITING, "temperature")), last)
     cumulative = dict(zip(cutting.ids, cutting.cumulative, strict=True))
@@ -178,13 +178,13 @@ def candidates(outcome: Outcome, most: int, always: int) -> list[Candidate]:
     chosen = order[:most]
     for token in (always, outcome.token):
         if token is not None and token in first and token not in chosen:
-            chosen = [*chosen[: most - 1], token] if len(chosen) >= most else [*chosen, token]
+            chosen = [*chosen[: most - 1], token]
     made = [Candidate(t, first[t], final.get(t, 0.0), _cut_by(outcome.stages, t), cumulative.get(t, 1.0)) for t in chosen]
     return sorted(made, key=lambda c: (-c.before, c.token))
 
 
 def at_stage(outcome: Outcome, name: str, most: int, always: int) -> list[Candidate]:
-    """The likeliest tokens that one stage found, in its order; `always` is among them, also where it was cut before."""
+    """At most `most` tokens before and after one stage; `always` and the drawn token are among them, even if cut before."""
     stage = outcome.stage(name)
     if stage is None:
         return []
@@ -193,7 +193,7 @@ def at_stage(outcome: Outcome, name: str, most: int, always: int) -> list[Candid
     shown = {row[0] for row in chosen}
     for row in rows:
         if row[0] in (always, outcome.token) and row[0] not in shown:
-            chosen = [*chosen[: most - 1], row] if len(chosen) >= most else [*chosen, row]
+            chosen = [*chosen[: most - 1], row]
     made = [
         Candidate(token, before, after, _cut_by(outcome.stages, token) if not after else "", cumulative)
         for token, before, after, cumulative in chosen
@@ -202,22 +202,22 @@ def at_stage(outcome: Outcome, name: str, most: int, always: int) -> list[Candid
 
 
 def _cut_by(stages: Sequence[Stage], token: int) -> str:
-    return next((stage.name for stage in stages if _after(stage, token) == 0.0), "")
+    return next((stage.name for stage in stages if probability_after(stage, token) == 0.0), "")
 
 
-def _after(stage: Stage, token: int) -> float | None:
-    places = [i for i, known in enumerate(stage.ids) if known == token]
-    return stage.after[places[0]] if places else None
+def probability_after(stage: Stage, token: int) -> float | None:
+    """A token's probability after a stage; None if the stage does not list it."""
+    return stage.after[stage.ids.index(token)] if token in stage.ids else None
 
 
 def share_of(outcome: Outcome, name: str, token: int) -> float | None:
-    """A token's probability after a stage; None where the stage is off or does not know it."""
+    """A token's probability after a stage; None if the stage is off or does not list it."""
     stage = outcome.stage(name)
-    return None if stage is None else _after(stage, token)
+    return None if stage is None else probability_after(stage, token)
 
 
 def same_draw(one: Spot, other: Spot) -> bool:
-    """Whether nothing that is replayed differs."""
+    """Whether two spots are the same token with the same data for a replay."""
     mine, theirs = one.record, other.record
     if (one.node_id, one.index, mine.token_id) != (other.node_id, other.index, theirs.token_id):
         return False

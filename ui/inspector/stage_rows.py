@@ -1,14 +1,11 @@
-"""The sampler's stages in words and bars, and what became of the likeliest tokens under them.
-
-Of one stage: probability before it, the mass up to there, and probability after it.
-"""
+"""The sampler's stages as rows, and a table of the likeliest tokens before and after them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from msgspec import Struct
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QPointF, QRectF, QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QWidget
 
@@ -23,10 +20,10 @@ from ui.widgets.dials import Dial, DialSlider
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.numbers import UNKNOWN, count, probability
 
-CUTTING = {spec.name for spec in SAMPLER_STAGES if spec.label}  # remove tokens and change no score
+CUTTING = {spec.name for spec in SAMPLER_STAGES if spec.label}  # stages that remove tokens and change no score
 ROW_HEIGHT, HEAD_HEIGHT = 23, 20
 TOKEN_PX, SHARE_PX, AFTER_PX = 84, 44, 62
-SO_FAR_PX = 54  # the mass up to a token, in numbers
+SO_FAR_PX = 54  # the column of the cumulative mass
 _BAR_HEIGHT = 9
 _MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
 _RIGHT = _MIDDLE | int(Qt.AlignmentFlag.AlignRight)
@@ -34,7 +31,7 @@ CUT_WORDS = {spec.name: spec.label for spec in SAMPLER_STAGES if spec.label}
 
 
 def stage_words(outcome: Outcome, stage: Stage, sampling: SamplingOptions) -> str:
-    """How many tokens the stage left, what they weighed before it, and the number that it drew."""
+    """Describes a stage: how many tokens it left, their mass before it, and its random number."""
     place = outcome.stages.index(stage)
     if place == 0:
         return translate("Stages", "The model's own probabilities of {0} tokens, unchanged.").format(count(stage.kept))
@@ -56,7 +53,7 @@ def _left(stage: Stage, before: Stage) -> str:
 
 
 def _numbered(stage: Stage, before: Stage, sampling: SamplingOptions) -> str:
-    """What a stage's random number decided."""
+    """Describes the effect of a stage's random number."""
     if stage.name == "draw":
         if stage.u is None:
             return translate("Stages", "Temperature 0: the likeliest token is taken, without a random number.")
@@ -79,11 +76,11 @@ def _numbered(stage: Stage, before: Stage, sampling: SamplingOptions) -> str:
 
 NAME_PX, KEPT_PX, CHANCE_PX = 92, 50, 36
 STAGE_HEIGHT = 25
-_BEYOND_PX = 6  # the ground of a chosen row reaches so far to both sides of it
+_BEYOND_PX = 6  # the background of a chosen row extends so far to both sides
 
 
 class StageName(QPushButton):
-    """A stage's name: pressed, its numbers are shown. What does not fit is cut with an ellipsis."""
+    """A stage's name as a button that shows the stage's numbers; elided if it does not fit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,9 +101,9 @@ class StageName(QPushButton):
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         palette = self._theme.palette
-        told = self.isChecked() or (self.isEnabled() and self.underMouse())
+        active = self.isChecked() or (self.isEnabled() and self.underMouse())
         painter = QPainter(self)
-        painter.setPen(QColor(palette.accent if self.hasFocus() else palette.text if told else palette.soft))
+        painter.setPen(QColor(palette.accent if self.hasFocus() else palette.text if active else palette.soft))
         shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
         painter.drawText(self.rect(), int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), shown)
         if self.hasFocus():
@@ -116,21 +113,23 @@ class StageName(QPushButton):
 
 
 class StageRow(QWidget):
-    """Name at the left, something in the middle, tokens left and a probability at the right.
+    """Name at the left, a widget in the middle, tokens left and a probability at the right.
 
     Args:
         stage: Its name among `Stage.name`.
-        middle: What stands between; None: nothing.
+        words: Its name in the window.
+        middle: The widget in the middle; None: empty.
     """
 
     chosen = Signal(str, bool)  # stage, whether its numbers are to be shown
 
-    def __init__(self, stage: str, middle: QWidget | None = None, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, stage: str, words: str = "", middle: QWidget | None = None) -> None:
+        super().__init__()
         fix_height(self, STAGE_HEIGHT)
         self.stage = stage
         self._theme = current_theme()
         self.name = StageName()
+        self.name.setText(words)
         self.name.toggled.connect(lambda on: self.chosen.emit(self.stage, on))
         self.kept = Label("", "faint", interface_font(11))
         self.share = Label("", "", interface_font(12))
@@ -150,22 +149,21 @@ class StageRow(QWidget):
         return (self.name,)
 
     def show_result(self, kept: int | None, share: float | None) -> None:
-        """Tokens of the vocabulary that are left, and what the pinned one has; None: the stage does nothing."""
+        """Shows the number of tokens left, and the probability of the pinned token; None: the stage does nothing."""
         self.kept.setText("" if kept is None else count(kept))
         self.kept.setAccessibleName("" if kept is None else self.tr("{0} tokens left").format(count(kept)))
         words = UNKNOWN if kept is not None else ""
         self.share.setText(words if share is None else self.tr("cut") if share == 0 else probability(share))
 
     def can_be_chosen(self, can: bool) -> None:
-        """Whether the stage did anything that could be shown."""
+        """Enables the name, if the stage has numbers to show."""
         self.name.setEnabled(can)
         self.name.setCursor(Qt.CursorShape.PointingHandCursor if can else Qt.CursorShape.ArrowCursor)
 
     def mark(self, on: bool) -> None:
-        """Shows whether it is the chosen one; emits nothing."""
-        self.name.blockSignals(True)
-        self.name.setChecked(on)
-        self.name.blockSignals(False)
+        """Marks the row as chosen or not; emits nothing."""
+        with QSignalBlocker(self.name):
+            self.name.setChecked(on)
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
@@ -179,22 +177,14 @@ class StageRow(QWidget):
         painter.end()
 
 
-class StaticRow(StageRow):
-    """A stage that has no slider."""
-
-    def __init__(self, stage: str, words: str) -> None:
-        super().__init__(stage)
-        self.name.setText(words)
-
-
 class DialRow(StageRow):
-    """One setting that can be moved."""
+    """A stage with a slider for one setting."""
 
     moved = Signal(str, object)  # setting, value
 
-    def __init__(self, dial: Dial, parent: QWidget | None = None) -> None:
+    def __init__(self, dial: Dial) -> None:
         self.slider = DialSlider(dial)
-        super().__init__(dial.stage, self.slider, parent)
+        super().__init__(dial.stage, middle=self.slider)
         self.slider.moved.connect(self._moved)
         self._name()
 
@@ -203,7 +193,7 @@ class DialRow(StageRow):
         return self.name, self.slider
 
     def set_value(self, value: float) -> None:
-        """Shows a value, also one beyond the slider's ends; emits nothing."""
+        """Shows a value, even beyond the slider's range; emits nothing."""
         self.slider.show_setting(value)
         self._name()
 
@@ -216,19 +206,19 @@ class DialRow(StageRow):
 
 
 class CandidateLine(Struct, frozen=True):
-    """One candidate as it is drawn."""
+    """One row of the table of candidates."""
 
     data: bytes
     candidate: Candidate
-    pinned: bool  # it is the token that stands there
-    drawn: bool  # it is the one that the settings draw
+    pinned: bool  # the token of the text
+    drawn: bool  # the token that the settings draw
 
 
 class Candidates(QWidget):
-    """A small table, painted: bars from raw (light) to after the sampler (dark), a thin line for the cumulative mass."""
+    """A painted table: bars before (light) and after the sampler (dark), a thin line for the cumulative mass."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._theme = current_theme()
         self._theme.scaled.connect(self._take_fonts)
         self._take_fonts()
@@ -248,7 +238,7 @@ class Candidates(QWidget):
         self.update()
 
     def show_lines(self, lines: Sequence[CandidateLine], stage: str = "") -> None:
-        """Shows these, the likeliest first: before and after one stage, or ("") all of them."""
+        """Shows candidates, the likeliest first: before and after one stage, or ("") all stages."""
         resized = len(lines) != len(self.lines)
         self.lines, self.stage = tuple(lines), stage
         self.setAccessibleName(self.tr("Candidates"))
@@ -288,7 +278,7 @@ class Candidates(QWidget):
 
     @property
     def _before_px(self) -> int:
-        """Where the column of the probability before ends; behind it stand the mass so far, of one stage, and what came out."""
+        """The right edge of the first number column; right of it are the cumulative mass (for one stage) and the result."""
         return self.width() - self._after_px - (self._so_far_px if self.stage else 0)
 
     def _paint_heads(self, painter: QPainter) -> None:
@@ -333,5 +323,5 @@ class Candidates(QWidget):
 
 
 def cut_words(stage: str) -> str:
-    """A stage as it is called in the window."""
+    """The name of a stage in the window."""
     return CUT_WORDS.get(stage, stage)

@@ -1,4 +1,4 @@
-"""What a tab of the inspector is made of: its base, facts as rows of labels, and how to choose a token where none is."""
+"""The base class of the inspector's tabs, and widgets that they share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ui.theme.text_size import fix_height
 from ui.widgets.controls import button, row, words
 from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
-BytesOf = Callable[[Sequence[int]], Sequence[bytes]]  # bytes of any token ids; empty where not known
-HowMade = Callable[[int], Made | None]  # of an answer's node
+BytesOf = Callable[[Sequence[int]], Sequence[bytes]]  # the bytes of token ids; empty if unknown
+HowMade = Callable[[int], Made | None]  # the provenance of an answer, by its node id
 
 
 class InspectorTab(QWidget):
-    """A tab overrides what concerns it; what it shows of its own, and asks for, it connects in `bind`.
+    """A tab overrides the methods that concern it, and connects its own signals in `bind`.
 
     Attributes:
         title: Marked with `QT_TRANSLATE_NOOP("Inspector", ...)`.
@@ -30,31 +30,31 @@ class InspectorTab(QWidget):
     title = ""
 
     def bind(self, controller: Controller) -> None:
-        """Connects the tab with what it asks and shows."""
+        """Connects the tab with the controller."""
 
     def show_spot(
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
     ) -> None:
-        """Shows the token that is pinned; None: none is."""
+        """Shows the pinned token; None: no token is pinned."""
 
     def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade) -> None:
-        """Shows the path; called only while the tab is in front."""
+        """Shows the path; called only for the current tab."""
 
     def show_status(self, status: StatusView) -> None:
-        """Shows what the engine does."""
+        """Takes the status of the engine."""
 
     def set_has_tokens(self, has: bool) -> None:  # a state, not an option
-        """Whether the path has a token with a score."""
+        """Takes whether the path has a scored token."""
 
 
 ROW_HEIGHT = 17
 
 
 class Facts(QWidget):
-    """A grid of name and value, `columns` pairs a row; `show_facts` replaces them all."""
+    """A grid of names and values, `columns` pairs per row."""
 
-    def __init__(self, columns: int = 2, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, columns: int = 2) -> None:
+        super().__init__()
         self._columns = columns
         self._cells: list[Cell] = []
         self._shown: tuple[list[tuple[str, str]], Mapping[str, str] | None] = [], None
@@ -70,11 +70,11 @@ class Facts(QWidget):
         return {cell.name.text(): cell.value.text() for cell in self._cells if not cell.isHidden()}
 
     def show_facts(self, facts: Mapping[str, str], meanings: Mapping[str, str] | None = None) -> None:
-        """Shows these, in this order; cells are reused, so that numbers change in place.
+        """Replaces all facts, in this order; cells are reused, so that numbers change in place.
 
         Args:
             facts: Values by name.
-            meanings: What a name means, for its tooltip.
+            meanings: Explanations by name, for tooltips.
         """
         shown = list(facts.items()), meanings
         if shown == self._shown:
@@ -97,10 +97,10 @@ class Facts(QWidget):
 
 
 class Cell(QWidget):
-    """One name at the left, its value at the right."""
+    """A name at the left, its value at the right."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.name = Label("", "soft", interface_font(12))
         self.value = ElidedLabel("", "", interface_font(12, QFont.Weight.Medium))
         self.value.setAlignment(Qt.AlignmentFlag.AlignRight)
@@ -114,7 +114,7 @@ class Cell(QWidget):
 
 
 class Empty(QWidget):
-    """Words and a button: to a token where there are some, else to the message field."""
+    """Shown in place of a token: words, and a button to an uncertain token, else to the message field."""
 
     token_wanted = Signal()
     message_wanted = Signal()
@@ -132,7 +132,6 @@ class Empty(QWidget):
         self.set_has_tokens(False)
 
     def set_has_tokens(self, has: bool) -> None:  # a state, not an option
-        """Whether there is a token to go to."""
         self._has_tokens = has
         self.button.setText(self.tr("Show an uncertain token") if has else self.tr("Write a message"))
 

@@ -1,4 +1,4 @@
-"""The tab of one token: its numbers, what else might have come, and in short why it came."""
+"""The tab of one token: its numbers, its alternatives, and a summary of its draw."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from itertools import accumulate
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont, QShowEvent
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QVBoxLayout
 
 from ui.comparison.model_rows import ComparedRows
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
-from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
+from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, CountButtons
+from ui.inspector.replay import probability_after
 from ui.inspector.stage_rows import cut_words
 from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, StatusView, TokenRecord, translate
@@ -23,20 +24,16 @@ from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability
 
 
-class WhyFacts(QWidget):
-    """Raw probability, how the token came here, what the stages made of it, and the number it was drawn with.
+class WhyFacts(Facts):
+    """The raw probability of a token, its origin, its probability after each stage, and its random number.
 
     Args:
-        stages: Whether the stages are among them.
+        stages: Whether to show the stages.
     """
 
-    def __init__(self, parent: QWidget | None = None, *, stages: bool = True) -> None:
-        super().__init__(parent)
+    def __init__(self, *, stages: bool = True) -> None:
+        super().__init__(columns=1)
         self._has_stages = stages
-        self.facts = Facts(columns=1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(self.facts)
 
     def show_spot(self, spot: Spot) -> None:
         """Shows the facts of this token."""
@@ -49,18 +46,18 @@ class WhyFacts(QWidget):
             facts[self.tr("drawn")] = f"u = {words.share(spot.draw)}"
         if record.finish_reason is not None:
             facts[self.tr("ended the answer")] = record.finish_reason.replace("_", " ")
-        self.facts.show_facts(facts)
+        self.show_facts(facts)
 
     def _stages(self, record: TokenRecord) -> dict[str, str]:
         shares: dict[str, str] = {}
         for stage in (record.stages or ())[1:-1]:
-            if record.token_id in stage.ids:
-                after = stage.after[stage.ids.index(record.token_id)]
+            after = probability_after(stage, record.token_id)
+            if after is not None:
                 shares[self.tr("after {0}").format(cut_words(stage.name))] = probability(after) if after else self.tr("cut")
         return shares
 
     def origin(self, origin: Origin) -> str:
-        """How a token came into the text, in words."""
+        """The origin of a token in words."""
         return {
             Origin.TEMPLATE: self.tr("the chat template"),
             Origin.TYPED: self.tr("typed by you"),
@@ -72,27 +69,27 @@ class WhyFacts(QWidget):
 
 
 MOST_SHOWN = 10
-FORBIDDING = {  # stages that forbid, and how it is said beside a candidate
+FORBIDDING = {  # stages that forbid tokens, and the words beside a forbidden candidate
     "grammar": QT_TRANSLATE_NOOP("Stages", "not allowed by the format"),
     "bias": QT_TRANSLATE_NOOP("Stages", "banned"),
 }
 
 
 class TokenTab(InspectorTab):
-    """Shows a `Spot`; asks whose its numbers are where they may be those of a model on a server, or of another one."""
+    """Shows a `Spot`; asks for the model of its numbers if that may be on a server, or not the model in use."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Token")
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
     preview_wanted = Signal(int, int, int)  # node id, index, token id
     drawing_wanted = Signal(int, int)  # node id, index
-    score_wanted = Signal()  # numbers for what has none
+    score_wanted = Signal()  # of the session's tokens without scores
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._spot: Spot | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.spot: Spot | None = None
         self._status = StatusView(EngineState.NONE)
-        self._asked: tuple[int, int] | None = None  # whose the numbers of this place are
+        self._asked: tuple[int, int] | None = None  # the place whose drawing was asked for
         self.source = Label("", "soft", interface_font(11.5))
         self.source.setWordWrap(True)
         self.source.hide()
@@ -106,7 +103,7 @@ class TokenTab(InspectorTab):
         self.alternatives = Alternatives()
         self.alternatives.chosen.connect(self._choose)
         self.alternatives.previewed.connect(self._preview)
-        self.draws, self.beam_rows = Ways(self.tr("continuations from here")), BeamRows()
+        self.draws, self.beam_rows = CountButtons(self.tr("continuations from here")), BeamRows()
         self.beams = self.beam_rows.ways
         self.draws.wanted.connect(lambda count: self._continue(count, beams=False))
         self.beams.wanted.connect(lambda count: self._continue(count, beams=True))
@@ -145,14 +142,10 @@ class TokenTab(InspectorTab):
         self.show_status(self._status)
         self.show_spot(None, lambda _ids: [], can_choose=False)
 
-    @property
-    def spot(self) -> Spot | None:
-        return self._spot
-
     def show_spot(
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
     ) -> None:
-        self._spot = spot
+        self.spot = spot
         for part in (*self._parts, self._line, self._caption):
             part.setVisible(spot is not None)
         self.empty.setVisible(spot is None)
@@ -192,14 +185,14 @@ class TokenTab(InspectorTab):
         self._ask_for_source()
 
     def show_drawing(self, node_id: int, index: int, drawing: Drawing | None) -> None:
-        """Whose the numbers of a place are, if it is still the one that is shown."""
+        """Shows the model of the numbers, if the place is still shown."""
         if drawing is not None and drawing.model and (node_id, index) == self._asked:
             self.source.setText(self.tr("numbers of {0}").format(drawing.model))
             self.source.show()
 
     def _ask_for_source(self) -> None:
-        """Once for each place, while the tab can be seen; the status bar names a model of this machine that wrote all."""
-        spot, status = self._spot, self._status
+        """Asks once per place, while the tab is visible, unless the status bar names the one model of all numbers."""
+        spot, status = self.spot, self._status
         named = spot is not None and spot.record.logprob is not None and (status.lacking("server") or status.written_by)
         place = (spot.node_id, spot.index) if spot is not None and named else None
         if place != self._asked:
@@ -209,7 +202,7 @@ class TokenTab(InspectorTab):
                 self.drawing_wanted.emit(*self._asked)
 
     def _show_lacking(self) -> None:
-        self.lacking.setVisible(self._spot is not None and bool(self.lacking.text()))
+        self.lacking.setVisible(self.spot is not None and bool(self.lacking.text()))
 
     def set_has_tokens(self, has: bool) -> None:
         self.empty.set_has_tokens(has)
@@ -230,20 +223,20 @@ class TokenTab(InspectorTab):
         }
 
     def _continue(self, count: int, *, beams: bool) -> None:
-        if self._spot is not None:
-            self.columns_wanted.emit(self._spot.node_id, self._spot.index, count, beams)
+        if self.spot is not None:
+            self.columns_wanted.emit(self.spot.node_id, self.spot.index, count, beams)
 
     def _preview(self, token_id: int) -> None:
-        if self._spot is not None:
-            self.preview_wanted.emit(self._spot.node_id, self._spot.index, token_id)
+        if self.spot is not None:
+            self.preview_wanted.emit(self.spot.node_id, self.spot.index, token_id)
 
     def _choose(self, token_id: int) -> None:
-        if self._spot is not None:
-            self.alternative_chosen.emit(self._spot.node_id, self._spot.index, token_id)
+        if self.spot is not None:
+            self.alternative_chosen.emit(self.spot.node_id, self.spot.index, token_id)
 
 
 def forbidden(record: TokenRecord, token_id: int) -> str:
-    """Why a candidate could not be drawn whatever its probability; "" where it could, or nothing is known of it."""
+    """Why a candidate was forbidden whatever its probability; "" if it was not, or that is not stored."""
     for stage in record.stages or ():
         if stage.name in FORBIDDING and any(i == token_id and p == 0.0 for i, p in zip(stage.ids, stage.after, strict=True)):
             return translate("Stages", FORBIDDING[stage.name])
@@ -251,7 +244,7 @@ def forbidden(record: TokenRecord, token_id: int) -> str:
 
 
 def alternatives_of(record: TokenRecord, vocabulary: BytesOf) -> list[Alternative]:
-    """The likeliest candidates of a token's place; the token itself stands last where it is not among them."""
+    """The likeliest candidates of a token's place; the token itself comes last if it is not among them."""
     if not record.top_ids:
         return []
     ids, logprobs = record.top_ids[:MOST_SHOWN], record.top_logprobs[:MOST_SHOWN]

@@ -1,4 +1,4 @@
-"""The tab that replays a draw: what each stage did, and what other settings would have drawn with the same number."""
+"""The tab that replays a draw: the effect of each stage, and of other settings with the same random number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout
 
 from ui.controller import Controller
 from ui.core.shown import Spot
@@ -26,21 +26,21 @@ MOST_CANDIDATES = 12
 
 
 class WhyTab(InspectorTab):
-    """Shows a `Spot`; asks for its `Drawing` when it can be seen, and for the whole row when the button is pressed."""
+    """Shows a `Spot`; asks for its `Drawing` once the tab is visible, and for the whole row when the button is pressed."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Why")
     drawing_wanted = Signal(int, int)  # node id, index
     row_wanted = Signal(int, int)
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._spot: Spot | None = None
         self._drawing: Drawing | None = None
         self._row: Row | None = None
-        self._asked = False  # how this spot was drawn
+        self._asked = False  # for the drawing of this spot
         self._can_choose = False
-        self._engine: EngineState | None = None  # as last told
+        self._engine: EngineState | None = None  # as of the last status
         self._vocabulary: BytesOf = lambda _ids: []
         self.outcome = Outcome(None)
         self.empty = Empty(self.tr("Click a token to see how it was chosen."))
@@ -61,7 +61,7 @@ class WhyTab(InspectorTab):
         self.ask = self._link(self.tr("get every probability from the model"), self._ask)
         self.facts = Facts(columns=1)
         self.table = Candidates()
-        self.did = Label("", "soft", interface_font(11.5))  # the stage that was chosen
+        self.did = Label("", "soft", interface_font(11.5))  # describes the chosen stage
         for label in (self.source, self.missing, self.verdict, self.note, self.did):
             label.setWordWrap(True)
         self._stages, self._among = Caption(self.tr("Stages · click one to see its effect")), Caption("")
@@ -113,7 +113,7 @@ class WhyTab(InspectorTab):
         self.empty.set_has_tokens(has)
 
     def show_status(self, status: StatusView) -> None:
-        """Where another model may be in use, whose numbers these are is asked again."""
+        """Asks for the drawing again when another model may run."""
         if status.engine is not self._engine:
             self._engine, self._asked = status.engine, False
             self.ask_for_drawing()
@@ -121,8 +121,8 @@ class WhyTab(InspectorTab):
     def show_spot(
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
     ) -> None:
-        """Shows a token; the same one again keeps the sliders where they are."""
-        del can_continue  # the other tabs'
+        """Shows a token; for the same token, the sliders stay."""
+        del can_continue  # for other tabs
         held, self._spot, self._vocabulary = self._spot, spot, vocabulary
         self._can_choose = can_choose
         if held is not None and spot is not None and same_draw(held, spot):
@@ -133,7 +133,7 @@ class WhyTab(InspectorTab):
         self.ask_for_drawing()
 
     def ask_for_drawing(self) -> None:
-        """How it was drawn is looked up only while the tab can be seen."""
+        """Asks for the drawing, while the tab is visible."""
         if self._spot is not None and not self._asked and self.isVisible():
             self._asked = True
             self.drawing_wanted.emit(self._spot.node_id, self._spot.index)
@@ -143,7 +143,7 @@ class WhyTab(InspectorTab):
         self.ask_for_drawing()
 
     def show_drawing(self, node_id: int, index: int, drawing: Drawing | None) -> None:
-        """How the token was drawn, if it is still the one that is shown."""
+        """Shows how the token was drawn, if that token is still shown."""
         if not self._is_at(node_id, index) or drawing is None:
             return
         known, self._drawing = self._drawing, drawing
@@ -152,13 +152,13 @@ class WhyTab(InspectorTab):
         self._show()
 
     def show_row(self, node_id: int, index: int, row: Row) -> None:
-        """The whole distribution of the place."""
+        """Takes the whole distribution of the place."""
         if self._is_at(node_id, index):
             self._row = row
             self._replay()
 
     def say(self, refusal: str) -> None:
-        """The row could not be had."""
+        """Shows why there is no row."""
         self.note.setText(refusal)
         self.note.show()
 
@@ -198,7 +198,7 @@ class WhyTab(InspectorTab):
         self._replay()
 
     def _offer_branch(self) -> None:
-        """The token that would be drawn instead is one press away."""
+        """Offers a branch to the token that the sliders would draw instead."""
         spot, token = self._spot, self.outcome.token
         offered = spot is not None and self._can_choose and not self.outcome.fault and self.verdict.isVisibleTo(self)
         if spot is None or not offered or token in (None, spot.record.token_id):
@@ -235,14 +235,14 @@ class WhyTab(InspectorTab):
         changed = drawing.sampling is None or self.dials.sampling != drawing.sampling
         settings = self.dials.sampling if changed or record.stages is None else None
         if drawing.sampling is None and self.dials.sampling == SamplingOptions() and record.stages is not None:
-            settings, changed = None, False  # untouched: as it was drawn
+            settings, changed = None, False  # sliders untouched: the original draw
         row = self._row if settings is not None else None
         self.outcome = replayed(spot, drawing, settings, row)
         self.reset.setVisible(changed)
         self._show_outcome(spot)
 
     def _can_ask(self) -> bool:
-        """A whole row would tell more: a model of these numbers runs, and no grammar had a say that it does not know of."""
+        """Whether the model of these numbers runs and could give the whole row; not with a grammar, which it does not know."""
         spot, drawing = self._spot, self._drawing
         if spot is None or drawing is None or not drawing.can_ask or self._row is not None:
             return False
@@ -269,7 +269,7 @@ class WhyTab(InspectorTab):
         self._show_table()
 
     def _show_table(self) -> None:
-        """The candidates on their way through all stages, or before and after the one that was chosen."""
+        """Shows the candidates over all stages, or before and after the chosen one."""
         outcome, spot = self.outcome, self._spot
         stage = outcome.stage(self.dials.stage)
         self.did.setVisible(stage is not None and self.table.isVisibleTo(self))

@@ -1,4 +1,4 @@
-"""How the inspector writes a token, its bytes and numbers that may be missing."""
+"""Texts of the inspector for tokens, bytes, and numbers that may be missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ui.widgets.visible import visible
 
 
 def token(data: bytes, most: int = 40) -> str:
-    """A token standing alone: leading spaces as ␣, line ends and controls visible, bytes that are no text in hex."""
+    """A token as text of its own: leading spaces as ␣, line ends and controls visible, undecodable bytes in hex."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -20,12 +20,12 @@ def token(data: bytes, most: int = 40) -> str:
 
 
 def hexadecimal(data: bytes, most: int = 4) -> str:
-    """Bytes: "20 4c 69 73 …"."""
+    """Bytes in hex: "20 4c 69 73 …"."""
     return data[:most].hex(" ") + (" …" if len(data) > most else "")
 
 
 def likely(logprob: float | None) -> str:
-    """A log-probability written as probability."""
+    """A log-probability as a probability."""
     return UNKNOWN if logprob is None or math.isnan(logprob) else probability(math.exp(logprob))
 
 
@@ -35,7 +35,7 @@ def in_nats(value: float | None) -> str:
 
 
 def in_bits(value_nats: float | None) -> str:
-    """Nats said in bits: "3.35 bits"."""
+    """Nats as bits: "3.35 bits"."""
     return UNKNOWN if value_nats is None else bits(value_nats)
 
 

@@ -1,1 +1,1 @@
-"""Models: what is on the shelf, what is fetched for it, whether it fits."""
+"""The page of models: the shelf, downloads, and whether models fit into memory."""

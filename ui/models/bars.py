@@ -1,4 +1,4 @@
-"""Bars of the models page: questions, choices, and the progress of imports and downloads."""
+"""Bars of the models page: questions, choices, progress, and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from ui.models.token_row import Aside
+from ui.models.token_row import InlinePanel
 from ui.port import FitView, GgufPlan, translate
 from ui.theme.fonts import interface_font, scaled
 from ui.theme.palette import Palette
@@ -20,12 +20,12 @@ from ui.widgets.numbers import size
 from ui.widgets.visible import one_line
 
 
-class AskBar(Aside):
-    """Hidden until something is asked. The keyboard is on the way that changes nothing, and goes back to `home`.
+class AskBar(InlinePanel):
+    """Asks for confirmation; hidden otherwise. The focus is on the button that changes nothing, then back on `home`.
 
     Args:
-        home: What was pressed to get here.
-        leave: What the way is called that changes nothing.
+        home: The button that opens it.
+        leave: The words of the button that changes nothing.
     """
 
     agreed = Signal()
@@ -46,7 +46,7 @@ class AskBar(Aside):
 
     @property
     def words(self) -> str:
-        """What it asks; "" while it does not."""
+        """The question; "" while hidden."""
         return "" if self.isHidden() else self._words.text()
 
     def ask(self, question: str, action: str) -> None:
@@ -60,17 +60,17 @@ class AskBar(Aside):
         self.agreed.emit()
 
 
-class ChoiceBar(Aside):
-    """Hidden until something is asked; the keyboard goes back to `home`.
+class ChoiceBar(InlinePanel):
+    """Asks for one of a few choices; hidden otherwise. The focus then goes back to `home`.
 
     Args:
-        home: What was pressed to get here.
-        name: Of what is chosen.
-        labels: Of the answers.
-        action: What the way is called that goes on.
+        home: The button that opens it.
+        name: The accessible name of the choice.
+        labels: The words of the choices.
+        action: The words of the button that confirms.
     """
 
-    agreed = Signal(int)  # the place of the answer
+    agreed = Signal(int)  # the index of the choice
 
     def __init__(self, home: QWidget, name: str, labels: Sequence[str], action: str) -> None:
         super().__init__(home, "undo")
@@ -105,14 +105,13 @@ THIN, THICK, SWATCH = 3, 9, 8  # pixels at 100 % text
 
 
 class ThinBar(QWidget):
-    """A line that fills from the left; it only shows."""
+    """A thin progress bar."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name, self._share = name, 0.0
         self.setAccessibleName(name)
         self._theme = current_theme()
-        self._theme.changed.connect(self._recolour)
         fix_height(self, THIN)
 
     def show_share(self, done: int, total: int) -> None:
@@ -121,9 +120,6 @@ class ThinBar(QWidget):
             self._share = share
             self.setAccessibleDescription(f"{100 * share:.0f} %")
             self.update()
-
-    def _recolour(self, _palette: Palette) -> None:
-        self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         painter = QPainter(self)
@@ -139,21 +135,17 @@ class ThinBar(QWidget):
 
 
 class FitBar(QWidget):
-    """Weights, KV and work as parts of the machine's memory; what goes beyond it is warm."""
+    """Weights, KV and working memory as parts of the machine's memory; the excess is in a warm colour."""
 
     def __init__(self) -> None:
         super().__init__()
         self._fit: FitView | None = None
         self._theme = current_theme()
-        self._theme.changed.connect(self._recolour)
         fix_height(self, THICK)
 
     def show_fit(self, fit: FitView) -> None:
         self._fit = fit
         self.setAccessibleName(self.tr("About {0} of {1} of memory").format(size(fit.total), size(fit.memory)))
-        self.update()
-
-    def _recolour(self, _palette: Palette) -> None:
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
@@ -179,7 +171,7 @@ class FitBar(QWidget):
 
 
 class FitLegend(QWidget):
-    """What the parts of a `FitBar` are, each with its colour and its bytes."""
+    """The parts of a `FitBar` by name, each with its colour and its bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,21 +196,17 @@ class FitLegend(QWidget):
 
 
 class _Swatch(QWidget):
-    """A square in the colour of one part."""
+    """A square in the colour of a part of a `FitBar`."""
 
     def __init__(self, place: int) -> None:
         super().__init__()
         self._place = place
         self._theme = current_theme()
-        self._theme.changed.connect(self._recolour)
         self._theme.scaled.connect(self._resize)
         self._resize()
 
     def _resize(self) -> None:
         self.setFixedSize(scaled(SWATCH), scaled(SWATCH))
-
-    def _recolour(self, _palette: Palette) -> None:
-        self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         painter = QPainter(self)
@@ -227,7 +215,7 @@ class _Swatch(QWidget):
 
 
 def colours(palette: Palette) -> tuple[str, str, str, str]:
-    """Of weights, KV, work, and what is needed while loading."""
+    """The colours of weights, KV, working memory, and memory needed while loading."""
     return palette.accent, palette.disk, palette.bar_rest, palette.faint
 
 
@@ -235,9 +223,9 @@ KEPT, FLOAT32 = range(2)
 
 
 class ImportBar(ChoiceBar):
-    """Hidden until there is a file; one of which mlx can keep nothing as it is packed is not asked about."""
+    """Asks in which form to import a GGUF file, unless mlx can keep none of its weights quantised."""
 
-    wanted = Signal(object, bool)  # the path; whether its weights stay quantised
+    wanted = Signal(object, bool)  # the path; whether the weights stay quantised
 
     def __init__(self, home: QWidget) -> None:
         labels = [translate("ImportBar", "quantised"), translate("ImportBar", "float32")]
@@ -246,7 +234,7 @@ class ImportBar(ChoiceBar):
         self.agreed.connect(self._go_on)
 
     def ask_form(self, plan: GgufPlan) -> None:
-        """Asks, or goes on where there is nothing to choose."""
+        """Asks for the form, or imports at once if there is no choice."""
         self._plan = plan
         if not plan.kept:
             self._go_on(FLOAT32)
@@ -267,7 +255,7 @@ BITS = (4, 8)
 
 
 class QuantiseBar(ChoiceBar):
-    """Hidden until it is asked; the keyboard goes back to `home`."""
+    """Asks for the bits per weight."""
 
     wanted = Signal(int)  # bits
 

@@ -1,10 +1,10 @@
-"""Downloads: their rows on the page, and their line in the status bar."""
+"""Downloads: a row each on the page, and a link in the status bar."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QSize, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
 
@@ -12,7 +12,7 @@ from ui.models.bars import AskBar, ThinBar
 from ui.models.wording import rate_words, time_left
 from ui.port import Download, DownloadState
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, restyle, row, words
 from ui.widgets.labels import ElidedLabel, Hairline, Label, plain_tooltip
 from ui.widgets.numbers import size
 
@@ -22,8 +22,8 @@ class DownloadRow(QWidget):
 
     pause_wanted = Signal(str)  # repository
     go_on_wanted = Signal(str)
-    cancel_wanted = Signal(str)  # and, of one that is done, not to be told any more
-    open_wanted = Signal(str)  # its name on the shelf
+    cancel_wanted = Signal(str)  # also dismisses a finished download
+    open_wanted = Signal(str)  # the model's name on the shelf
 
     def __init__(self, view: Download) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class DownloadRow(QWidget):
         return self.pause_button, self.go_on_button, self.open_button, self.cancel_button, ask.do_button, ask.keep_button
 
     def show_download(self, view: Download) -> None:
-        """Shows how it is now; the keyboard stays where it was, on the button that took the other's place."""
+        """Updates the row; the focus moves between Pause and Resume as these replace each other."""
         self.view = view
         state = view.state
         had_keyboard = self.pause_button.hasFocus() or self.go_on_button.hasFocus()
@@ -117,26 +117,24 @@ class DownloadRow(QWidget):
         self.ask.ask(self.tr("cancel and delete the {0} already downloaded?").format(size(view.done)), self.tr("Delete"))
 
 
-MOST_NAME = 32  # characters of a repository
+MOST_NAME = 32  # characters shown of a repository
 
 
 class DownloadsLink(QPushButton):
-    """Hidden while nothing is fetched and nothing came of it; pressed, it leads to the models."""
+    """Sums up the downloads, and leads to the models; hidden while there is none."""
 
     def __init__(self) -> None:
         super().__init__()
-        made = button("", "link")
-        self.setProperty("kind", "link")
+        restyle(self, "link")
         self.setFont(interface_font(11.5))
-        self.setCursor(made.cursor())
-        self.setFocusPolicy(made.focusPolicy())
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.hide()
 
     def minimumSizeHint(self) -> QSize:
         return super().sizeHint()
 
     def show_downloads(self, downloads: Sequence[Download]) -> None:
-        """Shows those that run, else the last that failed, else the last that is done."""
+        """Shows the running downloads, else the last failed, else the last finished one."""
         words = self._words(downloads)
         self.setText(words.replace("&", "&&"))
         self.setAccessibleName(self.tr("{0}; show models").format(words))

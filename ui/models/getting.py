@@ -1,4 +1,4 @@
-"""How to get a model: by its name on the hub, or one of those that are proposed."""
+"""The section for new models: by name or search on the hub, or from the proposals."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ui.port import FitView, HubFind, ModelPlan, Offer
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
 from ui.widgets.fields import LineEdit
-from ui.widgets.labels import Caption
+from ui.widgets.labels import Caption, set_kind
 
 
 class GetSection(QWidget):
-    """A field, what it means, and proposals.
+    """A field for names and search words, the results, and the proposals.
 
     Args:
-        controller: Asks the hub, only on a search or a look-up.
+        controller: Asks the hub, only for a search or a look-up.
     """
 
-    seen_wanted = Signal(object)  # a widget that is to come into sight
-    changed = Signal()  # other rows stand here
+    seen_wanted = Signal(object)  # a widget to scroll to
+    changed = Signal()  # the rows are other ones
 
     def __init__(self, controller: ShelfController) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class GetSection(QWidget):
         return *first, *self.finds.buttons, *self.token.buttons, *self.offers.buttons
 
     def show_busy(self, repositories: Sequence[str]) -> None:
-        """Of these a download stands already."""
+        """Marks the proposals whose download exists already."""
         self._busy = tuple(repositories)
         self.offers.show_offers([each.offer for each in self.offers.rows], self._busy)
 
@@ -118,12 +118,12 @@ class GetSection(QWidget):
         self._controller.search(words)
 
     def _look_at(self, source: str) -> None:
-        """One that was found: what fetching it means."""
+        """Looks up a search result or a proposal."""
         self.field.setText(source)
         self._look_up()
 
     def _forget(self, _text: str) -> None:
-        """What is typed now is another question."""
+        """Cancels questions to the hub when other text is typed."""
         if not self.look_button.isEnabled() or not self.search_button.isEnabled():
             self._controller.drop_questions()
             self.look_button.setEnabled(True)
@@ -131,16 +131,13 @@ class GetSection(QWidget):
         self.looking.hide()
 
     def _get(self, offer: Offer) -> None:
-        if offer.gated or not offer.fit.fits:  # something is to be known first
-            self.field.setText(offer.wanted)
-            self._look_up()
+        if offer.gated or not offer.fit.fits:  # the plan says what to know first
+            self._look_at(offer.wanted)
         else:
             self._controller.download(offer.wanted)
 
     def _say(self, text: str, kind: str) -> None:
-        self.looking.setProperty("kind", kind)
-        self.looking.style().unpolish(self.looking)
-        self.looking.style().polish(self.looking)
+        set_kind(self.looking, kind)
         self.looking.setText(text)
         self.looking.show()
 

@@ -1,4 +1,4 @@
-"""What loading a model takes, and the ways to load it."""
+"""The card that shows what loading a model takes, and its load options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QGridLayout, QPushButton, QVBoxLayout, QWidget
 
 from ui.models.bars import FitBar, FitLegend
-from ui.models.token_row import Aside
+from ui.models.token_row import InlinePanel
 from ui.models.wording import fit_words
 from ui.port import FitView, LoadChoice, LoadPlan
 from ui.theme.fonts import interface_font
@@ -19,10 +19,12 @@ LEAST_CONTEXT = 1024  # tokens
 
 
 def contexts(fit: FitView, most: int | None) -> list[tuple[str, int]]:
-    """What each is called, and its tokens, rising: powers of two, the model's own, that of the fit, and the longest that fits.
+    """Context lengths to choose from, as (words, tokens) in ascending order.
+
+    These are powers of two, the model's own length, that of the fit, and the longest that fits.
 
     Args:
-        fit: Says what fits.
+        fit: The memory needed.
         most: Tokens that the model was made for.
     """
     top = most or fit.context
@@ -38,15 +40,15 @@ def contexts(fit: FitView, most: int | None) -> list[tuple[str, int]]:
 
 
 def context_words(tokens: int, longest: int) -> str:
-    """One of them."""
+    """A context length in words, with a remark if it is too long for the memory."""
     name = QCoreApplication.translate("Models", "{0} tokens").format(count(tokens))
     return name if tokens <= longest else QCoreApplication.translate("Models", "{0}: too many").format(name)
 
 
-class LoadCard(Aside):
-    """Shows a `LoadPlan`; hidden until there is one. The keyboard goes back to `home`."""
+class LoadCard(InlinePanel):
+    """Shows a `LoadPlan`; hidden until there is one. The focus then goes back to `home`."""
 
-    wanted = Signal(object)  # LoadChoice: what would it take?
+    wanted = Signal(object)  # LoadChoice to be planned
     open_wanted = Signal(object)  # LoadChoice
 
     def __init__(self, home: QWidget) -> None:
@@ -74,7 +76,7 @@ class LoadCard(Aside):
         return self.context, self.weights, self.open_button, self.leave_button
 
     def show_plan(self, plan: LoadPlan) -> None:
-        """Shows this one; the keyboard is on the way that goes on, or where it was here."""
+        """Shows a plan. A hidden card opens with the focus on Open, or on Not now if the model does not fit."""
         fresh, self.plan = self.isHidden(), plan
         fit = plan.fit
         for part in (self.bar, self.legend, self.context, self._context_label):
@@ -126,7 +128,7 @@ class LoadCard(Aside):
             self.cost.setText(self.tr("Differs slightly from {0}; loading measures by how much").format(plain))
 
     def _show_no_forms(self, plan: LoadPlan) -> None:
-        """There is no choice here; what was set all the same is said, and what was chosen for this model can be taken back."""
+        """Shows that no form can be chosen here. A form chosen for this model before can be reset."""
         engine = self.tr("here") if plan.fit is None else self.tr("on {0}").format(plan.fit.engine)
         chosen = plan.choice.weights
         if chosen != "auto":
@@ -142,7 +144,7 @@ class LoadCard(Aside):
             self.cost.hide()
 
     def _choice(self) -> LoadChoice:
-        """What the two say; what is not shown stays as it was."""
+        """The load options chosen; hidden ones keep their values."""
         assert self.plan is not None
         held = self.plan.choice
         context = held.context if self.plan.fit is None else self.context.currentData()

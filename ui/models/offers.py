@@ -1,4 +1,4 @@
-"""Models to be had: of the catalogue, and found on the hub."""
+"""Models to download: proposals, and search results of the hub."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from PySide6.QtWidgets import QFrame, QPushButton, QVBoxLayout, QWidget
 
 from ui.port import HubFind, Offer
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, restyle, row, words
+from ui.widgets.controls import button, drop, restyle, row, words
 from ui.widgets.labels import Caption, ElidedLabel, IconButton, Label
 from ui.widgets.numbers import count, size
 from ui.widgets.visible import one_line
 
 
 class Finds(QWidget):
-    """A row for each; hidden while there is none."""
+    """The search results, a row each; hidden while there are none."""
 
     wanted = Signal(str)  # org/name
 
@@ -37,11 +37,9 @@ class Finds(QWidget):
         return tuple(each.look_button for each in self.rows)
 
     def show_finds(self, finds: Sequence[HubFind]) -> None:
-        """Shows these instead."""
+        """Replaces the results."""
         for old in self.rows:
-            self._column.removeWidget(old)
-            old.hide()
-            old.deleteLater()
+            drop(self._column, old)
         self.rows = [FindRow(find) for find in finds]
         for made in self.rows:
             made.wanted.connect(self.wanted)
@@ -50,7 +48,7 @@ class Finds(QWidget):
 
 
 class FindRow(QWidget):
-    """One of them."""
+    """One search result."""
 
     wanted = Signal(str)  # org/name
 
@@ -78,7 +76,7 @@ class FindRow(QWidget):
 
 
 class Offers(QWidget):
-    """A row for each."""
+    """The proposals, a row each."""
 
     wanted = Signal(object)  # Offer
 
@@ -94,13 +92,11 @@ class Offers(QWidget):
         return tuple(each.get_button for each in self.rows)
 
     def show_offers(self, offers: Sequence[Offer], busy: Sequence[str] = ()) -> None:
-        """Shows those of them that are not here; of those whose repositories are `busy` a download stands already."""
+        """Shows the offers that are not installed; `busy` are the repositories whose download exists already."""
         offers = [offer for offer in offers if not offer.here]
         if [each.offer.wanted for each in self.rows] != [offer.wanted for offer in offers]:
             for old in self.rows:
-                self._column.removeWidget(old)
-                old.hide()
-                old.deleteLater()
+                drop(self._column, old)
             self.rows = [OfferRow(offer) for offer in offers]
             for made in self.rows:
                 made.wanted.connect(self.wanted)
@@ -110,7 +106,7 @@ class Offers(QWidget):
 
 
 class OfferRow(QWidget):
-    """One of them."""
+    """One proposal."""
 
     wanted = Signal(object)  # Offer
 
@@ -163,12 +159,12 @@ class OfferRow(QWidget):
 
 
 def parameter_words(parameters: int) -> str:
-    """As 135 M, 7.2 B."""
+    """A number of parameters: 135 M, 7.2 B."""
     return f"{parameters / 1e9:.1f} B" if parameters >= 999_500_000 else f"{parameters / 1e6:.0f} M"
 
 
 class FirstModels(QFrame):
-    """A card over the composer; hidden until it is wanted."""
+    """A card over the composer with models that fit this machine; hidden until it is wanted."""
 
     wanted = Signal(object)  # Offer
     more_wanted = Signal()
@@ -202,12 +198,12 @@ class FirstModels(QFrame):
         self.hide()
 
     def show_offers(self, offers: Sequence[Offer], busy: Sequence[str]) -> None:
-        """Those that suit this machine; of the `busy` repositories a download stands already."""
-        self.offers.show_offers([replace(offer, best=False) for offer in offers if offer.best], busy)  # the head says it
+        """Shows the offers that suit this machine; `busy` are the repositories whose download exists already."""
+        self.offers.show_offers([replace(offer, best=False) for offer in offers if offer.best], busy)  # the caption says it
         for first, second in pairwise((self.dismiss_button, *self.offers.buttons)):
             QWidget.setTabOrder(first, second)
 
     def show_folder(self, folder: str) -> None:
-        """Where sessions go."""
+        """Shows the folder of the sessions."""
         self.place.setText(self.tr("Your sessions are kept on this machine, in {0}").format(folder))
         self.place.show()

@@ -1,4 +1,4 @@
-"""The page of models: downloads under way, what is on the shelf, and how to get more."""
+"""The page of models: downloads, the shelf, and the section for new models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ui.models.getting import GetSection
 from ui.models.server_form import ServerForm
 from ui.models.shelf_row import ShelfRow
 from ui.port import Download, GgufPlan, LoadPlan, ShelfModel
-from ui.widgets.controls import Page, button, row, words
+from ui.widgets.controls import Page, button, drop, row, words
 from ui.widgets.labels import Caption, Notice
 from ui.widgets.numbers import size
 
@@ -34,7 +34,7 @@ class ModelsPage(Page):
         self.notice = Notice()
         self._head_downloads = Caption(self.tr("Downloads"))
         self.downloads: dict[str, DownloadRow] = {}  # by repository
-        self._early: tuple[str, LoadPlan] | None = None  # of a model whose row is still to come
+        self._early: tuple[str, LoadPlan] | None = None  # a plan that came before its model's row
         self.models: dict[str, ShelfRow] = {}  # by name
         self.empty = words(self.tr("No model is here yet. Get one below, or add a folder that has one."))
         self.add_button = button(self.tr("Add folder…"))
@@ -50,26 +50,26 @@ class ModelsPage(Page):
         self._connect()
 
     def minimumSizeHint(self) -> QSize:
-        """Of its height nothing: the scroll area asks what it takes at its width, and no more is to be scrolled."""
+        """No minimum height, so that the scroll area uses the height for its width."""
         return QSize(super().minimumSizeHint().width(), 0)
 
     # ---- what is shown ------------------------------------------------------------------------------------------------
 
     def open(self, *, get: bool) -> None:
-        """Reads the shelf; with `get` the keyboard is where more are asked for."""
+        """Reads the shelf; with `get` the field for new models has the focus."""
         self._controller.ask()
         if get:
             self.get.field.setFocus(Qt.FocusReason.OtherFocusReason)
             self._see(self.get.field)
 
     def show_models(self, models: Sequence[ShelfModel]) -> None:
-        """What is on the shelf; rows that stay keep the keyboard and what they say."""
+        """Shows the shelf; rows that stay keep the focus and their messages."""
         wanted = {model.name for model in models}
         for name in [name for name in self.models if name not in wanted]:
             gone, focused = self.models.pop(name), self.window().focusWidget()
             if focused is not None and gone.isAncestorOf(focused):
-                self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the keyboard is not lost with the row
-            _drop(self._model_rows, gone)
+                self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the focus is not lost with the row
+            drop(self._model_rows, gone)
         for place, model in enumerate(models):
             held = self.models.get(model.name)
             if held is None:
@@ -83,11 +83,11 @@ class ModelsPage(Page):
         self._chain()
 
     def show_downloads(self, downloads: Sequence[Download]) -> None:
-        """What is being fetched, or was stopped."""
+        """Shows the downloads, running or not."""
         wanted = {view.repository for view in downloads}
         gone = [repository for repository in self.downloads if repository not in wanted]
         for repository in gone:
-            _drop(self._download_rows, self.downloads.pop(repository))
+            drop(self._download_rows, self.downloads.pop(repository))
         new = False
         for view in downloads:
             held = self.downloads.get(view.repository)
@@ -134,7 +134,7 @@ class ModelsPage(Page):
         dialog.open()
 
     def ask_gguf(self) -> None:
-        """Asks for a file to import."""
+        """Opens the dialogue for a GGUF file."""
         dialog = self._dialog(self.tr("Import a GGUF file"))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.setNameFilter(self.tr("GGUF files (*.gguf)"))
@@ -230,7 +230,7 @@ class ModelsPage(Page):
             show(held)
 
     def _see(self, part: QWidget) -> None:
-        """Scrolls there once it has its place."""
+        """Scrolls to a widget, after the layout has placed it."""
         viewport = self.parentWidget()
         area = viewport.parentWidget() if viewport is not None else None
         if isinstance(area, QScrollArea):
@@ -238,7 +238,7 @@ class ModelsPage(Page):
             area.ensureWidgetVisible(part)
 
     def _chain(self) -> None:
-        """Tab goes from top to bottom, whenever the rows were made."""
+        """Sets the tab order from top to bottom, whenever the rows were made."""
         parts: list[QWidget] = []
         for download in self.downloads.values():
             parts += download.buttons
@@ -276,9 +276,3 @@ def _column() -> QVBoxLayout:
     made = QVBoxLayout()
     made.setSpacing(9)
     return made
-
-
-def _drop(column: QVBoxLayout, part: QWidget) -> None:
-    column.removeWidget(part)
-    part.hide()
-    part.deleteLater()

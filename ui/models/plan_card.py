@@ -1,4 +1,4 @@
-"""What fetching a repository means: files, commit, licence, disk, and whether it fits, before a byte of it is fetched."""
+"""The card that shows a download before it starts: files, commit, licence, disk space, and whether the model fits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ class PlanCard(QFrame):
     """Shows a `ModelPlan`; hidden until there is one."""
 
     download_wanted = Signal(str)  # pinned to the commit
-    open_wanted = Signal(str)  # name, of one that is here already
-    context_wanted = Signal(object, int)  # ModelPlan, tokens to reckon with
-    own_wanted = Signal(str, int)  # name: it alone is to be loaded with so many tokens
-    dismissed = Signal()
+    open_wanted = Signal(str)  # name of an installed model
+    context_wanted = Signal(object, int)  # ModelPlan, tokens to compute its fit for
+    own_wanted = Signal(str, int)  # name, context length to store for this model
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +43,8 @@ class PlanCard(QFrame):
         self.own_button.clicked.connect(self._ask_own)
         self.files_button = button("", "plain")
         self.files_button.setCheckable(True)
-        self.files_button.toggled.connect(self._show_files)
         self._files = QWidget()
+        self.files_button.toggled.connect(self._files.setVisible)
         self._grid = QGridLayout(self._files)
         self._lines: list[QWidget] = []
         self.download_button = QPushButton()
@@ -77,7 +76,7 @@ class PlanCard(QFrame):
         self.show()
 
     def show_fit(self, fit: FitView | None) -> None:
-        """With another context."""
+        """Shows the memory needed; None if no engine here runs it."""
         plan = self.plan
         assert plan is not None
         for part in (self.bar, self.legend, self.context, self._context_label):
@@ -99,7 +98,7 @@ class PlanCard(QFrame):
         self.download_button.setEnabled(not (plan.here and plan.kind == "adapter"))
 
     def show_own(self, name: str, context: int) -> None:
-        """That is kept for a model."""
+        """Takes the context length stored for a model."""
         if self.plan is not None and self.plan.name == name and self.plan.fit is not None:
             self._own = context
             self._show_own(self.plan.fit)
@@ -140,9 +139,6 @@ class PlanCard(QFrame):
                 self._grid.addWidget(part, line, place)
                 self._lines.append(part)
 
-    def _show_files(self, show: bool) -> None:  # the signal's
-        self._files.setVisible(show)
-
     def _choose(self, place: int) -> None:
         if self.plan is not None:
             self.context_wanted.emit(self.plan, self.context.itemData(place))
@@ -164,7 +160,6 @@ class PlanCard(QFrame):
     def _leave(self) -> None:
         self.plan = None
         self.hide()
-        self.dismissed.emit()
 
     def _lay_out(self) -> None:
         self._grid.setContentsMargins(0, 0, 0, 0)

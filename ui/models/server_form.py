@@ -1,26 +1,27 @@
-"""The form that connects a model on a server."""
+"""The form to connect a model on a server."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLineEdit, QPushButton, QVBoxLayout, QWidget
 
-from ui.models.token_row import Aside
+from ui.models.token_row import InlinePanel
 from ui.port import Server
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import Check, button, row, words
 from ui.widgets.fields import LineEdit
+from ui.widgets.labels import set_kind
 
 
-class ServerForm(Aside):
-    """Address, id, name and key. The server is asked when *Connect* is pressed, never before.
+class ServerForm(InlinePanel):
+    """Address, id, name and key. No request is sent before *Connect* is pressed.
 
     Args:
         home: The button that opens it.
     """
 
     wanted = Signal(object)  # Server
-    dropped = Signal()  # an answer is not waited for any more
+    dropped = Signal()  # the request is cancelled
 
     def __init__(self, home: QPushButton) -> None:
         super().__init__(home, "card")
@@ -56,18 +57,18 @@ class ServerForm(Aside):
         self.open_at(self.url)
 
     def show_refused(self, why: str) -> None:
-        """What kept it from connecting; the form stays, for another try."""
+        """Shows why it could not connect; the form stays open."""
         self._say(why)
         self.plain_http.setVisible(self.plain_http.isVisible() or "unencrypted" in why)
 
     def leave(self) -> None:
-        """Nothing is connected; a server that was asked is not waited for."""
+        """Closes the form and cancels a request."""
         self.key.clear()
         self.dropped.emit()
         super().leave()
 
     def _forget_consent(self) -> None:
-        """It was for another address."""
+        """Resets the consent, which was for another address."""
         self.plain_http.setChecked(False)
         self.plain_http.hide()
 
@@ -84,9 +85,7 @@ class ServerForm(Aside):
 
     def _say(self, text: str, kind: str = "warm") -> None:
         self.connect_button.setEnabled(True)
-        self.said.setProperty("kind", kind)
-        self.said.style().unpolish(self.said)
-        self.said.style().polish(self.said)
+        set_kind(self.said, kind)
         self.said.setText(text)
         self.said.setVisible(bool(text))
 

@@ -1,4 +1,4 @@
-"""One model of the shelf: what it is, and what can be done with it."""
+"""The row of one model on the shelf."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ui.models.wording import facts_of
 from ui.port import LoadChoice, LoadPlan, ShelfModel
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
-from ui.widgets.labels import ElidedLabel, Hairline, Label
+from ui.widgets.labels import ElidedLabel, Hairline, Label, set_kind
 from ui.widgets.numbers import size
 from ui.widgets.visible import one_line
 
@@ -22,7 +22,7 @@ from ui.widgets.visible import one_line
 class ShelfRow(QWidget):
     """Shows a `ShelfModel`."""
 
-    plan_wanted = Signal(str, object)  # name, LoadChoice or None: what would loading it take?
+    plan_wanted = Signal(str, object)  # name, LoadChoice or None: the plan of its loading
     open_wanted = Signal(str, object)  # name, LoadChoice
     quantise_wanted = Signal(str, int)  # name, bits
     stop_quantise_wanted = Signal(str)
@@ -79,7 +79,7 @@ class ShelfRow(QWidget):
         self.problem.setVisible(bool(model.problem))
         self.open_button.setVisible(model.kind != "adapter")
         self.open_button.setText(self.tr("Open") if server else self.tr("Open…"))
-        for act in (self.verify_action, self.reveal_action):  # it has no files here
+        for act in (self.verify_action, self.reveal_action):  # a server has no files here
             act.setVisible(not server)
         self.open_button.setEnabled(not model.problem)
         self.quantise_action.setVisible(model.convertible)
@@ -88,24 +88,24 @@ class ShelfRow(QWidget):
         self.menu.setAccessibleName(self.more_button.accessibleName())
 
     def show_progress(self, done: int, total: int) -> None:
-        """Its files are being read."""
+        """Shows how much of its files is read."""
         self._say(self.tr("reading {0} of {1}…").format(size(done), size(total)) if total else self.tr("reading…"))
         self.bar.show_share(done, total)
         self._work(True)
 
     def show_load(self, plan: LoadPlan) -> None:
-        """What loading it takes."""
+        """Opens the card with the plan of its loading."""
         self.ask.leave()
         self.quantise.leave()
         self.card.show_plan(plan)
 
     def show_load_again(self, plan: LoadPlan) -> None:
-        """What it takes by another choice, unless that was left meanwhile."""
+        """Shows the plan for another choice, if the card is still open."""
         if not self.card.isHidden():
             self.card.show_plan(plan)
 
     def show_quantising(self, done: int, total: int) -> None:
-        """Another one is being made of it."""
+        """Shows the progress of quantising."""
         self._quantising = True
         share = f" {100 * done // total} %" if total else ""
         self._say(self.tr("quantising…{0}").format(share))
@@ -113,22 +113,22 @@ class ShelfRow(QWidget):
         self._work(True)
 
     def show_quantised(self, made: str) -> None:
-        """It stands beside it."""
+        """Reports the quantised model."""
         self._end_work()
         self._say(self.tr("{0} is installed").format(made))
 
     def show_not_quantised(self, why: str) -> None:
-        """Why not; nothing where it was stopped."""
+        """Reports why quantising failed; "" if it was stopped."""
         self._end_work()
         self._say(why or self.tr("stopped; no model was created"), "warm" if why else "soft")
 
     def show_verified(self, problem: str) -> None:
-        """They were read: what differs, or that nothing does."""
+        """Reports the result of verifying: what differs, or ""."""
         self._end_work()
         self._say(problem or self.tr("every file is intact"), "warm" if problem else "soft")
 
     def show_stopped(self) -> None:
-        """The check was stopped: it is not known whether the files are sound."""
+        """Reports that verifying was stopped."""
         self._end_work()
         self._say(self.tr("stopped before every file was checked"))
 
@@ -145,10 +145,7 @@ class ShelfRow(QWidget):
             act.setEnabled(not working)
 
     def _say(self, text: str, kind: str = "soft") -> None:
-        if self.state.property("kind") != kind:
-            self.state.setProperty("kind", kind)
-            self.state.style().unpolish(self.state)
-            self.state.style().polish(self.state)
+        set_kind(self.state, kind)
         self.state.setText(text)
         self.state.setVisible(bool(text))
 
@@ -183,7 +180,7 @@ class ShelfRow(QWidget):
         (self.stop_quantise_wanted if self._quantising else self.stop_wanted).emit(self.model.name)
 
     def _open(self) -> None:
-        """At once on a server; else first what loading it takes."""
+        """Opens a model on a server at once; asks for the plan of others first."""
         if self.model.kind == "server":
             self.open_wanted.emit(self.model.name, LoadChoice())
         else:

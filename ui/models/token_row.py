@@ -1,4 +1,4 @@
-"""The hub's token, and what stands beside the list."""
+"""The row for the hub's token, and the base class of panels that open inline."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ui.widgets.controls import button, row, words
 from ui.widgets.fields import LineEdit
 
 
-class Aside(QFrame):
-    """Hidden until it is wanted. Escape leaves it, and the keyboard that was in it goes back to where it came from.
+class InlinePanel(QFrame):
+    """A panel that opens inline. Escape closes it, and a focus inside it goes back to `home`.
 
     Args:
-        home: What was pressed to get here.
-        kind: How the theme draws it.
+        home: The button that opens it.
+        kind: Its look in the style sheet.
     """
 
     def __init__(self, home: QWidget, kind: str) -> None:
@@ -27,12 +27,12 @@ class Aside(QFrame):
         self.hide()
 
     def open_at(self, part: QWidget) -> None:
-        """Shows it, with the keyboard on one of its parts."""
+        """Shows the panel, with the focus on one of its parts."""
         self.show()
         part.setFocus(Qt.FocusReason.OtherFocusReason)
 
     def leave(self) -> None:
-        """Nothing is done."""
+        """Closes the panel."""
         focused = QApplication.focusWidget()
         inside = focused is not None and self.isAncestorOf(focused)
         self.hide()
@@ -47,9 +47,9 @@ class Aside(QFrame):
 
 
 class TokenRow(QWidget):
-    """A line that opens; shows a `TokenView`."""
+    """Shows a `TokenView` in a section that unfolds."""
 
-    asked = Signal()  # is there one?
+    asked = Signal()  # for the TokenView
     keep_wanted = Signal(str)
     forget_wanted = Signal()
 
@@ -89,7 +89,7 @@ class TokenRow(QWidget):
         return self.open_button, self.field, self.keep_button, self.forget_button
 
     def show_token(self, view: TokenView) -> None:
-        """Whether there is one."""
+        """Shows whether a token is stored, and where it is used."""
         self._wait(False)
         self.forget_button.setVisible(view.kept)
         if view.variable:
@@ -104,7 +104,7 @@ class TokenRow(QWidget):
         self.keep_button.setText(self.tr("Replace") if view.kept else self.tr("Keep"))
 
     def show_refused(self, why: str) -> None:
-        """It was not kept, or not deleted."""
+        """Shows why the token was not stored or not deleted."""
         self._wait(False)
         self.state.setText(why)
 

@@ -1,4 +1,4 @@
-"""Numbers of models and downloads in words."""
+"""Facts of models and downloads in words."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FINGERPRINT_SHOWN = 12  # hexadecimal digits
 
 
 def rate_words(rate: float) -> str:
-    """Bytes a second."""
+    """A download rate in bytes per second."""
     return f"{size(rate)}/s"
 
 
 def time_left(seconds: float | None) -> str:
-    """Seconds that are left."""
+    """The remaining time in words; "" if unknown."""
     if seconds is None:
         return ""
     minutes, rest = divmod(round(seconds), 60)
@@ -29,7 +29,7 @@ def time_left(seconds: float | None) -> str:
 
 
 def used_words(last_used: float | None, now: float) -> str:
-    """When a model was last used; "" where it is not known."""
+    """When a model was last used; "" if unknown."""
     if last_used is None:
         return ""
     days = (date.fromtimestamp(now) - date.fromtimestamp(last_used)).days
@@ -39,7 +39,7 @@ def used_words(last_used: float | None, now: float) -> str:
 
 
 def facts_of(model: ShelfModel, now: float) -> str:
-    """All that a row says of a model, in one line."""
+    """The facts of a model, in one line."""
     parts = (
         model.name if model.name != model.title else "",
         model.form,
@@ -53,7 +53,7 @@ def facts_of(model: ShelfModel, now: float) -> str:
 
 
 def fit_words(fit: FitView) -> str:
-    """Whether a model fits, how much it takes, and what can be done."""
+    """Whether a model fits, the memory it needs, and the alternatives if it does not fit."""
     words = translate("Models", "about {0} of this machine's {1}, {2} free now")
     share = words.format(size(fit.total), size(fit.memory), size(fit.free))
     if fit.fits:

@@ -1,8 +1,8 @@
-"""What the window needs from the rest of the app: one Protocol and the plain values it trades in.
+"""The port: what the window needs from the rest of the app, as one Protocol and plain values.
 
-Nothing in `ui` knows a model, a database or a process; `app.workbench` satisfies `Workbench`. All members are called on
-the window's thread, inside the running event loop. Commands are coroutines; what happens meanwhile arrives as events at
-the listener given to `subscribe`, on the same thread, in order.
+Nothing in `ui` knows a model, a database or a process; `app.workbench` implements `Workbench`. All members are called on
+the window's thread, inside the running event loop. Commands are coroutines; events go to the listener given to
+`subscribe`, on the same thread, in order.
 """
 
 import types

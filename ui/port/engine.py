@@ -24,10 +24,10 @@ class EngineState(StrEnum):
 
 
 class Need(NamedTuple):
-    """What a control needs of the model that runs, and what is said beside it where the model does not have that."""
+    """A capability of the model that a control needs, and the words shown if the model lacks it."""
 
     capability: str  # as `runtime.LanguageModel.lacks` names it
-    words: str  # {0}: the model
+    words: str  # {0}: the model's name
 
 
 NEEDS: Final = {  # by control
@@ -53,7 +53,7 @@ NEEDS: Final = {  # by control
 
 
 def lacking(control: str, model: str, lacks: Collection[str]) -> str:
-    """Why a control does nothing with this model; "" where it has what is needed."""
+    """Why a control is disabled with this model; "" if it is not."""
     need = NEEDS[control]
     return translate("Needs", need.words).format(model) if need.capability in lacks else ""
 
@@ -70,20 +70,20 @@ class StatusView(Struct, frozen=True):
     kv_bytes: int = 0
     kv_budget: int = 0
     tiers: Mapping[Tier, int] = {}  # turns of the shown path per tier
-    disk_note: str = ""  # why KV is not kept on disk
-    model: str = ""  # the name of the one that runs
-    load_share: float = 0.0  # of the weights that a start under way has read, 0 to 1
-    serving: str = ""  # where other programs can ask it; "" while the server is off
-    lacks: frozenset[str] = frozenset()  # what models on this machine have and that one does not: see `NEEDS`
-    written_by: str = ""  # that of the one that made the last answer of the path, where it is another one
+    disk_note: str = ""  # why KV is not stored on disk
+    model: str = ""  # the name of the running model
+    load_share: float = 0.0  # of the weights read while a model is loading, 0 to 1
+    serving: str = ""  # the server's address; "" while the server is off
+    lacks: frozenset[str] = frozenset()  # capabilities that the running model lacks: see `NEEDS`
+    written_by: str = ""  # the name of the model of the path's last answer, if it is another one
 
     @property
     def lacks_model(self) -> bool:
-        """Whether one was to be loaded and could not be: what needs one waits until another is chosen."""
+        """Whether a model failed to load: commands that need one are disabled until another is chosen."""
         return self.engine is EngineState.NONE and bool(self.reason)
 
     def lacking(self, control: str) -> str:
-        """Why a control does nothing with the model that runs; "" where it has what is needed."""
+        """Why a control is disabled with the running model; "" if it is not."""
         return lacking(control, self.model, self.lacks)
 
 
@@ -93,20 +93,20 @@ class ModelChoice(Struct, frozen=True):
     source: str
     label: str
     detail: str  # "135M · float32 · 513 MB"
-    loaded: bool  # it is the one in use
+    loaded: bool  # is the model in use
     last_used: float | None = None  # seconds since 1970
 
 
 class BackendChoice(Struct, frozen=True):
-    """One engine that can run models, or why it cannot."""
+    """One engine that can run models, or the reason why it cannot."""
 
     name: str
-    problem: str  # empty: it can run here
+    problem: str  # "": it can run here
     chosen: bool
 
 
 class LoadChoice(Struct, frozen=True):
-    """What holds for one model alone, and is remembered with it; None and "auto": as the settings have it."""
+    """The load options stored with one model; None and "auto" mean those of the settings."""
 
     context: int | None = None  # tokens
     weights: str = "auto"  # float32, float16, bfloat16, int8, int4: of linear layers, on a processor (hf)
@@ -115,26 +115,26 @@ class LoadChoice(Struct, frozen=True):
 class WeightsForm(Struct, frozen=True):
     """A form that weights can be held in."""
 
-    name: str  # as `LoadChoice.weights` has it
-    cost: str = ""  # the perplexity of a fixed text with it and without; "" where it was not measured
+    name: str  # as in `LoadChoice.weights`
+    cost: str = ""  # the perplexity of a fixed text with and without it; "" if not measured
 
 
 class LoadPlan(Struct, frozen=True):
-    """What loading a model of the shelf means."""
+    """What loading a model of the shelf takes."""
 
-    choice: LoadChoice  # what it is reckoned for
-    fit: FitView | None  # what it takes then; None where that is not known
-    most: int | None = None  # tokens that the model was made for, where it says so
-    forms: Sequence[WeightsForm] = ()  # that its weights can be held in here; empty where there is no choice
-    set_context: int | None = None  # tokens that the settings have for every model; None: those that it was made for
-    set_weights: str = "auto"  # the form that the settings have; "auto": the engine's own
+    choice: LoadChoice  # the options of this plan
+    fit: FitView | None  # the memory needed; None if unknown
+    most: int | None = None  # tokens that the model was made for; None if unknown
+    forms: Sequence[WeightsForm] = ()  # available for its weights here; empty if there is no choice
+    set_context: int | None = None  # tokens in the settings, for every model; None: those that it was made for
+    set_weights: str = "auto"  # the form in the settings; "auto": the engine's own
 
 
 class ModelCommands(Protocol):
-    """Which model answers, on which engine, loaded how. Every coroutine may raise `Refusal`; none asks the network."""
+    """The model in use, its engine and load options. Every coroutine may raise `Refusal`; none uses the network."""
 
     async def list(self) -> Sequence[ModelChoice]:
-        """What is on the shelf."""
+        """The models on the shelf."""
 
     async def choose(self, source: str) -> None:
         """Loads another model from the next request on."""
@@ -146,73 +146,73 @@ class ModelCommands(Protocol):
         """Runs the model on another engine from the next request on."""
 
     async def stop_loading(self) -> None:
-        """Ends the start that is under way, with the requests that wait for it; the next one loads the model again."""
+        """Stops the loading under way and the requests that wait for it; the next request loads the model again."""
 
     async def reload(self) -> None:
-        """Loads the model anew with what is set."""
+        """Loads the model again with the present settings."""
 
     async def grow_context(self) -> None:
-        """Loads the model with all the context it has, from the next request on."""
+        """Loads the model with its whole context, from the next request on."""
 
     async def load_plan(self, name: str, choice: LoadChoice | None = None) -> LoadPlan:
-        """What loading a model of the shelf takes: with a choice, or with the one that is remembered with it."""
+        """What loading a model of the shelf takes, with `choice` or the stored one."""
 
     async def open(self, name: str, choice: LoadChoice) -> None:
-        """Remembers the choice with the model, and takes it from the next request on."""
+        """Stores the choice with the model, and uses the model from the next request on."""
 
     async def remember_context(self, name: str, context: int) -> None:
-        """A model, here or to be fetched, is loaded with so many tokens from its next start on; others are as they were."""
+        """Stores the context length of one model, on the shelf or not downloaded yet; used from its next start on."""
 
 
 class EdgeView(Struct, frozen=True):
-    """One edge of the trie: its last words, its tokens, its bytes, how many running requests hold it, and its adapters."""
+    """One edge of the trie: its last words, tokens, bytes, leases of running requests, and adapters."""
 
     tail: str
     tokens: int
     bytes: int
     leases: int
-    adapters: str = ""  # which it was computed under, in words; empty for the model alone
+    adapters: str = ""  # that it was computed with, in words; "" for the base model
 
 
 class CacheView(Struct, frozen=True):
-    """The trie at one moment, and what it has of the path that is shown."""
+    """The trie at one moment, and what it has of the path shown."""
 
     edges: int
     tokens: int
     bytes: int
     budget: int
-    leases: int  # held by running requests, pins among them
+    leases: int  # of running requests and pins
     leased_bytes: int
-    hits: int  # lookups that found something; `misses` those that found nothing
+    hits: int  # lookups that found something; `misses`: that found nothing
     misses: int
     pins: int
-    working_bytes: int  # of prompts and answers in work, beside `bytes`
+    working_bytes: int  # of running prompts and answers, not part of `bytes`
     found: int  # tokens that the last request found
-    ended: str  # why its prefix ended there; "" where none was asked for
-    kept: int | None = None  # tokens at the beginning of the path shown that are pinned; None where it is not pinned
+    ended: str  # why the prefix found ended there; "" without a request
+    kept: int | None = None  # pinned tokens at the beginning of the path shown; None if it is not pinned
     largest: tuple[EdgeView, ...] = ()  # the edges with the most bytes
 
 
 class CacheCheck(Struct, frozen=True):
-    """What the cache answers beside what the model answers without it."""
+    """The comparison of the model's results with and without the cache."""
 
     difference: float  # the largest |difference| of all log-probabilities, nats
-    tokens: int  # of the path, that both had before them
+    tokens: int  # of the path, before the compared position
     entries: int  # of the vocabulary
-    same_first: bool  # both have the same token in the first place
+    same_first: bool  # the likeliest token is the same
 
 
 class CacheCommands(Protocol):
-    """The cache of the model that runs. Every coroutine may raise `Refusal`."""
+    """The cache of the running model. Every coroutine may raise `Refusal`."""
 
     def view(self, session_id: int) -> CacheView | None:
-        """As the engine last told; None where no model runs. Makes no request."""
+        """As the engine last reported it; None if no model runs. Makes no request."""
 
     async def clear(self) -> None:
-        """Drops all KV in memory, that of pinned paths too; what running answers hold goes when they end."""
+        """Drops all KV in memory, pinned paths included; KV leased by running answers is dropped when they end."""
 
     async def keep_path(self, session_id: int, keep: bool) -> None:
-        """Keeps what is held of the path that is shown in memory, or lets it go; other text does not push it out."""
+        """Pins the KV of the path shown in memory, or unpins it."""
 
     async def check_uncached(self, session_id: int) -> CacheCheck:
-        """Asks the model for what follows the path that is shown twice: from the cache, and computed anew without it."""
+        """Computes the distribution after the path shown twice: with the cache and without it."""

@@ -1,4 +1,4 @@
-"""What the workbench tells the window while commands run and between them, in order."""
+"""The events that the workbench sends to the window, in order."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from ui.port.turns import TurnView
 
 
 class SessionChanged(Struct, frozen=True):
-    """The path or the outline is another one: show `view` (turns that are unchanged are equal to the old ones)."""
+    """The path or the outline has changed: show `view` (unchanged turns are equal to the old ones)."""
 
     view: SessionView
 
 
 class SessionCopied(Struct, frozen=True):
-    """The sample was to be changed: it stays as it is, and what was asked goes on in a copy, `view`. Show that instead."""
+    """A command would have changed the sample: it goes on in a copy, `view`, which is to be shown instead."""
 
     source_id: int
     view: SessionView
-    nodes: Mapping[int, int] = {}  # the numbers of its nodes, by those they have in the sample
+    nodes: Mapping[int, int] = {}  # node ids of the copy, by those of the sample
 
 
 class SessionBegun(Struct, frozen=True):
-    """The first message of a session has its answer; the session's title are the message's first words."""
+    """The first message of a session is answered; its title is the first words of that message."""
 
     session_id: int
 
 
 class BranchAdded(Struct, frozen=True):
-    """The path was left for a branch beside it. Told when that stands: its answer has ended, and was not taken back."""
+    """A new branch has replaced the path. Sent once the branch's answer has ended, and was not taken back."""
 
     session_id: int
-    before: int  # the last node of the path that was left
+    before: int  # the last node of the former path
     after: int  # the last node of the branch
 
 
@@ -58,14 +58,14 @@ class TurnChanged(Struct, frozen=True):
 
 
 class ColumnsChanged(Struct, frozen=True):
-    """The columns of a session are other ones, have ended or failed: show `view`; None takes them away."""
+    """The columns of a session have changed, ended or failed: show `view`; None closes them."""
 
     session_id: int
     view: Columns | None
 
 
 class ColumnTokens(Struct, frozen=True):
-    """Tokens to append to one column; `logprob` is the sum over all its tokens, nats; NaN: one has none."""
+    """Tokens to append to one column; `logprob` is the sum over all its tokens in nats, NaN if one is unknown."""
 
     session_id: int
     node_id: int
@@ -74,13 +74,13 @@ class ColumnTokens(Struct, frozen=True):
 
 
 class SessionTrashed(Struct, frozen=True):
-    """Another window threw away the session that is shown: show another one."""
+    """Another window moved the session shown to the trash: show another one."""
 
     session_id: int
 
 
 class SessionRestored(Struct, frozen=True):
-    """Another window took a session out of the trash again."""
+    """Another window restored a session from the trash."""
 
     session_id: int
 
@@ -92,17 +92,17 @@ class SessionsDeleted(Struct, frozen=True):
 
 
 class WindowWanted(Struct, frozen=True):
-    """Another window asked for the session that is shown: come to the front."""
+    """Another window asked for the session shown here: come to the front."""
 
     session_id: int
 
 
 class SessionsChanged(Struct, frozen=True):
-    """The session list is another one."""
+    """The session list has changed."""
 
 
 class StatusChanged(Struct, frozen=True):
-    """The status bar is another one."""
+    """The status has changed."""
 
     status: StatusView
 

@@ -1,4 +1,4 @@
-"""Refusals in words, and translation of the words."""
+"""Refusals, and the translation of texts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _translators: list[Callable[[str, str], str]] = []
 
 
 def translate(context: str, text: str) -> str:
-    """The sentence in the window's language; as it is where there is no window."""
+    """Translates a sentence; returns it unchanged without a window."""
     return _translators[0](context, text) if _translators else text
 
 
-def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # as lupdate knows it
-    """Marks a sentence that is translated where it is used; as it is."""
+def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # the name that lupdate looks for
+    """Marks a sentence for lupdate, and returns it unchanged; it is translated where it is used."""
     del context
     return text
 
 
 def translate_with(translator: Callable[[str, str], str]) -> None:
-    """Lends the translators of the window.
+    """Sets the translator.
 
     Args:
-        translator: Given the context and the sentence.
+        translator: Called with the context and the sentence.
     """
     _translators[:] = [translator]
 
@@ -57,10 +57,10 @@ _TERMINAL: Final = re.compile(r" \((?:[^()`]*`[^`]*`)+[^()`]*\)")
 
 
 def in_window(words: str) -> str:
-    """A message of the library or the store, as the window says it.
+    """Rewrites a message of the library or the store for the window.
 
-    Its commands stand in backquotes: the window names its own place. What only a terminal or a program can do stands in
-    parentheses and backquotes, and is left out. Options have the names that the settings give them.
+    Commands in backquotes become places of the window. Hints in parentheses with backquotes, for terminals and programs, are
+    left out. Options get their names in the settings.
     """
     words = _COMMAND.sub(lambda found: translate("Refusals", PLACES[found[1]]), _TERMINAL.sub("", words))
     words = _SET.sub(lambda found: translate("Refusals", LOADING[found[1] or found[0]]).format(found[2] or found[3]), words)
@@ -68,15 +68,15 @@ def in_window(words: str) -> str:
 
 
 class Refusal(Exception):
-    """A command that was not carried out. The text says what was wrong and what to do; nothing was lost."""
+    """A command that was not carried out. The text says what is wrong and what to do; nothing was lost."""
 
     def __init__(self, words: str = "") -> None:
         super().__init__(in_window(words))
 
 
 class ModelRefusal(Refusal):
-    """There is no model for it, or the one in use cannot: another one may be chosen."""
+    """There is no model, or it lacks a capability: another one may be chosen."""
 
 
 class ShownElsewhere(Refusal):
-    """A session is not opened here since another window shows it, which comes to the front."""
+    """The session was not opened, because another window shows it and comes to the front."""

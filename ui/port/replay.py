@@ -1,4 +1,4 @@
-"""Draws a token again; imported when a token's Why is looked at, for the window opens without it."""
+"""Replays a draw; a module of its own, imported only when the Why tab is opened."""
 
 from __future__ import annotations
 

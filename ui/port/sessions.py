@@ -21,60 +21,60 @@ class BranchRow(Struct, frozen=True):
     name: str  # the words that differ ("Lisbon when it rains")
     logprob: float | None  # nats, of the branch's generated tokens
     on_path: bool  # part of the path shown
-    current: bool  # the tip of the path shown
+    current: bool  # ends in the tip of the path shown
     likely: float | None = None  # geometric mean of those tokens' probabilities: comparable between lengths
-    start: int = 0  # the token of the node from which on the line speaks of it
-    pruned: bool = False  # put out of sight, itself or with what it leaves
-    text: str = ""  # what it says from there on, for a tooltip
-    given: str = ""  # the name that a person gave it
+    start: int = 0  # the token of the node at which the branch begins
+    pruned: bool = False  # itself, or with the branch that it leaves
+    text: str = ""  # its text from there on, for a tooltip
+    given: str = ""  # the name given by the user
 
 
 class TreeRow(NamedTuple):
-    """One row of the full-window tree: what a turn says along one branch. `node_id` and `start` name it.
+    """One row of the full-window tree: a turn along one branch, identified by `node_id` and `start`.
 
-    A tuple: thousands are made at once.
+    A tuple for speed: thousands are made at once.
     """
 
     node_id: int
     start: int  # the token of that node at which it begins
     end: int  # its last node
-    parent: int  # the place of the row that it stands under; -1: none
-    head: int  # the place of the row with which its branch begins; its own, where a branch begins here
+    parent: int  # index of the parent row; -1: none
+    head: int  # index of the first row of its branch; its own if a branch begins here
     depth: int
     role: str
-    beside: bool = False  # a branch begins here that stands beside the one that goes on
+    beside: bool = False  # a branch begins here beside the one that goes on
     before: str = ""  # of a branch: shared words before it
-    stem: str = ""  # and what was said before of the word in whose middle it leaves
-    name: str = ""  # and its first words
-    given: str = ""  # and the name that a person gave it
-    common: int = 0  # bytes that it begins with as others beside it do
+    stem: str = ""  # of a branch that starts within a word: the part of the word before it
+    name: str = ""  # of a branch: its first words
+    given: str = ""  # of a branch: the name given by the user
+    common: int = 0  # bytes of its beginning that its siblings share
     stop: int | None = None  # tokens of the last node that belong to it; None: all
-    ways: int = 0  # branches that leave it, without pruned ones of a branch that is not
+    ways: int = 0  # branches that leave it; pruned ones count only if the row is pruned itself
     logprob: float | None = None  # nats, of its generated tokens; None: there are none, or they were not read
     on_path: bool = False  # part of the path shown
     current: bool = False  # its last row
-    pruned: bool = False  # put out of sight, itself or with what it leaves
+    pruned: bool = False  # itself, or with the branch that it leaves
     bookmarked: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
-        """Stays when other branches come and go."""
+        """Identifies the row, also after other branches have changed."""
         return self.node_id, self.start
 
 
 class RowText(Struct, frozen=True):
-    """The beginning of what a row of the tree says."""
+    """The beginning of the text of a row of the tree."""
 
-    run: TokenRun  # its first tokens, without the template's; text without tokens is one of them
+    run: TokenRun  # its first tokens without the template's; untokenised text counts as one token
     logprob: float | None  # nats, of its generated tokens
 
 
 class Hit(Struct, frozen=True):
-    """Where the words of a search stand in a session."""
+    """A search result within a session."""
 
     node_id: int
     before: str
-    words: str  # as they stand there
+    words: str  # as they are written there
     behind: str
 
 
@@ -86,13 +86,13 @@ class SessionSummary(Struct, frozen=True):
     updated: float  # seconds since the epoch, for grouping by day only
     branches: int
     pinned: bool
-    is_sample: bool  # the recorded one: it stays as it is, changes go into a copy
+    is_sample: bool  # the recorded sample, whose changes go into a copy
     folder_id: int | None = None
     tags: tuple[str, ...] = ()
     elsewhere: bool = False  # another window shows it
-    answering: bool = False  # an answer is written in it
-    hit: Hit | None = None  # of the search that it is a result of
-    unseen: bool = False  # an answer has ended there while another session was shown
+    answering: bool = False  # an answer is under way in it
+    hit: Hit | None = None  # of the present search
+    unseen: bool = False  # an answer has ended in it while another session was shown
 
 
 class SessionView(Struct, frozen=True):
@@ -102,10 +102,10 @@ class SessionView(Struct, frozen=True):
     title: str
     turns: tuple[TurnView, ...]
     branches: tuple[BranchRow, ...]
-    branch_name: str = ""  # where the shown branch diverged; empty when there is one
+    branch_name: str = ""  # the words at which the shown branch diverges; "" if there is only one branch
     is_sample: bool = False
     context_used: int = 0  # tokens
-    earlier: int = 0  # turns of the path before the first of `turns`: see `Workbench.show_earlier`
+    earlier: int = 0  # turns of the path before the first of `turns`: see `SessionCommands.show_earlier`
 
 
 class FolderView(Struct, frozen=True):
@@ -124,7 +124,7 @@ class TrashedSession(Struct, frozen=True):
 
 
 class SessionCommands(Protocol):
-    """The list and the open session. Every coroutine may raise `Refusal`; what changes the list says `SessionsChanged`."""
+    """The list and the open session. Every coroutine may raise `Refusal`; changes of the list send `SessionsChanged`."""
 
     async def list(self, query: str = "") -> Sequence[SessionSummary]:
         """The session list, pinned first, then the latest; those whose title or text matches `query`."""
@@ -133,26 +133,26 @@ class SessionCommands(Protocol):
         """Reads a session from the store; no model is needed.
 
         Raises:
-            ShownElsewhere: Another window shows it; that one was told `WindowWanted`.
+            ShownElsewhere: Another window shows it, and was sent `WindowWanted`.
         """
 
     async def show_earlier(self, session_id: int) -> SessionView:
-        """The same with more turns of the beginning of a long path, of which only the end is shown at first."""
+        """The session with more of the earlier turns of a long path, of which only the end is shown at first."""
 
     async def new(self) -> SessionView:
-        """An empty session, or one that is still empty and in no other window; it stands in the list once it has a turn."""
+        """A new session, or one that is still empty and in no other window; it is listed once it has a turn."""
 
     async def rename(self, session_id: int, title: str) -> None:
-        """Gives it another title."""
+        """Renames a session."""
 
     async def pin(self, session_id: int, pinned: bool) -> None:
-        """To the top of the list, or back to its day."""
+        """Pins a session at the top of the list, or moves it back to its day."""
 
     async def trash(self, session_id: int) -> bool:
-        """Into the trash, where it stays for 30 days; whether an answer was being written there, which is stopped."""
+        """Moves a session to the trash for 30 days; returns whether an answer was under way in it, which is stopped."""
 
     async def restore(self, session_id: int) -> None:
-        """Back out of the trash."""
+        """Restores a session from the trash."""
 
     async def folders(self) -> Sequence[FolderView]:
         """All folders, in their order."""
@@ -161,25 +161,25 @@ class SessionCommands(Protocol):
         """Adds an empty folder; returns its id."""
 
     async def rename_folder(self, folder_id: int, name: str) -> None:
-        """Gives a folder another name."""
+        """Renames a folder."""
 
     async def remove_folder(self, folder_id: int) -> None:
-        """Takes a folder away; its sessions go back to the list."""
+        """Removes a folder; its sessions go back to the list."""
 
     async def move(self, session_id: int, folder_id: int | None) -> None:
-        """Into a folder, or (None) back to the list."""
+        """Moves a session into a folder, or (None) back to the list."""
 
     async def tag(self, session_id: int, tags: Sequence[str]) -> None:
-        """These tags and no others; `#tag` in a search finds them."""
+        """Replaces the tags of a session; `#tag` in a search finds them."""
 
     async def arrange(self, session_ids: Sequence[int]) -> None:
-        """The pinned sessions, or those of a folder, in this order."""
+        """Sets the order of the pinned sessions, or of those of a folder."""
 
     async def trashed(self) -> Sequence[TrashedSession]:
-        """The trash, the last thrown away first."""
+        """The trash, the latest first."""
 
     async def empty_trash(self, session_ids: Sequence[int]) -> int:
-        """Deletes these for good, as far as they are in the trash; how many."""
+        """Deletes those of these sessions that are in the trash; returns how many."""
 
 
 class BranchCommands(Protocol):
@@ -192,25 +192,25 @@ class BranchCommands(Protocol):
         """
 
     def has(self, session_id: int, node_id: int) -> bool:
-        """Whether a node can be selected: an answer that failed before it said anything is gone once it was left."""
+        """Whether a node exists: an answer that failed without a token is removed once another path is shown."""
 
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
-        """Shows a path through a node, the one that is shown if it is on it, from before the node's turn on."""
+        """Shows a path through a node, from before its turn on; the present path if the node is on it."""
 
     async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:
         """Hides a branch (a row's `node_id` from token `start` on) in the outline and among the variants, or shows it again."""
 
     async def rename(self, session_id: int, node_id: int, start: int, name: str) -> None:
-        """Gives a branch a name of its own in the outline; "" takes it away."""
+        """Gives a branch a name in the outline; "" removes it."""
 
     async def bookmark(self, session_id: int, node_id: int, start: int, marked: bool) -> None:
-        """Marks a row of the tree, or no longer."""
+        """Bookmarks a row of the tree, or removes the bookmark."""
 
     async def tree(self, session_id: int) -> Sequence[TreeRow]:
-        """All turns of all branches, in reading order; what they say is had by `row_texts`."""
+        """All turns of all branches, in reading order, without texts (`row_texts`)."""
 
     async def row_texts(self, session_id: int, rows: Sequence[TreeRow]) -> Sequence[RowText]:
-        """What these rows of the tree say, read where it was not read yet."""
+        """The texts of these rows of the tree, read from the store if necessary."""
 
     async def find_rows(self, session_id: int, words: str) -> Sequence[tuple[int, int]]:
         """The keys of the rows that contain these words in any case, in reading order."""

@@ -1,4 +1,4 @@
-"""Files and comparisons: sessions out and in, two branches side by side."""
+"""Exports and imports of sessions, and comparisons of branches."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Protocol
 
 from msgspec import Struct
 
-OnTransfer = Callable[[int, int], None]  # done and in all; on the window's thread
+OnTransfer = Callable[[int, int], None]  # gets the amounts done and in all, on the window's thread
 
 
 class ExportFormat(Struct, frozen=True):
-    """A kind of file that a session is exported as."""
+    """A file format for the export of sessions."""
 
-    name: str  # by which it is asked for, on the command line too
-    ending: str  # of its files, without a dot in front
-    menu: str  # its entry in the File menu, and
-    files: str  # its line in the file dialogue; both to be translated in the context "Exports"
-    keys: str = ""  # of the entry
-    comes_back: bool = False  # whether such a file can be imported again
+    name: str  # as on the command line
+    ending: str  # of its files, without a dot
+    menu: str  # its entry in the File menu, to be translated in the context "Exports"
+    files: str  # its line in the file dialogue, likewise
+    keys: str = ""  # the entry's shortcut
+    comes_back: bool = False  # its files can be imported again
 
 
 class ImportResult(Struct, frozen=True):
-    """What an import brought: the sessions' numbers, and what could not be taken, in plain words."""
+    """The result of an import: the sessions' ids, and what could not be imported, in words."""
 
     sessions: tuple[int, ...]
     notes: tuple[str, ...] = ()
-    carries_kv: bool = False  # it has KV too, which is taken by `take_kv` alone
+    carries_kv: bool = False  # the file has KV too, which only `take_kv` imports
 
 
 class DiffSide(Struct, frozen=True):
-    """Tokens of one branch that stand together."""
+    """A run of tokens of one branch."""
 
     text: str
     tokens: int
-    logprob: float | None  # nats, of those that are scored together; None where none is
+    logprob: float | None  # nats, joint, of the scored tokens; None if there are none
 
 
 class DiffPart(Struct, frozen=True):
-    """A stretch of two branches: equal on both sides (`same`), or what stands here and there instead."""
+    """A part of two branches: equal on both sides (`same`), or different."""
 
     same: bool
     left: DiffSide
@@ -49,9 +49,9 @@ class DiffPart(Struct, frozen=True):
 class BranchDiff(Struct, frozen=True):
     """Two branches compared token by token."""
 
-    left_name: str  # what the first is called
-    right_name: str  # and the second
-    stem: DiffSide  # the beginning that both have; `logprob` belongs to it
+    left_name: str
+    right_name: str
+    stem: DiffSide  # the common beginning
     parts: tuple[DiffPart, ...]  # what follows, in order
     left: DiffSide  # all of the first branch after the stem
     right: DiffSide  # all of the second
@@ -63,24 +63,24 @@ class BranchDiff(Struct, frozen=True):
 
 
 class TransferCommands(Protocol):
-    """Files. Every coroutine may raise `Refusal`; cancelled, it leaves nothing behind."""
+    """Files. Every coroutine may raise `Refusal`; if cancelled, it leaves nothing behind."""
 
     @property
     def formats(self) -> Sequence[ExportFormat]:
-        """What a session can be exported as, in the order of the menu."""
+        """The formats for export, in the order of the menu."""
 
     async def export(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
-        """Writes a session in the format of that name; a file is replaced when the export is whole. The window may go on.
+        """Exports a session in the format `form`, without blocking the window; replaces a file once the export is complete.
 
         Returns:
-            What the file does not have, in words; "" where nothing is missing.
+            What the file lacks, in words; "" if nothing is missing.
         """
 
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
-        """Takes in a file of ours or a list of messages: all of it, or nothing."""
+        """Imports a file of ours or a list of messages, completely or not at all."""
 
     async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
-        """Takes the KV of sessions that were just imported from a file; how many blocks. Stopped, what was taken stays.
+        """Imports the KV of sessions just imported from a file; returns the number of blocks. If cancelled, imported KV stays.
 
-        What another program computed cannot be checked: only where a person says so.
+        KV cannot be verified, so this is only called with the user's consent.
         """

@@ -1,4 +1,4 @@
-"""The one Protocol that the window knows: groups of use cases, each a Protocol of its own module."""
+"""The Protocol of the workbench: groups of use cases, each a Protocol in its own module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ui.port.turns import AnswerCommands, DraftCommands
 class Workbench(Protocol):
     """The use cases of the app, for one window. Every coroutine may raise `Refusal`.
 
-    A command that would change the sample makes a copy of it, says `SessionCopied`, and goes on there.
+    A command that would change the sample makes a copy of it, sends `SessionCopied`, and goes on there.
     """
 
     @property
@@ -69,13 +69,13 @@ class Workbench(Protocol):
 
     @property
     def status(self) -> StatusView:
-        """Of the engine, as last told by `StatusChanged`."""
+        """The status of the last `StatusChanged`."""
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
-        """Events go to `listener` from now on."""
+        """Sends events to `listener` from now on."""
 
     async def close(self) -> bool:
-        """The window ends. With the last one streams are stopped, everything is saved, the engine ends, within 2 s: True.
+        """Closes the window. For the last one, stops streams, saves everything and ends the engine, within 2 s: True.
 
-        While others stand (False) what was asked for goes on, and is saved.
+        While other windows are open (False), running commands go on and are saved.
         """

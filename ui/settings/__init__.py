@@ -1,4 +1,4 @@
-"""The settings window: what holds for the whole app, each row with when it holds."""
+"""The settings window: the settings of the whole app, each with when a change takes effect."""
 
 from ui.settings.window import APPEARANCE, DATA, ENGINE, GENERATION, MEMORY, MODELS, SERVER, SettingsWindow
 

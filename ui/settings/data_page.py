@@ -1,4 +1,4 @@
-"""The page about the data: where it is, whether it is sound, and its backups."""
+"""The page of the data: its folder, verification, and backups."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DataPage(Page):
     """Shows `DataFacts`.
 
     Args:
-        workbench: Copies and checks.
-        run: Takes what is under way; a refusal is said by others.
+        workbench: Backs up and verifies.
+        run: Runs a coroutine, and shows its refusal.
     """
 
     refused = Signal(str)

@@ -1,4 +1,4 @@
-"""The settings as one table: a row for each, with its page, its words, its values, and whether a change holds at once."""
+"""The settings as one table: page, words, values, and whether a change takes effect at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import QGridLayout, QSizePolicy, QSpinBox, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, AppSettings, SettingsView, translate
@@ -18,10 +18,10 @@ from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.visible import one_line
 from ui.window.legend import name_of
 
-FIELD_PX = 150  # that a field has at least
+FIELD_PX = 150  # least width of a field
 PAGES = ENGINE, MEMORY, GENERATION, APPEARANCE = "engine", "memory", "generation", "appearance"
-OWN_TEMPLATE = "choose-a-file"  # among the chat formats: no format has that name
-COLOURS = "colours"  # the row that belongs to the window rather than to `AppSettings`
+OWN_TEMPLATE = "choose-a-file"  # among the chat formats, none of which has this name
+COLOURS = "colours"  # a row of the window's state, not of `AppSettings`
 
 Changed = Callable[[str, object], None]
 
@@ -56,15 +56,15 @@ FORMATS = {
 
 
 def _title(titles: Mapping[str, str]) -> Callable[[str], str]:
-    """Puts a choice into words; one without words stays as it is."""
+    """A function that returns the words of a choice, or the choice itself if it has none."""
     return lambda choice: translate("SettingsWindow", titles[choice]) if choice in titles else choice
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A whole number; its least value may be called `auto`: it leaves the choice to the engine, as None.
+    """A whole number. With `auto` (words), 0 is stored as None, which leaves the choice to the engine.
 
-    `factor` is what one of the `unit` counts for in `AppSettings`.
+    One `unit` in the field is `factor` in `AppSettings`.
     """
 
     most: int
@@ -75,11 +75,11 @@ class Number:
     factor: int = 1
 
     def shown(self, value: int | None) -> int:
-        """The number in the field."""
+        """The number shown in the field for a stored value."""
         return round((value or 0) / self.factor)
 
     def stored(self, shown: int) -> int | None:
-        """The value of the setting."""
+        """The value to store for a number in the field."""
         return None if self.auto and not shown else shown * self.factor
 
 
@@ -88,15 +88,15 @@ class Setting:
     """A row of the table.
 
     Attributes:
-        page: Where it stands.
+        page: Its page.
         name: The field of `AppSettings`.
         label: Its name in the window.
-        now: A change holds at once, else when the model is loaded again.
+        now: A change takes effect at once, else when the model is loaded again.
         hint: A line below.
-        number: How a number is shown; None: it is one of several choices.
-        offered: The choices; by default those that the view has under the name.
-        held: The choice that holds; by default the field.
-        title: A choice in words.
+        number: How a number is shown; None: the setting is one of several choices.
+        offered: The choices; by default those of the view under `name`.
+        held: The choice in force; by default the field `name`.
+        title: The words of a choice.
     """
 
     page: str
@@ -180,8 +180,8 @@ class Rows(QWidget):
     """The rows of one page in three columns: name, value, *now* or *after reload*; a line below may say more.
 
     Args:
-        page: Of which.
-        changed: Called with the name of a setting and its value when it is changed by hand.
+        page: The page.
+        changed: Called with the name and the value of a setting when the user changes it.
     """
 
     def __init__(self, page: str, changed: Changed) -> None:
@@ -201,35 +201,33 @@ class Rows(QWidget):
             self._add(setting)
 
     def show_settings(self, view: SettingsView, *, keep: QWidget | None = None) -> None:
-        """Shows what holds; `changed` is not called, and the field `keep` stays as it is."""
+        """Shows the settings in force without a call of `changed`; the field `keep` is not touched."""
         for setting in self._settings:
             if keep is not None and keep in (self.numbers.get(setting.name), self.combos.get(setting.name)):
                 continue
             if setting.number is not None:
                 field = self.numbers[setting.name]
-                field.blockSignals(True)
-                field.setValue(setting.number.shown(getattr(view.values, setting.name)))
-                field.blockSignals(False)
+                with QSignalBlocker(field):
+                    field.setValue(setting.number.shown(getattr(view.values, setting.name)))
             elif setting.name != COLOURS:
                 held = setting.held(view.values) if setting.held is not None else getattr(view.values, setting.name)
                 offered = setting.offered(view) if setting.offered is not None else view.choices.get(setting.name, ())
                 self._show_choice(setting, offered, held)
 
     def show_measure(self, measure: Measure) -> None:
-        """Shows what the colours of tokens show."""
+        """Shows which measure the colours of tokens show."""
         setting = next(setting for setting in self._settings if setting.name == COLOURS)
         self._show_choice(setting, [each.value for each in Measure], measure.value)
 
     def _show_choice(self, setting: Setting, offered: Sequence[str], held: str) -> None:
-        """Shows a choice; one that is not offered (any more) is listed too."""
+        """Shows a choice; it is listed even if it is not offered (any more)."""
         combo = self.combos[setting.name]
-        combo.blockSignals(True)
-        combo.clear()
-        for choice in dict.fromkeys([*offered, held]):
-            combo.addItem(one_line(setting.title(choice)), choice)
-        combo.setCurrentIndex(combo.findData(held))
+        with QSignalBlocker(combo):
+            combo.clear()
+            for choice in dict.fromkeys([*offered, held]):
+                combo.addItem(one_line(setting.title(choice)), choice)
+            combo.setCurrentIndex(combo.findData(held))
         combo.setToolTip(plain_tooltip(held if Path(held).is_absolute() else ""))
-        combo.blockSignals(False)
 
     def _add(self, setting: Setting) -> None:
         label = translate("SettingsWindow", setting.label)

@@ -1,4 +1,4 @@
-"""The page that gives the model to other programs on this computer."""
+"""The page of the server, through which other programs on this computer use the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QSpinBox
 from ui.port import Workbench
 from ui.widgets.controls import Page, button, row, words
 
-PORT = 8080  # as of the command line
+PORT = 8080  # as on the command line
 
 
 class ServerPage(Page):
@@ -20,7 +20,7 @@ class ServerPage(Page):
 
     Args:
         workbench: Whose model is served.
-        run: Takes what is under way; a refusal is said by others.
+        run: Runs a coroutine, and shows its refusal.
     """
 
     def __init__(self, workbench: Workbench, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
@@ -56,7 +56,7 @@ class ServerPage(Page):
         self.show_state()
 
     def show_state(self) -> None:
-        """Whether it is on, and where."""
+        """Shows whether the server is on, and its address."""
         address = self._server.address
         self._offers_stop = bool(address)
         self.switch.setText(self.tr("Stop server") if address else self.tr("Start server"))
@@ -68,7 +68,7 @@ class ServerPage(Page):
         self.copy_button.setVisible(bool(address))
 
     async def _switch(self, *, stop: bool) -> None:
-        """Does what the button said, whatever another window did meanwhile."""
+        """Starts or stops the server as the button said, whatever another window did since."""
         self._switching = True
         self.show_state()
         try:

@@ -1,8 +1,10 @@
-"""The settings window: non-modal, one page for each subject, every row stored when it is changed."""
+"""The settings window: non-modal, a page per subject, every change stored at once."""
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QKeyEvent
@@ -10,7 +12,7 @@ from PySide6.QtWidgets import QComboBox, QFileDialog, QSpinBox, QVBoxLayout, QWi
 
 from ui.controller import Controller
 from ui.models.page import ModelsPage
-from ui.port import SettingsView, Workbench
+from ui.port import SettingsView
 from ui.settings.data_page import DataPage
 from ui.settings.rows import COLOURS, OWN_TEMPLATE, PAGES, Rows
 from ui.settings.server_page import ServerPage
@@ -26,38 +28,37 @@ class SettingsWindow(QWidget):
     """Shows a `SettingsView` and asks for changes.
 
     Args:
-        controller: Keeps the tasks.
-        workbench: The use cases.
+        controller: Runs the tasks.
         parent: The window it belongs to.
     """
 
-    shown = Signal(object)  # SettingsView: what holds now
+    shown = Signal(object)  # SettingsView now in force
     colours_wanted = Signal(object)  # Measure
 
-    def __init__(self, controller: Controller, workbench: Workbench, parent: QWidget) -> None:
+    def __init__(self, controller: Controller, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Window)
         self.setObjectName("settings")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setWindowTitle(self.tr("Settings"))
         self.resize(720, 620)
         self.setMinimumSize(420, 320)
-        self._controller, self._workbench = controller, workbench
+        self._controller, self._workbench = controller, controller.workbench
         self.notice = Notice()
         self.reload = Notice()
-        self._needs_reload = False  # as it was shown last
+        self._needs_reload = False  # as last shown
         self.reload.acted.connect(lambda: self._run(self._reload()))
         self.models = ModelsPage(controller.shelf)
         self.engine, self.memory, self.generation, self.appearance = (Rows(page, self._change) for page in PAGES)
-        self.data = DataPage(workbench, self._run)
+        self.data = DataPage(self._workbench, self._run)
         self.data.refused.connect(self.notice.say)
-        self.server = ServerPage(workbench, self._run)
+        self.server = ServerPage(self._workbench, self._run)
         controller.status_changed.connect(self.server.show_state)
         self._pages = Tabs((16, 12, 16, 0), 18)
         self.tabs, self.show_page = self._pages.buttons, self._pages.show_page
         self._lay_out()
 
     def open(self, page: int | None = None) -> None:
-        """Opens, or comes to the front, at a page or at the one that was shown last."""
+        """Opens the window or brings it to the front, at a page or at the last one."""
         self.notice.clear()
         self._needs_reload = False
         self._run(self._show(None))
@@ -70,18 +71,18 @@ class SettingsWindow(QWidget):
         self.models.open(get=False)
 
     def open_models(self, *, get: bool = False) -> None:
-        """Opens at the models; with `get` the keyboard is where more are asked for."""
+        """Opens the page of models; with `get` the field for new models has the focus."""
         self.open(MODELS)
         self.models.open(get=get)
 
     def show_settings(self, view: SettingsView, *, keep: QWidget | None = None) -> None:
-        """Shows what holds; the field `keep` stays as it is."""
+        """Shows the settings in force; the field `keep` is not touched."""
         for rows in (self.engine, self.memory, self.generation, self.appearance):
             rows.show_settings(view, keep=keep)
         self.server.show_state()
         if view.data is not None:
             self.data.show_data(view.data)
-        if view.needs_reload and not self._needs_reload:  # said once: it may be dismissed
+        if view.needs_reload and not self._needs_reload:  # once, for it may be dismissed
             self.reload.say(self.tr("The model that runs was loaded with other settings."), self.tr("Reload now"))
         elif not view.needs_reload:
             self.reload.clear()
@@ -94,7 +95,7 @@ class SettingsWindow(QWidget):
             super().keyPressEvent(event)
 
     def changeEvent(self, event: QEvent) -> None:
-        """Another window may have changed a setting meanwhile."""
+        """Reads the settings again, for another window may have changed them."""
         super().changeEvent(event)
         if event.type() is QEvent.Type.ActivationChange and self.isActiveWindow():
             self._run(self._follow())
@@ -127,10 +128,10 @@ class SettingsWindow(QWidget):
         column.addWidget(self.reload)
         column.addWidget(self.notice)
 
-    # ---- what is asked ------------------------------------------------------------------------------------------------
+    # ---- changes ------------------------------------------------------------------------------------------------------
 
     def _choose_template(self) -> None:
-        """A file; until one is chosen, the row shows what holds."""
+        """Opens the dialogue for a template file; the row shows the setting in force until one is chosen."""
         self._run(self._show(None))
         dialog = QFileDialog(self, self.tr("Choose a chat template (jinja2)"))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
@@ -150,14 +151,14 @@ class SettingsWindow(QWidget):
         self.notice.clear()
         self._run(self._show((name, value)))
 
-    def _run(self, work: object) -> None:
-        self._controller.tasks.run(work, self.notice.say)  # type: ignore[arg-type]  # the coroutines below
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._controller.tasks.run(work, self.notice.say)
 
     async def _show(self, change: tuple[str, object] | None) -> None:
         try:
             view = await (self._workbench.settings.view() if change is None else self._workbench.settings.change(*change))
         except Exception:
-            self.show_settings(await self._workbench.settings.view())  # the fields go back to what holds
+            self.show_settings(await self._workbench.settings.view())  # the fields go back to the settings in force
             raise
         self.show_settings(view)
         if view.notes:
@@ -165,7 +166,7 @@ class SettingsWindow(QWidget):
         self.shown.emit(view)
 
     async def _follow(self) -> None:
-        """Shows what other windows have changed, except in a field that is being changed."""
+        """Shows changes by other windows, except in a field that is being edited."""
         view = await self._workbench.settings.view()
         field = self.focusWidget()
         typed = isinstance(field, QSpinBox) and field.lineEdit().isModified()

@@ -1,1 +1,1 @@
-"""What a session is set to, under the model's name in the bar: the model and its adapters, sampling, form, tools."""
+"""The settings of a session, in a popover: model and adapters, system prompt, sampling, format, tools."""

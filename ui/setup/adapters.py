@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec.structs import replace
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
 from PySide6.QtWidgets import QDoubleSpinBox, QSlider, QVBoxLayout, QWidget
 
 from ui.models.bars import ThinBar
 from ui.port import AdapterChoice, AdapterLine, Download, DownloadState
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
-from ui.widgets.controls import LINE_PX, Check, button, row, words
+from ui.widgets.controls import LINE_PX, Check, button, drop, row, words
 from ui.widgets.fields import LineEdit
 from ui.widgets.labels import ElidedLabel, IconButton, plain_tooltip
 from ui.widgets.visible import one_line
 
-SETTLE_MS = 250  # after the last move of a slider
+SETTLE_MS = 250  # from the last move of a slider to the change
 MOST_SCALE = 100.0
 SLIDER_STEPS = 200  # 0 to 2
-DECIMALS = 4  # that can be written
+DECIMALS = 4  # of a scale that is typed
 
 
 class AdapterRows(QWidget):
-    """Shows a stack of adapters and asks for changes of it."""
+    """Shows a stack of adapters and emits changes of it."""
 
     wanted = Signal(object)  # list[AdapterChoice]
 
@@ -35,17 +35,15 @@ class AdapterRows(QWidget):
         self._column.setSpacing(10)
         self.rows: list[AdapterRow] = []
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
-        self._settle.timeout.connect(self._tell)
+        self._settle.timeout.connect(self._emit)
 
     def show_stack(self, lines: Sequence[AdapterLine]) -> None:
-        """Shows what holds; rows that stay keep the keyboard, and a slider that is being moved its place."""
+        """Shows the stack in force; rows that stay keep the focus. Does nothing while a slider is being moved."""
         if self._settle.isActive():
             return
         if [each.choice.folder for each in self.rows] != [line.choice.folder for line in lines]:
             for old in self.rows:
-                self._column.removeWidget(old)
-                old.hide()
-                old.deleteLater()
+                drop(self._column, old)
             self.rows = [AdapterRow(line.choice) for line in lines]
             for place, made in enumerate(self.rows):
                 self._connect(made, place)
@@ -70,17 +68,17 @@ class AdapterRows(QWidget):
         self.wanted.emit(stack)
 
     def flush(self) -> None:
-        """Tells now what a slider that is being moved waits with."""
+        """Emits a pending change at once."""
         if self._settle.isActive():
             self._settle.stop()
-            self._tell()
+            self._emit()
 
-    def _tell(self) -> None:
+    def _emit(self) -> None:
         self.wanted.emit(self.stack)
 
 
 class ScaleBox(QDoubleSpinBox):
-    """A scale with as many decimals as it has, two at least."""
+    """A spin box that shows as many decimals as the scale has, two at least."""
 
     def textFromValue(self, value: float) -> str:
         places = next((n for n in (2, 3) if round(value, n) == round(value, DECIMALS)), DECIMALS)
@@ -88,7 +86,7 @@ class ScaleBox(QDoubleSpinBox):
 
 
 class AdapterRow(QWidget):
-    """One adapter: on or off, its scale as a slider and as a number, its place."""
+    """One adapter: on or off, its scale as a slider and as a number, and its place in the stack."""
 
     changed = Signal()
 
@@ -128,28 +126,24 @@ class AdapterRow(QWidget):
 
     @property
     def choice(self) -> AdapterChoice:
-        scale = self.scale.value() if self._moved else self._choice.scale  # which may have more digits than are shown
+        scale = self.scale.value() if self._moved else self._choice.scale  # may have more digits than are shown
         return replace(self._choice, scale=scale, on=self.on.isChecked())
 
     def show_line(self, line: AdapterLine, *, first: bool, last: bool) -> None:
-        """Shows what holds; nothing is told."""
+        """Shows an adapter; emits nothing."""
         self._choice, self._moved = line.choice, False
-        for part in (self.on, self.slider, self.scale):
-            part.blockSignals(True)
-        self.on.setChecked(line.choice.on)
-        self.slider.setValue(round(line.choice.scale * 100))
-        self.scale.setValue(line.choice.scale)
-        for part in (self.on, self.slider, self.scale):
-            part.blockSignals(False)
+        with QSignalBlocker(self.on), QSignalBlocker(self.slider), QSignalBlocker(self.scale):
+            self.on.setChecked(line.choice.on)
+            self.slider.setValue(round(line.choice.scale * 100))
+            self.scale.setValue(line.choice.scale)
         self.detail.setText(line.detail or self.tr("loads with the next answer"))
         self.up.setEnabled(not first)
         self.down.setEnabled(not last)
 
     def _scaled(self, value: float) -> None:
         self._moved = True
-        self.slider.blockSignals(True)
-        self.slider.setValue(round(value * 100))
-        self.slider.blockSignals(False)
+        with QSignalBlocker(self.slider):
+            self.slider.setValue(round(value * 100))
         self.changed.emit()
 
 
@@ -182,7 +176,7 @@ class AdapterField(QWidget):
             part.hide()
 
     def show_downloads(self, downloads: Sequence[Download]) -> None:
-        """How far the one is that was asked for."""
+        """Shows the progress of the requested adapter."""
         repository = self._getting.partition("@")[0]
         view = next((each for each in downloads if each.repository == repository), None)
         if view is not None and view.state is DownloadState.RUNNING and self._getting:
@@ -190,7 +184,7 @@ class AdapterField(QWidget):
             self.bar.show()
 
     def end(self, wanted: str, *, got: bool) -> None:
-        """It is on the stack, or not (`refuse` says why; what was typed stays)."""
+        """Ends a request; the field is cleared if it was successful, and `refuse` shows why not."""
         if wanted == self._getting:
             self._getting = ""
             self.get_button.setEnabled(True)
@@ -200,7 +194,7 @@ class AdapterField(QWidget):
                 self.field.clear()
 
     def refuse(self, why: str) -> None:
-        """It is not on the stack."""
+        """Shows why the adapter was not added."""
         self.state.setText(why)
         self.state.show()
 

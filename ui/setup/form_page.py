@@ -1,11 +1,12 @@
-"""The form of answers: free, or what a schema, a pattern or a grammar describes; checked as it is typed."""
+"""The output format: free text, a JSON schema, a regex or a Lark grammar; checked as it is typed."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QTimer, Signal
+from PySide6.QtCore import QSignalBlocker, QTimer, Signal
 
 from ui.port import AnswerFormat, FormatKind, SessionSetup, StatusView
 from ui.widgets.controls import Choice, Page, PageDrafts, SourceField, button, row, words
+from ui.widgets.labels import set_kind
 
 CHECK_DELAY_MS = 400
 KINDS = (FormatKind.FREE, FormatKind.JSON_SCHEMA, FormatKind.REGEX, FormatKind.LARK)
@@ -45,8 +46,8 @@ class FormPage(Page):
         self.column.addStretch(1)
         self._held = AnswerFormat()
         self._drafts = PageDrafts[AnswerFormat]()
-        self._sources: dict[tuple[int, FormatKind], str] = {}  # what was written, by session and kind
-        self._problem: str | None = ""  # of what is written; None while it is checked
+        self._sources: dict[tuple[int, FormatKind], str] = {}  # drafts by session and kind
+        self._problem: str | None = ""  # of the draft; None while it is checked
         self._delay = QTimer(self, singleShot=True, interval=CHECK_DELAY_MS)
         self._delay.timeout.connect(lambda: self.check_wanted.emit(self.written))
         self._refresh()
@@ -57,7 +58,7 @@ class FormPage(Page):
         return AnswerFormat(kind, "" if kind is FormatKind.FREE else self.source.toPlainText())
 
     def show_setup(self, setup: SessionSetup) -> None:
-        """Shows what holds, unless something else is being written."""
+        """Shows the format in force, unless a draft is being written."""
         written, is_draft = self.written, self.written != self._held
         self._held = setup.answer_format
         shown = self._drafts.show(setup.session_id, written, self._held, is_draft=is_draft)
@@ -66,7 +67,7 @@ class FormPage(Page):
         self._refresh()
 
     def show_status(self, status: StatusView) -> None:
-        """Kinds that the model that runs does not enforce cannot be chosen."""
+        """Disables the kinds that the running model does not enforce."""
         missing = []
         for kind, part in zip(KINDS, self.kinds.buttons, strict=True):
             part.setEnabled(kind.value not in status.lacks)
@@ -75,16 +76,15 @@ class FormPage(Page):
         self.lacking.setVisible(bool(missing))
 
     def show_checked(self, asked: AnswerFormat, problem: str) -> None:
-        """What is wrong with a form; an answer about something else than what is written is let go."""
+        """Shows the result of a check, unless the draft has changed since."""
         if asked == self.written:
             self._problem = problem
             self._refresh()
 
     def _show(self, answer_format: AnswerFormat) -> None:
         self.kinds.show_choice(KINDS.index(answer_format.kind))
-        self.source.blockSignals(True)
-        self.source.show_text(answer_format.source)
-        self.source.blockSignals(False)
+        with QSignalBlocker(self.source):
+            self.source.show_text(answer_format.source)
         self._check()
 
     def _choose(self, place: int) -> None:
@@ -108,7 +108,7 @@ class FormPage(Page):
         self._refresh()
 
     def _check(self) -> None:
-        """Asks in a while what is wrong with what is written, where it is not what holds."""
+        """Schedules a check of the draft, unless it is the format in force."""
         written = self.written
         asks = bool(written.source.strip()) and written != self._held
         self._problem = None if asks else ""
@@ -133,5 +133,4 @@ class FormPage(Page):
         else:
             said = self._problem or self.tr("valid")
         self.state.setText(said)
-        self.state.setProperty("kind", "soft" if not self._problem else "warm")
-        self.state.style().polish(self.state)
+        set_kind(self.state, "soft" if not self._problem else "warm")

@@ -1,10 +1,11 @@
-"""The loaded model, its adapters, and the source of speculative tokens."""
+"""The page of the loaded model, its adapters, and speculation."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QGridLayout, QWidget
 
+from ui.models.wording import FINGERPRINT_SHOWN
 from ui.port import EngineState, Guess, ModelFacts, SessionSetup, StatusView
 from ui.setup.adapters import AdapterField, AdapterRows
 from ui.theme.fonts import interface_font, mono_font
@@ -12,7 +13,6 @@ from ui.widgets.controls import LINE_PX, Choice, Page, button, row, words
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import count, size
 
-FINGERPRINT_SHOWN = 12  # hexadecimal digits
 GUESSES = (Guess.OFF, Guess.PROMPT_LOOKUP, Guess.DRAFT)
 
 
@@ -96,7 +96,7 @@ class ModelPage(Page):
         self._show_possible()
 
     def _show_possible(self) -> None:
-        """What can be chosen with the model that runs, and why the rest cannot."""
+        """Enables what the running model supports, and shows why the rest is disabled."""
         model, guess = self._setup.model, self._setup.guess
         no_adapters, no_guesses = self._status.lacking("adapters"), self._status.lacking("speculation")
         self.no_adapters_there.setText(no_adapters)

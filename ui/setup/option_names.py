@@ -1,4 +1,4 @@
-"""Options of generation: their names in the window, and their values as text."""
+"""Generation options: their names in the window, and their values as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = {
         ),
     ),
 }
-MORE = {  # folded away until they are wanted, or said by the session
+MORE = {  # hidden until they are unfolded or the session sets them
     "order": (
         QT_TRANSLATE_NOOP("Options", "order of stages"),
         QT_TRANSLATE_NOOP("Options", "their names from the raw scores to the draw; a stage that is left out does nothing"),
@@ -46,17 +46,17 @@ Bytes = Callable[[int], bytes]
 
 
 def unknown(_token: int) -> bytes:
-    """The bytes of a token while no vocabulary is known."""
+    """The bytes of a token without a vocabulary: none."""
     return b""
 
 
 def text_of(name: str, value: object, bytes_of: Bytes = unknown) -> str:
-    """A value as it is written in a field; `bytes_of` gives those of tokens, empty where it does not know them."""
+    """A value as text for a field; `bytes_of` returns the bytes of a token, or b"" if they are unknown."""
     if value is None:
         return ""
     if name in _BIASES and isinstance(value, Mapping):
         biases = [f"{_token(token, bytes_of)}: {_number(bias)}" for token, bias in value.items()]
-        return ", ".join(dict.fromkeys(biases))  # two tokens may say the same
+        return ", ".join(dict.fromkeys(biases))  # two tokens may have the same text
     if name in _IDS and isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(dict.fromkeys(_item("stop", t) if isinstance(t, str) else _token(t, bytes_of) for t in value))
     if isinstance(value, str):
@@ -67,7 +67,7 @@ def text_of(name: str, value: object, bytes_of: Bytes = unknown) -> str:
 
 
 def value_of(name: str, text: str) -> object:
-    """What was written, as a value; what cannot be read as one stays a text, for others to refuse."""
+    """The value of a field's text; a text that cannot be parsed is returned, to be refused later."""
     text = text.strip()
     if not text:
         return None
@@ -84,12 +84,12 @@ def value_of(name: str, text: str) -> object:
 
 
 def is_no_number(name: str, value: object) -> bool:
-    """Whether an option takes a number, and what was written is none."""
+    """Whether an option takes a number, and `value` is not one."""
     return isinstance(value, str) and name not in (*_TEXTS, *_IDS, *_BIASES, *_NAMES)
 
 
 def _texts(text: str) -> list[str | int]:
-    """JSON texts and token ids with commas between them; anything else is one text."""
+    """Parses JSON strings and token ids separated by commas; anything else is one text."""
     try:
         read = json.loads(f"[{text}]")
     except ValueError:
@@ -98,7 +98,7 @@ def _texts(text: str) -> list[str | int]:
 
 
 def _pieces(text: str) -> list[tuple[str, str]]:
-    """Tokens as they are written, each with what stands behind its colon; what cannot be read so is split at its commas."""
+    """Splits a text into (token, bias after the colon); a text that cannot be parsed is split at its commas."""
     found, at = list[tuple[str, str]](), 0
     while at < len(text):
         piece = _PIECE.match(text, at)
@@ -111,7 +111,7 @@ def _pieces(text: str) -> list[tuple[str, str]]:
 
 
 def _is_text(written: str) -> bool:
-    """Whether a text in quotation marks can be read; what has none always can."""
+    """Whether a text is valid JSON, if it starts with a quotation mark."""
     try:
         return not written.startswith('"') or isinstance(json.loads(written), str)
     except ValueError:
@@ -119,7 +119,7 @@ def _is_text(written: str) -> bool:
 
 
 def _token(token: object, bytes_of: Bytes) -> str:
-    """A token as its text, where that can be written on a line and read again."""
+    """A token as its text in quotation marks if that is printable, else as its id."""
     number = str(token)
     try:
         text = bytes_of(int(number)).decode()

@@ -1,4 +1,4 @@
-"""The options of a session: its own values, else those in force with their source."""
+"""The generation options of a session: its own values, else those in force with their source."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ui.theme.text_size import fix_width
 from ui.widgets.controls import LINE_PX, button, row, words
 from ui.widgets.dials import DIALS, DialSlider
 from ui.widgets.fields import LineEdit
-from ui.widgets.labels import IconButton, Label, plain_tooltip
+from ui.widgets.labels import IconButton, Label, plain_tooltip, set_kind
 
-SHORT = 20  # characters that a field has room for
+SHORT = 20  # characters that fit into a field
 NUMBER_PX = 52  # a field beside a slider
-SETTLE_MS = 250  # after the last move of a slider
+SETTLE_MS = 250  # from the last move of a slider to the change
 _DIALS = {dial.setting: dial for dial in DIALS}
 
 
 class OptionRows(QWidget):
-    """One line for each option. A field holds what the session says; empty, it shows faintly what holds.
+    """A line per option. A field has the session's own value; if it is empty, the placeholder is the value in force.
 
-    A setting of the sampler that has a scale has a slider too, which stands at what holds and sets the option once it rests.
-    What few sessions need is folded under a button; a line of it that the session says itself is never hidden.
+    Sampler settings with a scale also have a slider, which shows the value in force and sets the option once it rests. Rarely
+    needed options are folded under a button; a line whose option the session sets is never hidden.
     """
 
     wanted = Signal(str, object)  # name, value or None
-    refused = Signal(str)  # why what was written is not taken
+    refused = Signal(str)  # why a typed value is not accepted
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class OptionRows(QWidget):
         self.clears: dict[str, IconButton] = {}
         self._captions: dict[str, Label] = {}
         self._own: dict[str, object] = {}
-        self._moved: dict[str, object] = {}  # by sliders that do not rest yet
+        self._moved: dict[str, object] = {}  # values of sliders that are being moved
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._settle.timeout.connect(self.flush)
         self._status = StatusView(EngineState.NONE)
-        self.lacking = words("", "soft")  # which settings the model that runs does not have
-        self.bytes_of: Bytes = unknown  # of tokens, to show what an id says
+        self.lacking = words("", "soft")  # the settings that the running model does not have
+        self.bytes_of: Bytes = unknown  # to show the text of token ids
         self.more = button("", "link")
         self.more.setCheckable(True)
         self.more.toggled.connect(self._fold)
@@ -63,7 +63,7 @@ class OptionRows(QWidget):
         self._fold()
 
     def show_options(self, options: Sequence[OptionView]) -> None:
-        """Shows what holds; a field that is being written keeps its text, a slider that is being moved its place."""
+        """Shows the values in force; a field being edited and a slider being moved are not touched."""
         for option in options:
             if option.name not in self.fields:
                 self._add(option.name)
@@ -79,25 +79,24 @@ class OptionRows(QWidget):
                     holds = option.own if option.own is not None else option.value
                     slider.show_setting(holds if isinstance(holds, int | float) else slider.dial.off)
             source.setText(option.source)
-            source.setProperty("kind", "accent" if option.own is not None else "faint")
-            source.style().polish(source)
+            set_kind(source, "accent" if option.own is not None else "faint")
         self._fold()
         self._show_lacking()
 
     def show_status(self, status: StatusView) -> None:
-        """Settings that the model does not have cannot be set; what the session says of them can be taken back."""
+        """Disables the settings that the model does not have; the session's own values can still be cleared."""
         self._status = status
         self._show_lacking()
 
     def flush(self) -> None:
-        """Asks now for what was moved."""
+        """Emits the pending values of sliders at once."""
         self._settle.stop()
         moved, self._moved = self._moved, {}
         for name, value in moved.items():
             self.wanted.emit(name, value)
 
     def forget_drafts(self) -> None:
-        """What is being written belongs to another session: the next news replaces it."""
+        """Marks all fields as unedited, when another session is shown: the next values replace their text."""
         for field in self.fields.values():
             field.setModified(False)
 
@@ -105,7 +104,7 @@ class OptionRows(QWidget):
         if isinstance(event, QKeyEvent) and isinstance(watched, QLineEdit) and watched.isModified():
             escape = event.key() == Qt.Key.Key_Escape
             if escape and event.type() is QEvent.Type.ShortcutOverride:
-                event.accept()  # or the key would close the popover
+                event.accept()  # else the key would close the popover
                 return True
             if escape and event.type() is QEvent.Type.KeyPress:
                 name = next(name for name, field in self.fields.items() if field is watched)
@@ -153,7 +152,7 @@ class OptionRows(QWidget):
         return self.tr("fresh") if name == "seed" else self.tr("none")
 
     def _fold(self) -> None:
-        """Shows and hides what few sessions need."""
+        """Shows or hides the folded options."""
         unfolded = self.more.isChecked()
         self.more.setText(self.tr("Fewer") if unfolded else self.tr("More: order of stages, biases, bans…"))
         self.more.setVisible(any(name in MORE for name in self.fields))
@@ -164,7 +163,7 @@ class OptionRows(QWidget):
                     part.setVisible(shown)
             clear = self.clears[name]
             policy = clear.sizePolicy()
-            policy.setRetainSizeWhenHidden(shown)  # a line that is folded away takes no height
+            policy.setRetainSizeWhenHidden(shown)  # a folded line takes no height
             clear.setSizePolicy(policy)
             clear.setVisible(shown and self._own[name] is not None)
 

@@ -1,4 +1,4 @@
-"""The popover under the model's name: five pages, closed by Escape or by a click beside it."""
+"""The popover under the model's name: five pages, closed by Escape or by a click outside."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ui.widgets.labels import Notice
 from ui.widgets.tabs import Tabs
 
 WIDTH, HEIGHT = 400, 600
-EDGE = 8  # pixels that stay free around it
-GAP = 6  # under the bar
+EDGE = 8  # least distance to the edges of the window
+GAP = 6  # below the bar
 
 
 class SetupPopover(QFrame):
     """Shows a `SessionSetup` over the window and asks the controller for changes.
 
     Args:
-        controller: What the session shown is set to.
-        anchor: The part of the bar that it hangs from.
+        controller: Reads and changes the settings of the session shown.
+        anchor: The part of the bar above it.
         parent: The window's content.
     """
 
@@ -40,7 +40,7 @@ class SetupPopover(QFrame):
         self.setAccessibleName(self.tr("Model and session"))
         self._controller, self._anchor, self._parent = controller, anchor, parent
         self._session_id: int | None = None
-        self._before: QWidget | None = None  # what had the keyboard
+        self._before: QWidget | None = None  # had the focus before
         self.model, self.system, self.sampling = ModelPage(), SystemPage(), SamplingPage()
         self.form, self.tools = FormPage(), ToolsPage()
         self.notice = Notice()
@@ -53,7 +53,7 @@ class SetupPopover(QFrame):
     # ---- open and closed ----------------------------------------------------------------------------------------------
 
     def open(self, page: int = MODEL) -> None:
-        """Opens at a page, or brings that page to the front."""
+        """Opens the popover at a page, or shows that page."""
         if self.isHidden():
             self._before = QApplication.focusWidget()
         self._controller.ask()
@@ -65,14 +65,14 @@ class SetupPopover(QFrame):
         self.tabs[page].setFocus(Qt.FocusReason.PopupFocusReason)
 
     def toggle(self, page: int = MODEL) -> None:
-        """Opens, or closes where that page is open."""
+        """Opens a page, or closes the popover if that page is open."""
         if self.isVisible() and self._pages.stack.currentIndex() == page:
             self.close_again()
         else:
             self.open(page)
 
     def close_again(self) -> None:
-        """Closes; the keyboard goes back to where it was."""
+        """Closes the popover; a focus inside it goes back to the widget that had it before."""
         focused = QApplication.focusWidget()
         inside = focused is not None and self.isAncestorOf(focused)
         self.hide()
@@ -82,7 +82,7 @@ class SetupPopover(QFrame):
             home.setFocus(Qt.FocusReason.PopupFocusReason)
 
     def place(self) -> None:
-        """Under the anchor, inside the window."""
+        """Places the popover below the anchor, inside the window."""
         room = self._parent.rect().adjusted(EDGE, EDGE, -EDGE, -EDGE)
         corner = QPoint(self._anchor.width(), self._anchor.height() + GAP)
         under = self._parent.mapFromGlobal(self._anchor.mapToGlobal(corner))  # the bar is not in the parent
@@ -96,7 +96,7 @@ class SetupPopover(QFrame):
 
     def show_setup(self, setup: SessionSetup) -> None:
         if setup.session_id != self._session_id:
-            self.model.adapters.flush()  # what was moved belongs to the one before
+            self.model.adapters.flush()  # pending changes belong to the previous session
             self.sampling.options.flush()
             self._session_id = setup.session_id
             self.sampling.options.forget_drafts()
@@ -106,7 +106,7 @@ class SetupPopover(QFrame):
             self.notice.say("\n".join(setup.notes))
 
     def show_status(self, status: StatusView) -> None:
-        """What the model that runs does not have is said beside what needs it."""
+        """Passes the status to the pages that disable what the running model lacks."""
         for page in (self.model, self.sampling.options, self.form):
             page.show_status(status)
 
@@ -190,4 +190,4 @@ class SetupPopover(QFrame):
 
     def _change(self, change: Change) -> None:
         self.notice.clear()
-        self._controller.change(change, session_id=self._session_id)  # whose fields these are, whichever is shown by now
+        self._controller.change(change, session_id=self._session_id)  # the session of these fields, whichever is shown by now

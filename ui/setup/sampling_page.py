@@ -1,8 +1,8 @@
-"""How the answers of a session are drawn."""
+"""The page of sampling: presets and generation options of a session."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QSignalBlocker, Signal
 from PySide6.QtWidgets import QSizePolicy
 
 from ui.port import SessionSetup, translate
@@ -12,7 +12,7 @@ from ui.widgets.controls import LINE_PX, Combo, Page, button, row, words
 from ui.widgets.fields import LineEdit
 from ui.widgets.visible import one_line
 
-DEFAULT = ""  # the preset that the settings choose
+DEFAULT = ""  # stands for the preset of the app's settings
 
 
 class SamplingPage(Page):
@@ -55,13 +55,12 @@ class SamplingPage(Page):
         self.options.show_options(setup.options)
 
     def _show_presets(self, setup: SessionSetup) -> None:
-        self.presets.blockSignals(True)
-        self.presets.clear()
-        self.presets.addItem(one_line(self.tr("default ({0})").format(_shown(setup.default_preset, setup))), DEFAULT)
-        for name in setup.presets:
-            self.presets.addItem(one_line(_shown(name, setup)), name)
-        self.presets.setCurrentIndex(max(self.presets.findData(setup.preset), 0))
-        self.presets.blockSignals(False)
+        with QSignalBlocker(self.presets):
+            self.presets.clear()
+            self.presets.addItem(one_line(self.tr("default ({0})").format(_shown(setup.default_preset, setup))), DEFAULT)
+            for name in setup.presets:
+                self.presets.addItem(one_line(_shown(name, setup)), name)
+            self.presets.setCurrentIndex(max(self.presets.findData(setup.preset), 0))
         self.delete_button.setEnabled(setup.presets.get(setup.preset, False))
 
     def _save(self) -> None:
@@ -72,6 +71,6 @@ class SamplingPage(Page):
 
 
 def _shown(preset: str, setup: SessionSetup) -> str:
-    """A preset's name; those that come with Elsewise have one in each language."""
+    """The name of a preset; those that come with Elsewise are translated."""
     is_saved = setup.presets.get(preset, False)
     return preset if is_saved else translate("Presets", preset)

@@ -1,4 +1,4 @@
-"""The system prompt of a session, and the files that are sent after it."""
+"""The page of the system prompt, and of the files that are sent after it."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class SystemPage(Page):
         self.column.addWidget(self.pinned_words)
         self.column.addWidget(self.pinned)
         self.column.addStretch(1)
-        self._said = ""
+        self._system = ""  # in force
         self._drafts = PageDrafts[str]()
         self.system.textChanged.connect(self._offer)
 
     def show_setup(self, setup: SessionSetup) -> None:
         written = self.system.toPlainText()
-        is_draft = written.strip() != self._said.strip()
+        is_draft = written.strip() != self._system.strip()
         self.system.show_text(self._drafts.show(setup.session_id, written, setup.system, is_draft=is_draft))
-        self._said = setup.system
+        self._system = setup.system
         self._offer()
         self.pinned.show_files(setup.files)
         self.pinned_words.setVisible(bool(setup.files))
 
     def _offer(self) -> None:
-        self.system_button.setEnabled(self.system.toPlainText().strip() != self._said)
+        self.system_button.setEnabled(self.system.toPlainText().strip() != self._system)

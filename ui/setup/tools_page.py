@@ -1,4 +1,4 @@
-"""Tools that the model may call: definitions as JSON. What it calls is shown; nothing is executed."""
+"""The page of tools that the model may call: definitions as JSON. Calls are shown, never executed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from PySide6.QtCore import QTimer, Signal
 
 from ui.port import SessionSetup
 from ui.widgets.controls import Page, PageDrafts, SourceField, button, row, words
+from ui.widgets.labels import set_kind
 from ui.widgets.visible import one_line
 
 CHECK_DELAY_MS = 300
@@ -47,13 +48,13 @@ class ToolsPage(Page):
         self.column.addStretch(1)
         self._held = ""
         self._drafts = PageDrafts[str]()
-        self._checked: tuple[Sequence[str], str] | None = ((), "")  # of what is written; None while it is checked
+        self._checked: tuple[Sequence[str], str] | None = ((), "")  # names and problem of the draft; None while it is checked
         self._delay = QTimer(self, singleShot=True, interval=CHECK_DELAY_MS)
         self._delay.timeout.connect(lambda: self.check_wanted.emit(self.source.toPlainText()))
         self._refresh()
 
     def show_setup(self, setup: SessionSetup) -> None:
-        """Shows what holds, unless something else is being written."""
+        """Shows the tools in force, unless a draft is being written."""
         written = self.source.toPlainText()
         is_draft = written.strip() != self._held
         self._held = setup.tools.strip()
@@ -61,7 +62,7 @@ class ToolsPage(Page):
         self._refresh()
 
     def show_checked(self, source: str, names: Sequence[str], problem: str) -> None:
-        """What is defined, or what is wrong."""
+        """Shows the result of a check, unless the draft has changed since."""
         if source == self.source.toPlainText():
             self._checked = (names, problem)
             self._refresh()
@@ -85,5 +86,4 @@ class ToolsPage(Page):
         else:
             said = self.tr("none")
         self.state.setText(said)
-        self.state.setProperty("kind", "warm" if problem else "soft")
-        self.state.style().polish(self.state)
+        set_kind(self.state, "warm" if problem else "soft")

@@ -1,4 +1,4 @@
-"""How the window looks: colours, type, style sheet, icons."""
+"""The look of the window: colours, fonts, style sheet, icons."""
 
 from ui.theme.palette import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette
 from ui.theme.scheme import Contrast, Motion, Scheme, Theme, apply_theme, current_theme

@@ -1,7 +1,7 @@
-"""Type: Inter for the interface and JetBrains Mono for tokens, shipped; the system's own faces on macOS.
+"""Fonts: Inter for the interface and JetBrains Mono for tokens, both shipped; on macOS those of the system.
 
-Sizes are pixels of the logical screen (a point on macOS), as in the drawing, times the text size of the settings. Digits
-are tabular everywhere.
+Sizes are logical pixels (points on macOS) at 100 % text, multiplied by the text size of the settings. Digits are tabular
+everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 BASE_PX = 13
 _EMOJI = ("Apple Color Emoji", "Noto Color Emoji")
-_SCRIPTS = (  # what systems bring for scripts that Inter lacks; CJK goes by the locale, macOS chooses itself
+_SCRIPTS = (  # system fonts for scripts that Inter lacks, without CJK, which depends on the locale; macOS chooses itself
     ("Noto Sans Thai", "Noto Sans Thai UI", "Leelawadee UI", "Loma", "Garuda", "Sarabun"),
     ("Noto Sans Arabic", "Noto Sans Arabic UI", "Noto Naskh Arabic", "Segoe UI"),
     ("Noto Sans Hebrew", "Segoe UI"),
@@ -34,7 +34,7 @@ _SCRIPTS = (  # what systems bring for scripts that Inter lacks; CJK goes by the
 
 
 def register_fonts() -> None:
-    """Makes the shipped fonts known to Qt; a file that cannot be read is logged and another face is used."""
+    """Registers the shipped fonts with Qt; a file that cannot be loaded is logged, and another font is used."""
     QLoggingCategory.setFilterRules("qt.text.font.db.info=false")  # a line for each face that lacks a script
     for file in (resources.files("resources") / "fonts").iterdir():
         if not file.name.endswith((".otf", ".ttf")):
@@ -44,7 +44,7 @@ def register_fonts() -> None:
 
 
 def interface_font(px: float = BASE_PX, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
-    """The face of everything but tokens and bytes."""
+    """The font of everything but tokens and bytes."""
     font = QFont()
     if sys.platform == "darwin":
         font.setFamily(".AppleSystemUIFont")
@@ -54,7 +54,7 @@ def interface_font(px: float = BASE_PX, weight: QFont.Weight = QFont.Weight.Norm
 
 
 def faces_for_scripts(installed: Collection[str]) -> list[str]:
-    """Families for scripts that the shipped faces lack, one for each where any is installed, in the order of `_SCRIPTS`."""
+    """The first installed family for each script of `_SCRIPTS`."""
     found = (next((face for face in choices if face in installed), None) for choices in _SCRIPTS)
     return [face for face in found if face is not None]
 
@@ -65,7 +65,7 @@ def _script_faces() -> tuple[str, ...]:
 
 
 def mono_font(px: float = 12.5, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
-    """The face of tokens and bytes."""
+    """The font of tokens and bytes."""
     font = QFont()
     font.setFamilies(
         ["SF Mono", "Menlo", *_EMOJI] if sys.platform == "darwin" else ["JetBrains Mono", "DejaVu Sans Mono", *_EMOJI]
@@ -75,7 +75,7 @@ def mono_font(px: float = 12.5, weight: QFont.Weight = QFont.Weight.Normal) -> Q
 
 
 def caption_font() -> QFont:
-    """Section heads: small, spaced capitals (the caller passes text as written)."""
+    """The font of section heads: small, spaced capitals (texts are passed in normal case)."""
     font = interface_font(10.5, QFont.Weight.DemiBold)
     font.setCapitalization(QFont.Capitalization.AllUppercase)
     font.setLetterSpacing(QFont.SpacingType.PercentageSpacing, 106)
@@ -83,22 +83,22 @@ def caption_font() -> QFont:
 
 
 def text_scale() -> float:
-    """How large all text is; 1 is as in the drawing."""
+    """The scale of all text; 1 is 100 %."""
     return _Size.scale
 
 
 def set_text_scale(scale: float) -> None:
-    """How large fonts that are made from now on are; `theme.text_size` has those that are there already follow."""
+    """Sets the scale of fonts made from now on; `theme.text_size` scales the existing ones."""
     _Size.scale = scale
 
 
 def scaled(px: float) -> int:
-    """Pixels of something that is as high as its text."""
+    """Scales pixels with the text size."""
     return round(px * _Size.scale)
 
 
 class _Size:
-    """One for the application, as its fonts are."""
+    """The text scale of the application."""
 
     scale = 1.0
 
@@ -114,18 +114,18 @@ def _dressed(font: QFont, px: float, weight: QFont.Weight) -> QFont:
 
 
 SCRIPTS = "ܐހकকਕકକகకಕകකกកשم한好"  # a letter of each
-FIRST_MS, REST_MS = 500, 5  # the first session stands by then, and no engine can answer before it is over
+FIRST_MS, REST_MS = 500, 5  # after the first session is shown, and before an engine can answer
 
 
 class FallbackFaces(QObject):
-    """Looks for one script after another, each in a turn of the loop of its own, and is done with it.
+    """Lets Qt find the fallback font of each script in advance, one script per turn of the event loop.
 
-    Qt goes through all installed faces when a font first meets a complex script that it lacks: some 15 ms, and 60 ms the first
-    time. A frame of a streamed answer would have to wait for it, and for several scripts at once.
+    Qt searches all installed fonts when a font first meets a complex script that it lacks: some 15 ms, and 60 ms the first
+    time. Otherwise a frame of a streamed answer would wait for that.
 
     Args:
-        fonts: Those that text is going to be in.
-        parent: Its end is the end of this.
+        fonts: The fonts of texts.
+        parent: Owns this object.
     """
 
     def __init__(self, fonts: Iterable[QFont], parent: QObject) -> None:

@@ -1,6 +1,6 @@
-"""The colours, in light and dark, each also in high contrast, and the surprise ramp that colours tokens.
+"""The colours: light and dark, each also in high contrast, with the ramps that colour tokens.
 
-Text can be read on every step of the ramps: with 4.5 : 1 at least, in high contrast with 7 : 1 (WCAG 2.2, AA and AAA).
+Text on every step of the ramps has a contrast of 4.5 : 1 at least, in high contrast of 7 : 1 (WCAG 2.2, AA and AAA).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from resources import ramp
 
 
 class Palette(Struct, frozen=True):
-    """Colours as "#rrggbb". `surprise` runs from least to most; None is no colour.
+    """Colours as "#rrggbb". `surprise` goes from least to most; None is no colour.
 
-    `difference` has three steps of what a second model gave less (orange), then three of what it gave more (blue): the pair
-    that every kind of colour vision tells apart. Text keeps its colour on all of them.
+    `difference` has three steps for tokens that a second model finds less likely (orange), then three for more likely ones
+    (blue): a pair that every kind of colour vision can distinguish. Text keeps its colour on all of them.
     """
 
     dark: bool
@@ -32,16 +32,12 @@ class Palette(Struct, frozen=True):
     bar_rest: str
     disk: str
     code: str
-    literal: str  # strings and numbers in code: cool, for warm is what was unlikely
-    warm: str  # words that warn
+    literal: str  # strings and numbers in code; a cool colour, for warm ones mean unlikely tokens
+    warm: str  # warnings
     on_accent: str
     on_strongest: str
     surprise: ramp.Ramp
     difference: tuple[str | None, str, str, str, str, str, str]
-
-    def step(self, bits: float) -> int:
-        """Which place of `surprise` a surprisal in bits takes (0-5)."""
-        return ramp.step_of(bits)
 
 
 LIGHT = Palette(

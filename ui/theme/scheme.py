@@ -1,4 +1,4 @@
-"""Dark and light, contrast, motion: follow the system unless told otherwise, and tell the widgets that paint themselves."""
+"""The theme: colour scheme, contrast and motion, which follow the system unless the settings choose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ui.theme.style import qt_palette, style_sheet
 
 
 class Scheme(StrEnum):
-    """Which colours to use."""
+    """The colour scheme."""
 
     SYSTEM = "system"
     LIGHT = "light"
@@ -24,7 +24,7 @@ class Scheme(StrEnum):
 
 
 class Contrast(StrEnum):
-    """How far text stands out."""
+    """The contrast of text."""
 
     SYSTEM = "system"
     NORMAL = "normal"
@@ -32,48 +32,48 @@ class Contrast(StrEnum):
 
 
 class OwnColours(StrEnum):
-    """How strong colours of tokens are in what the user wrote."""
+    """The strength of token colours in the user's own text."""
 
     HALF = "half"
     FULL = "full"
     NONE = "none"
 
 
-HALF = 0.49  # of a colour: as much as leaves text on it 7 : 1 in high contrast
+HALF = 0.49  # the most that leaves text a contrast of 7 : 1 in high contrast
 STRENGTHS = {OwnColours.HALF: HALF, OwnColours.FULL: 1.0, OwnColours.NONE: 0.0}
 
 
 class Theme(QObject):
     """The look of one QApplication, whose child it is. Get it with `apply_theme` or `current_theme`."""
 
-    changed = Signal(object)  # the Palette that holds now
+    changed = Signal(object)  # Palette
     developer_changed = Signal(bool)
-    scaled = Signal()  # text has another size: fonts that are made from now on have it
+    scaled = Signal()  # the text size has changed; new fonts have it
 
     def __init__(self, app: QApplication, scheme: Scheme) -> None:
         super().__init__(app)
         self._app = app
         self._scheme, self._contrast, self.motion = scheme, Contrast.SYSTEM, Motion.SYSTEM
-        self._hints = app.styleHints()  # kept: PySide lets go of what it has together with it
+        self._hints = app.styleHints()  # held, for PySide releases it and its parts together
         self.palette = self._wanted()
         self.own_colours = OwnColours.HALF
-        self.developer = False  # what only the engine's developers look at is shown too
+        self.developer = False  # shows the developer view
         register_fonts()
-        app.setStyle("Fusion")  # the one style that draws the same everywhere
+        app.setStyle("Fusion")  # looks the same on every system
         app.setFont(interface_font())
-        app.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # its words are English; what people write runs as it runs
+        app.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # for English; users' texts have their own direction
         self._dress()
         self._hints.colorSchemeChanged.connect(self._follow)
         self._hints.accessibility().contrastPreferenceChanged.connect(self._follow)
 
     def use(self, scheme: Scheme, contrast: Contrast | None = None, motion: Motion | None = None) -> None:
-        """Takes another scheme from now on, and another contrast and motion where they are given."""
+        """Changes the scheme, and contrast and motion if given."""
         self._scheme, self._contrast = scheme, contrast or self._contrast
         self.motion = motion or self.motion
         self._follow()
 
     def show(self, own_colours: OwnColours, *, developer: bool) -> None:
-        """How strong the colours of the user's own text are, and whether there is a developer view."""
+        """Sets the strength of colours in the user's own text, and the developer view."""
         if own_colours is not self.own_colours:
             self.own_colours = own_colours
             self.changed.emit(self.palette)
@@ -83,12 +83,12 @@ class Theme(QObject):
 
     @property
     def own_strength(self) -> float:
-        """How strong colours are in what the user wrote, 0 to 1."""
+        """The strength of colours in the user's own text, 0 to 1."""
         return STRENGTHS[self.own_colours]
 
     @property
     def fade_ms(self) -> int:
-        """How long a card or another branch takes to come; 0: it is there at once."""
+        """The duration of fades in ms; 0 with reduced motion."""
         return 0 if self.motion is Motion.REDUCED or system_reduces() else FADE_MS
 
     def _wanted(self) -> Palette:
@@ -115,14 +115,14 @@ class Theme(QObject):
 def apply_theme(
     app: QApplication, scheme: Scheme = Scheme.SYSTEM, contrast: Contrast | None = None, motion: Motion | None = None
 ) -> Theme:
-    """Gives the app its fonts, style and colours; called again, it changes the scheme, and what else is given."""
+    """Gives the app its fonts, style and colours; a later call changes the scheme, and contrast and motion if given."""
     theme = app.findChild(Theme) or Theme(app, scheme)
     theme.use(scheme, contrast, motion)
     return theme
 
 
 def current_theme() -> Theme:
-    """The theme of the running app; system colours where none was applied yet."""
+    """The theme of the running app; applies that of the system if there is none yet."""
     app = QApplication.instance()
     assert isinstance(app, QApplication), "a QApplication must exist before widgets do"
     return app.findChild(Theme) or apply_theme(app)
@@ -132,14 +132,14 @@ FADE_MS = 120
 
 
 class Motion(StrEnum):
-    """Whether things fade."""
+    """Whether changes fade."""
 
     SYSTEM = "system"
     REDUCED = "reduced"
 
 
 def system_reduces() -> bool:
-    """What the system asks for: macOS by its accessibility settings, others by the animations of Qt's style."""
+    """Whether the system asks for reduced motion: by macOS's accessibility settings, else by the animations of Qt's style."""
     if sys.platform == "darwin":
         return _macos_reduces()
     style = QApplication.style()
@@ -147,7 +147,7 @@ def system_reduces() -> bool:
 
 
 def _macos_reduces() -> bool:
-    """`NSWorkspace.sharedWorkspace.accessibilityDisplayShouldReduceMotion`, which Qt does not pass on."""
+    """`NSWorkspace.sharedWorkspace.accessibilityDisplayShouldReduceMotion`, which Qt does not expose."""
     try:
         objc = ctypes.CDLL(ctypes.util.find_library("objc"))
         objc.objc_getClass.restype = objc.sel_registerName.restype = ctypes.c_void_p

@@ -1,7 +1,7 @@
-"""One style sheet and one QPalette, both made from a `Palette`. Hairlines, no boxes; colour only where it means something.
+"""The style sheet and the QPalette, both made from a `Palette`.
 
-Rules address widgets by object name or by the dynamic property `kind`; fonts are set in code (`theme.fonts`), because a
-style sheet knows neither tabular figures nor letter spacing.
+Rules address widgets by object name or by the dynamic property `kind`. Fonts are set in code (`theme.fonts`), because a
+style sheet supports neither tabular figures nor letter spacing.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def style_sheet(palette: Palette) -> str:
 
 
 def qt_palette(palette: Palette) -> QPalette:
-    """The same colours for what is drawn by Qt's own style."""
+    """The same colours for Qt's own style."""
     role = QPalette.ColorRole
     made = QPalette()
     for places, colour in (

@@ -1,4 +1,4 @@
-"""The size of the window's text, from 80 to 200 %: fonts, what is as high as a line of them, and the panels' widths."""
+"""The text size of the window, 80 to 200 %: scales fonts, heights of lines, and widths of panels."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from PySide6.QtWidgets import QApplication, QWidget
 from ui.theme.fonts import interface_font, scaled, set_text_scale, text_scale
 from ui.theme.scheme import current_theme
 
-WIDTH_SHARE = 0.6  # of what the text grows by, panels grow: longer lines are cut rather than the conversation squeezed
+WIDTH_SHARE = 0.6  # of the text's growth, for panels: they elide longer lines rather than squeeze the conversation
 _HEIGHT, _WIDTH, _DIGITS = "height_at_100", "width_at_100", "digits_at_100"
 
 
 def fix_height(widget: QWidget, px: int) -> None:
-    """A height that goes with the text; `px` is that at 100 %."""
+    """Fixes a height that scales with the text; `px` at 100 %."""
     widget.setProperty(_HEIGHT, px)
     widget.setFixedHeight(scaled(px))
 
 
 def fix_width(widget: QWidget, px: int) -> None:
-    """A width that goes with the text, by less; `px` is that at 100 %."""
+    """Fixes a width that scales like those of panels; `px` at 100 %."""
     widget.setProperty(_WIDTH, px)
     widget.setFixedWidth(panel_width(px))
 
 
 def fix_digits(widget: QWidget, px: int) -> None:
-    """A width that goes with the text, of numbers, which are not cut; `px` is that at 100 %."""
+    """Fixes a width that scales with the text, for numbers, which are never elided; `px` at 100 %."""
     widget.setProperty(_DIGITS, px)
     widget.setFixedWidth(scaled(px))
 
 
 def panel_width(px: int) -> int:
-    """What a width of `px` at 100 % is now."""
+    """Scales the width of a panel, `px` at 100 %, to the text size."""
     return round(px * (1 + (text_scale() - 1) * WIDTH_SHARE))
 
 
 def resize_text(application: QApplication, scale: float) -> None:
-    """Another size for all text of all windows, now; 1 is that of the drawing.
+    """Changes the text size of all windows; a `scale` of 1 is 100 %.
 
-    Fonts that were set on widgets are scaled in place; a widget that paints text with fonts of its own listens to
-    `Theme.scaled`, when everything else has its new size.
+    Fonts set on widgets are scaled in place. Widgets that paint with fonts of their own listen to `Theme.scaled`, which is
+    emitted last.
     """
     ratio = scale / text_scale()
     if ratio == 1:
         return
     before: dict[QWidget, float] = {}
     for widget in application.allWidgets():
-        widget.ensurePolished()  # else its first look at a style sheet that was replaced meanwhile brings the former font back
+        widget.ensurePolished()  # else its first polish, with a replaced style sheet, restores the former font
         before[widget] = widget.font().pointSizeF()
     set_text_scale(scale)
     application.setFont(interface_font())
     for widget, size in before.items():
-        # a style sheet keeps some widgets from inheriting: what has not followed by itself is told
+        # a style sheet keeps some widgets from inheriting the font: those are scaled here
         if widget.testAttribute(Qt.WidgetAttribute.WA_SetFont) or widget.font().pointSizeF() == size:
             font = widget.font()
             font.setPointSizeF(size * ratio)

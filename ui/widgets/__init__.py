@@ -1,1 +1,1 @@
-"""Widgets and numbers that every room uses."""
+"""Widgets and texts that all parts of the window share."""

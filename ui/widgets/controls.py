@@ -1,4 +1,4 @@
-"""Buttons, fields, choices and pages that panels and settings are made of."""
+"""Buttons, fields, choices and pages of panels and settings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QComboBox,
     QFrame,
     QHBoxLayout,
+    QLayout,
     QPushButton,
     QSizePolicy,
     QStyle,
@@ -26,14 +27,14 @@ from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
 from ui.widgets.fields import TextField
-from ui.widgets.labels import Caption, Label, plain_tooltip
+from ui.widgets.labels import Caption, Label, plain_tooltip, set_kind
 
 T = TypeVar("T")
 LINE_PX = 12.5
 
 
 def words(text: str = "", kind: str = "soft") -> Label:
-    """Words that wrap, and can be selected."""
+    """A label whose text wraps and can be selected."""
     label = Label(text, kind, interface_font(LINE_PX))
     label.setWordWrap(True)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -42,7 +43,7 @@ def words(text: str = "", kind: str = "soft") -> Label:
 
 
 def button(text: str, kind: str = "quiet") -> QPushButton:
-    """A button of a page."""
+    """A button; `kind` is its look in the style sheet."""
     made = QPushButton(text)
     made.setProperty("kind", kind)
     made.setCursor(_cursor(kind))
@@ -52,23 +53,27 @@ def button(text: str, kind: str = "quiet") -> QPushButton:
 
 
 def _cursor(kind: str) -> Qt.CursorShape:
-    """What looks like words alone says by the cursor that it can be pressed."""
+    """A hand over buttons that look like plain text, else an arrow."""
     return Qt.CursorShape.PointingHandCursor if kind in ("link", "plain") else Qt.CursorShape.ArrowCursor
 
 
 def restyle(made: QPushButton, kind: str) -> None:
-    """Another look for a button that stands already."""
-    if made.property("kind") != kind:
-        made.setProperty("kind", kind)
-        made.setCursor(_cursor(kind))
-        made.style().unpolish(made)
-        made.style().polish(made)
+    """Changes the kind of a button, and with it its look and its cursor."""
+    set_kind(made, kind)
+    made.setCursor(_cursor(kind))
+
+
+def drop(layout: QLayout, part: QWidget) -> None:
+    """Removes a widget from a layout and deletes it."""
+    layout.removeWidget(part)
+    part.hide()
+    part.deleteLater()
 
 
 def allow(part: QAction | QWidget, possible: bool, problem: str, tip: str = "") -> None:
-    """Whether it can be used now; with a problem it cannot, and says why under the mouse, where its tip is otherwise.
+    """Enables a widget or an action if it is `possible` and has no problem; the tooltip is the problem, else `tip`.
 
-    Of an action, menus show that where their tool tips are visible.
+    Menus show the tooltips of actions if `toolTipsVisible` is set.
     """
     part.setEnabled(possible and not problem)
     part.setToolTip(plain_tooltip(problem or tip))
@@ -98,7 +103,7 @@ class Page(QWidget):
         self.column.setSpacing(8)
 
     def minimumSizeHint(self) -> QSize:
-        """As high as it is at its width, which a scroll area asks for: not as high as it would be at its narrowest."""
+        """Without a minimum height if the height depends on the width, so that a scroll area uses that for its width."""
         layout = self.layout()
         assert layout is not None
         hint = super().minimumSizeHint()
@@ -111,7 +116,7 @@ class Page(QWidget):
 
 
 class SourceField(TextField):
-    """A few lines of source or prose; plain text only, Tab goes on."""
+    """A field of several lines of plain text; Tab moves the focus."""
 
     def __init__(self, name: str, hint: str, *, mono: bool = True, height: int = 120) -> None:
         super().__init__()
@@ -124,26 +129,26 @@ class SourceField(TextField):
         fix_height(self, height)
 
     def show_text(self, text: str) -> None:
-        """Shows what holds; what is being written is not overwritten by the same."""
+        """Sets the text, unless it is the same: the cursor and undo steps stay."""
         if text != self.toPlainText():
             self.setPlainText(text)
 
 
 class PageDrafts(Generic[T]):
-    """What is being written on a page: it stays while news arrive, and waits in its session while another one is shown."""
+    """The drafts of a page, by session: a draft is kept while values change or another session is shown."""
 
     def __init__(self) -> None:
         self.session_id = 0
         self._waiting: dict[int, T] = {}  # of the sessions that are not shown
 
     def show(self, session_id: int, written: T, held: T, *, is_draft: bool) -> T:
-        """What the page shows from now on.
+        """Returns what the page shows from now on.
 
         Args:
-            session_id: Whose setup the page shows now.
-            written: What it showed until now.
-            held: What holds in that session.
-            is_draft: Whether `written` is something else than what held until now.
+            session_id: The session of the page.
+            written: What the page showed until now.
+            held: The value in force in that session.
+            is_draft: Whether `written` differs from the value that was in force.
         """
         if session_id == self.session_id:
             return written if is_draft else held
@@ -154,7 +159,7 @@ class PageDrafts(Generic[T]):
 
 
 class Combo(QComboBox):
-    """One of many, in a list that opens; the arrow is the house's own."""
+    """A combo box with an arrow of our own."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -163,7 +168,7 @@ class Combo(QComboBox):
         self._theme = current_theme()
 
     def minimumSizeHint(self) -> QSize:
-        """Qt's own is kept from before the text was made smaller."""
+        """Bounded by the size hint, for Qt caches it when the text becomes smaller."""
         return super().minimumSizeHint().boundedTo(self.sizeHint())
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -177,7 +182,7 @@ class Combo(QComboBox):
 
 
 class Check(QCheckBox):
-    """A box to be ticked, with words beside it; the box is the house's own, for Qt's is lost on a dark ground."""
+    """A check box with a box of our own, for Qt's is hardly visible on a dark background."""
 
     def __init__(self, words: str = "") -> None:
         super().__init__(words)
@@ -204,7 +209,7 @@ class Check(QCheckBox):
 
 
 class Choice(QWidget):
-    """One of a few, as a row of segments."""
+    """One of a few choices, as a row of segments."""
 
     chosen = Signal(int)
 
@@ -232,10 +237,10 @@ class Choice(QWidget):
             self.buttons.append(part)
 
     def show_choice(self, place: int) -> None:
-        """Marks one; nothing is told."""
+        """Checks a segment; emits nothing."""
         self.buttons[place].setChecked(True)
 
     @property
     def place(self) -> int:
-        """Which one is marked."""
+        """The index of the checked segment."""
         return self._group.checkedId()

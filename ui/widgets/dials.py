@@ -1,4 +1,4 @@
-"""Settings of the sampler as sliders, each finer where its values are."""
+"""Sampler settings as sliders, each with a scale of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QWheelEvent
-from PySide6.QtWidgets import QSizePolicy, QSlider, QWidget
+from PySide6.QtWidgets import QSizePolicy, QSlider
 
 from ui.port import SAMPLER_STAGES
 
@@ -16,7 +16,7 @@ STEPS = 1000
 
 
 class Scale(Struct, frozen=True):
-    """From a slider's place (0 to 1) to a setting and back; places are finer where the setting is."""
+    """Maps a slider's position (0 to 1) to a setting and back."""
 
     to_value: Callable[[float], float]
     to_place: Callable[[float], float]
@@ -24,29 +24,29 @@ class Scale(Struct, frozen=True):
 
 
 class Dial(Struct, frozen=True):
-    """One setting of the sampler: its stage, its name in the window, where it is off, and how its slider goes."""
+    """One sampler setting: its stage, its name in the window, the value that turns it off, and its scale."""
 
     setting: str
     stage: str
     words: str
     off: float
     scale: Scale
-    always: bool  # shown while it is off, too
+    always: bool  # shown even while it is off
     draws: bool  # its stage needs a random number
 
 
 def linear(low: float, high: float) -> Scale:
-    """Everywhere as fine."""
+    """A linear scale."""
     return Scale(lambda x: low + (high - low) * x, lambda value: (value - low) / (high - low))
 
 
 def squared(high: float) -> Scale:
-    """Finer towards 0."""
+    """A square scale, finer towards 0."""
     return Scale(lambda x: high * x * x, lambda value: math.sqrt(max(value, 0.0) / high), digits=3)
 
 
 def counts(most: int) -> Scale:
-    """Whole numbers, each the same share larger than the one before; the right end is 0, "off"."""
+    """A logarithmic scale of whole numbers; its right end is 0, "off"."""
 
     def count_of(x: float) -> float:
         return 0.0 if x >= 1 else round(math.exp(x * math.log(most)))
@@ -78,12 +78,12 @@ DIALS = tuple(  # in the order of the stages
 
 
 class DialSlider(QSlider):
-    """One setting on its scale. What is moved is told as its value, a whole number where the setting counts."""
+    """A slider for one setting; emits its value, a whole number for counts."""
 
     moved = Signal(object)
 
-    def __init__(self, dial: Dial, parent: QWidget | None = None) -> None:
-        super().__init__(Qt.Orientation.Horizontal, parent)
+    def __init__(self, dial: Dial) -> None:
+        super().__init__(Qt.Orientation.Horizontal)
         self.dial = dial
         self.setting = dial.off
         self.setRange(0, STEPS)
@@ -97,13 +97,13 @@ class DialSlider(QSlider):
         self.show_setting(dial.off)
 
     def show_setting(self, value: float) -> None:
-        """Shows a value, also one beyond the slider's ends; emits nothing."""
+        """Shows a value, even beyond the slider's range; emits nothing."""
         with QSignalBlocker(self):
             self.setValue(round(STEPS * min(max(self.dial.scale.to_place(value), 0.0), 1.0)))
         self._hold(value)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()  # the wheel scrolls the page that it stands on
+        event.ignore()  # the wheel scrolls the page
 
     @property
     def words(self) -> str:

@@ -1,4 +1,4 @@
-"""Fields that text is typed into. Files that are pasted or dropped on one go to its window, never their addresses as text."""
+"""Text fields. Files pasted into a field or dropped on it go to its window, never as addresses into the text."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
 
 @runtime_checkable
 class TakesFiles(Protocol):
-    """A window on which files can be dropped."""
+    """A window that takes files."""
 
     def take_files(self, paths: Sequence[Path]) -> None:
-        """Does with each file what its kind asks for."""
+        """Handles each file by its kind."""
 
 
 def files_of(data: QMimeData | None) -> list[Path]:
-    """The files and folders that are carried; none where it is text, an address on the web, or (None) an empty clipboard."""
+    """The local files and folders in the data; none for text, web addresses or (None) an empty clipboard."""
     return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()] if data is not None and data.hasUrls() else []
 
 
 def _hand_on(field: QWidget, files: Sequence[Path]) -> None:
     window: QWidget | None = field.window()
-    while window is not None and not isinstance(window, TakesFiles):  # a dialog: what it stands over
+    while window is not None and not isinstance(window, TakesFiles):  # from a dialogue to its parent
         parent = window.parentWidget()
         window = None if parent is None else parent.window()
     if window is not None:
@@ -43,7 +43,7 @@ def _hand_on(field: QWidget, files: Sequence[Path]) -> None:
 
 
 def _is_left(event: QEvent, *, can_undo: bool, can_redo: bool) -> bool:
-    """Whether a key would take back or do again what a field has nothing of: it is left to the window's own command."""
+    """Whether a key is an undo or redo that the field does not have: then it triggers the window's command."""
     if not isinstance(event, QKeyEvent) or event.type() is not QEvent.Type.ShortcutOverride:
         return False
     undoes, redoes = (event.matches(key) for key in (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo))
@@ -61,7 +61,7 @@ class TextField(QPlainTextEdit):
         return not _is_left(event, can_undo=text.isUndoAvailable(), can_redo=text.isRedoAvailable()) and super().event(event)
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Of what is dropped: files are left to what the field stands in."""
+        """Accepts dropped text; dropped files are left to the window."""
         return source.hasText() and not files_of(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
@@ -81,7 +81,7 @@ class LineEdit(QLineEdit):
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if files_of(event.mimeData()):
-            event.ignore()  # Qt asks what the field stands in
+            event.ignore()  # Qt then asks the window
         else:
             super().dragEnterEvent(event)
 
@@ -94,7 +94,7 @@ class LineEdit(QLineEdit):
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         clipboard, middle = QGuiApplication.clipboard(), event.button() is Qt.MouseButton.MiddleButton
-        pastes = middle and clipboard.supportsSelection()  # what is selected, on X11
+        pastes = middle and clipboard.supportsSelection()  # the selection, on X11
         files = files_of(clipboard.mimeData(QClipboard.Mode.Selection)) if pastes else []
         if files:
             _hand_on(self, files)

@@ -1,4 +1,4 @@
-"""Labels, icon buttons and notices. Every label shows plain text, whatever it is given."""
+"""Labels, icon buttons and notices. Every label shows plain text, never markup."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ui.widgets.visible import one_line, seen
 
 
 class Label(QLabel):
-    """A label that never interprets markup, and shows what is invisible by its name.
+    """A label that never interprets markup, and shows invisible characters by name.
 
     Args:
         text: What to show.
-        kind: "" (main), "soft", "faint" or "accent": the colour.
-        font: The interface's face at 13 px unless given.
+        kind: The colour: "" (main), "soft", "faint" or "accent".
+        font: The interface font at 13 px unless given.
     """
 
     def __init__(self, text: str = "", kind: str = "", font: QFont | None = None, parent: QWidget | None = None) -> None:
@@ -42,7 +42,7 @@ class Label(QLabel):
         super().setText(seen(text))
 
     def setAlignment(self, alignment: Qt.AlignmentFlag) -> None:
-        """Left and right as the window is read. Qt's own label goes by its text: Latin words would stay at the left."""
+        """Aligns by the direction of the window. Qt's label goes by its text: Latin words would stay at the left."""
         self._alignment = alignment
         super().setAlignment(QStyle.visualAlignment(self.layoutDirection(), alignment))
 
@@ -53,19 +53,19 @@ class Label(QLabel):
 
 
 class ElidedLabel(Label):
-    """One line that gives way: what does not fit is cut with an ellipsis and shown whole in the tooltip."""
+    """One line that is elided if it does not fit; the tooltip then has the whole text."""
 
-    least_px = 24  # it gives way down to here
-    fewest = 0  # letters: where not even these have room, none is shown
+    least_px = 24  # minimum width
+    fewest = 0  # letters: if an elided text is not longer, nothing is shown
 
     @property
     def shown(self) -> str:
-        """What can be read of it."""
+        """The visible part of the text."""
         shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width())
         return "" if shown != self.text() and len(shown) <= self.fewest else shown
 
     def sizeHint(self) -> QSize:
-        """The whole text, also where the label was given a fixed width (Qt's own never falls below that)."""
+        """The size of the whole text, even with a fixed width (Qt's own hint never falls below that)."""
         around = self.contentsMargins()
         width = self.fontMetrics().horizontalAdvance(self.text()) + around.left() + around.right() + 1
         return QSize(width, super().sizeHint().height())
@@ -77,7 +77,7 @@ class ElidedLabel(Label):
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         painter = QPainter(self)
         painter.setPen(self.palette().color(self.foregroundRole()))
-        # numbers, names and tokens run as they are written, in a window that is read from the right too
+        # texts keep their own direction, also in a right-to-left window
         painter.setLayoutDirection(Qt.LayoutDirection.LayoutDirectionAuto)
         painter.drawText(self.contentsRect(), int(self.alignment() | Qt.AlignmentFlag.AlignVCenter), self.shown)
         painter.end()
@@ -88,7 +88,7 @@ class ElidedLabel(Label):
 
     def setText(self, text: str) -> None:
         line = one_line(text)
-        if line != self.text():  # else all around it would be laid out for nothing
+        if line != self.text():  # else the layout would be computed again for nothing
             super().setText(line)
             self._explain()
             self.updateGeometry()
@@ -102,28 +102,28 @@ class ElidedLabel(Label):
 class Caption(Label):
     """A section head: small spaced capitals, faint."""
 
-    def __init__(self, text: str, parent: QWidget | None = None) -> None:
-        super().__init__(text, "faint", caption_font(), parent)
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "faint", caption_font())
 
 
 class Hairline(QFrame):
     """A horizontal line of one pixel."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setProperty("kind", "hairline")
         self.setFixedHeight(1)
 
 
 class IconButton(QToolButton):
-    """An icon that can be pressed, 16 px at 100 % text; `words` is its tooltip and its accessible name."""
+    """A button with an icon, 16 px at 100 % text; `words` is its tooltip and its accessible name."""
 
-    def __init__(self, name: str, words: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, name: str, words: str) -> None:
+        super().__init__()
         self._name = name
         self.setToolTip(plain_tooltip(words))
         self.setAccessibleName(words)
-        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click leaves the keyboard where it was, as on macOS
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click does not move the focus, as on macOS
         self._theme = current_theme()
         for news in (self._theme.changed, self._theme.scaled):
             news.connect(self._tint)
@@ -136,7 +136,7 @@ class IconButton(QToolButton):
 
 
 class StepButton(QToolButton):
-    """A sign that is pressed to go one step; `words` is its tooltip and its accessible name."""
+    """A button with a sign, to go one step; `words` is its tooltip and its accessible name."""
 
     def __init__(self, sign: str, words: str) -> None:
         super().__init__()
@@ -151,18 +151,18 @@ TOLD_MS = 5000
 
 
 def announce(part: QWidget, words: str) -> None:
-    """Has a screen reader read what has come up without the keyboard."""
+    """Has a screen reader read a text that appeared without the focus."""
     QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(part, words))
 
 
 class Notice(QFrame):
-    """An inline message with at most one action; hidden while there is nothing to say."""
+    """An inline message with at most one action; hidden without one."""
 
     acted = Signal()
     dismissed = Signal()
 
-    def __init__(self, kind: str = "notice", parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, kind: str = "notice") -> None:
+        super().__init__()
         self._kind = kind
         self.setProperty("kind", kind)
         self._time = QTimer(self, singleShot=True)
@@ -189,24 +189,21 @@ class Notice(QFrame):
 
     @property
     def words(self) -> str:
-        """What it says, "" while hidden."""
+        """The message; "" while hidden."""
         return "" if self.isHidden() else self._words.text()
 
     def say(self, words: str, action: str = "") -> None:
-        """Shows `words`, and a button `action` if there is something to do."""
+        """Shows `words`, and a button if `action` is not ""."""
         self._show(words, action, self._kind)
         self._time.stop()
 
     def tell(self, words: str) -> None:
-        """Says that something was done: quieter, and for a while."""
+        """Shows that something was done: in a quieter colour, and for a few seconds."""
         self._show(words, "", "done")
         self._time.start(TOLD_MS)
 
     def _show(self, words: str, action: str, kind: str) -> None:
-        if self.property("kind") != kind:
-            self.setProperty("kind", kind)
-            self.style().unpolish(self)
-            self.style().polish(self)
+        set_kind(self, kind)
         self._words.setText(words)
         self.setAccessibleName(words)
         self._action.setText(action)
@@ -223,16 +220,24 @@ class Notice(QFrame):
         self.acted.emit()
 
     def dismiss(self) -> None:
-        """Hides it, as its button does."""
+        """Hides the notice, as its button does."""
         self.hide()
         self.dismissed.emit()
 
 
+def set_kind(part: QWidget, kind: str) -> None:
+    """Changes the `kind` of a widget, and with it its look by the style sheet."""
+    if part.property("kind") != kind:
+        part.setProperty("kind", kind)
+        part.style().unpolish(part)
+        part.style().polish(part)
+
+
 def native(keys: str) -> str:
-    """Keys as the system writes them."""
+    """A shortcut as the system writes it."""
     return QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)
 
 
 def plain_tooltip(words: str) -> str:
-    """The same words as tooltip text that Qt cannot take for markup (it guesses by the first tag-like characters)."""
+    """The text of a tooltip that Qt cannot take for markup (it guesses by the first tag-like characters)."""
     return "\u200b" + words.replace("<", "\u200b<\u200b") if words else ""

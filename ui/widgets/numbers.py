@@ -1,4 +1,4 @@
-"""How numbers are written: `.412`, `−2.323`, `3.35 bits`; a true minus sign, thousands with a comma."""
+"""Numbers as text: `.412`, `−2.323`, `3.35 bits`, with a true minus sign and a comma for thousands."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def nats(value: float) -> str:
 
 
 def bits(nats_value: float) -> str:
-    """An entropy or a surprisal given in nats, said in bits: `3.35 bits`."""
+    """An entropy or a surprisal, from nats to bits: `3.35 bits`."""
     return f"{signed(to_bits(nats_value), 2)} bits"
 
 
 def to_bits(nats_value: float) -> float:
-    """Nats as bits."""
+    """Converts nats to bits."""
     return nats_value / _LN2
 
 

@@ -1,4 +1,4 @@
-"""Tabs over pages, of which one is shown; a page that finds too little room scrolls."""
+"""Tabs over pages, of which one is shown; a page that does not fit scrolls."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def tab(text: str) -> QPushButton:
 
 
 class Tabs(QWidget):
-    """The row of tabs; the owner puts it and `stack`, which has the pages, into its layout.
+    """The row of tabs; the owner adds it and `stack`, which has the pages, to its layout.
 
     Args:
         margins: Around the row: left, top, right, bottom.
         spacing: Between tabs.
-        make: Makes a tab from its words.
+        make: Makes the button of a tab from its words.
         sideways: Whether pages scroll sideways too.
     """
 
@@ -54,7 +54,7 @@ class Tabs(QWidget):
         self._row.addStretch(1)
 
     def add(self, words: str, page: QWidget) -> None:
-        """Adds a page behind the others; the first is shown."""
+        """Adds a page after the others; the first one is shown."""
         made = self._make(words)
         place = len(self.buttons)
         made.clicked.connect(lambda _checked: self.show_page(place))
@@ -72,7 +72,7 @@ class Tabs(QWidget):
         made.setChecked(place == 0)
 
     def show_page(self, place: int) -> None:
-        """Brings a page to the front; where the keyboard is on a tab, it goes to that of the page."""
+        """Shows a page; if a tab has the focus, the tab of the page gets it."""
         self.buttons[place].setChecked(True)
         self.stack.setCurrentIndex(place)
         if any(one.hasFocus() for one in self.buttons):

@@ -1,8 +1,8 @@
-r"""What is shown for a token's text: control characters and bytes are made visible, so that nothing hides or acts.
+r"""The visible form of texts: invisible characters are replaced by their names.
 
-A terminal escape, a bidi override, a tag character or a zero-width space in a model's output must be seen and must do
-nothing: the codes' names stand for them (the pictures of U+2400 are too small to be read at text size). Only `\n` and
-`\t` keep their meaning. U+200C, U+200D and the variation selectors up to U+FE0F stay: they join emoji and letters.
+A terminal escape, a bidi override, a tag character or a zero-width space in a model's output must be visible and have no
+effect. Names stand for them (the symbols of U+2400 are too small to read at text size). Only `\n` and `\t` keep their
+meaning. U+200C, U+200D and the variation selectors up to U+FE0F stay: they join emoji and letters.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\U00010800-
 
 
 class Visible(Struct, frozen=True):
-    """Text to be drawn, and the character ranges of it that stand for something invisible (drawn small)."""
+    """A text to draw, and its character ranges that are names of invisible characters (drawn small)."""
 
     text: str
     codes: tuple[tuple[int, int], ...] = ()
 
 
 def is_plain(text: str) -> bool:
-    """Whether the text is shown as it is."""
+    """Whether the text has no invisible characters."""
     return (text.isascii() and text.isprintable()) or _HIDDEN.search(text) is None
 
 
@@ -62,7 +62,7 @@ def visible(text: str) -> Visible:
 
 
 def visible_bytes(data: bytes) -> str:
-    """One line for the bytes of any token: `Paris`, `↵`, `e2 82`; a space at the front is dropped where text follows."""
+    """The bytes of a token in one line: `Paris`, `↵`, `e2 82`; leading spaces are dropped if text follows."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -72,12 +72,12 @@ def visible_bytes(data: bytes) -> str:
 
 
 def seen(text: str) -> str:
-    """Several lines as they are shown: what is invisible by its name; line ends of two characters are one."""
+    """The visible form of several lines; CRLF becomes LF."""
     return visible(text.replace("\r\n", "\n")).text
 
 
 def one_line(text: str) -> str:
-    """A title or a name as it is shown: what is invisible by its name, white space as single spaces."""
+    """The visible form of a title or a name, with white space as single spaces."""
     return " ".join(visible(text).text.split())
 
 
@@ -87,7 +87,7 @@ def is_right_to_left(text: str) -> bool:
 
 
 def utf16_length(text: str) -> int:
-    """How many QChars Qt makes of the text."""
+    """The length of the text in QChars (UTF-16 code units)."""
     return len(text) if text.isascii() or max(text) <= "\uffff" else len(text) + sum(c > "\uffff" for c in text)
 
 
@@ -100,11 +100,11 @@ def _code(point: int) -> str:
 
 
 SCHEMES = ("https", "http", "mailto")
-MOST_CHARACTERS = 8_192  # of an address; browsers take no longer ones either
+MOST_CHARACTERS = 8_192  # of an address; browsers do not accept longer ones either
 
 
 def safe_url(address: str) -> QUrl | None:
-    """The address as it would be opened, percent-encoded and with the host in ASCII; None for any that is not offered."""
+    """The URL of an address; None if it is invalid, too long, or of another scheme than `SCHEMES`."""
     url = QUrl(address, QUrl.ParsingMode.TolerantMode)
     if len(address) > MOST_CHARACTERS or not url.isValid() or url.scheme() not in SCHEMES:
         return None
@@ -114,10 +114,10 @@ def safe_url(address: str) -> QUrl | None:
 
 
 def spelled(url: QUrl) -> str:
-    """Every character as it would be sent: letters of another alphabet that look like ours show as what they are."""
+    """A URL in ASCII as it is sent, which exposes lookalike letters of other alphabets."""
     return bytes(url.toEncoded().data()).decode("ascii", "replace")
 
 
 def place_of(url: QUrl) -> str:
-    """Where it leads: the host, in ASCII, whatever stands before it; of a mail address all of it."""
+    """The target of a URL: the host in ASCII, or the whole mail address."""
     return url.path() if url.scheme() == "mailto" else url.host(QUrl.ComponentFormattingOption.FullyEncoded)

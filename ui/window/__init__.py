@@ -1,1 +1,1 @@
-"""The window: what it asks of the controller, its menus and keys, from start to end."""
+"""The main window: its parts, their wiring to the controller, from start to end."""

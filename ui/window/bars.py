@@ -1,10 +1,10 @@
-"""Bars over the transcript: the address of a link, the search in the path, and the mark that explains tokens once."""
+"""Bars over the transcript: a link's address, the search in the path, and the explanation of Tokens mode."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, QUrl, Signal
 from PySide6.QtGui import QFont, QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout
 
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
@@ -12,17 +12,17 @@ from ui.widgets.fields import LineEdit
 from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton, announce, native, plain_tooltip
 from ui.widgets.visible import place_of, safe_url, spelled
 
-MOST_PLACE = 40  # characters of a host that are shown in bold
+MOST_PLACE = 40  # characters shown of a host, in bold
 
 
 class LinkBar(QFrame):
-    """A line above the composer that asks what to do with a link. Nothing else waits for it."""
+    """A non-modal line above the composer that asks what to do with a link."""
 
     open_wanted = Signal(QUrl)
     copy_wanted = Signal(str)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setProperty("kind", "notice")
         self._url = QUrl()
         self._address = ""
@@ -34,7 +34,7 @@ class LinkBar(QFrame):
         self.copy_button = button(self.tr("Copy"), "link")
         self.copy_button.clicked.connect(self._copy)
         self.dismiss_button = IconButton("x", self.tr("Dismiss"))
-        self.dismiss_button.clicked.connect(self.dismiss)
+        self.dismiss_button.clicked.connect(self.hide)
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 6, 6, 6)
         row.setSpacing(12)
@@ -46,7 +46,7 @@ class LinkBar(QFrame):
         self.hide()
 
     def ask(self, address: str) -> None:
-        """Shows an address and what can be done with it; one that cannot be opened can still be copied."""
+        """Shows an address; one that cannot be opened can still be copied."""
         url = safe_url(address)
         self._url = url or QUrl()
         shown = spelled(url) if url is not None else address
@@ -59,10 +59,6 @@ class LinkBar(QFrame):
         self.show()
         announce(self, self.accessibleName())
 
-    def dismiss(self) -> None:
-        """Nothing is asked any more."""
-        self.hide()
-
     def _open(self) -> None:
         self.hide()
         self.open_wanted.emit(self._url)
@@ -73,19 +69,19 @@ class LinkBar(QFrame):
 
 
 def _cut(place: str) -> str:
-    """The end of a long host counts: it says whose it is."""
+    """Elides the beginning of a long host: its end names the owner."""
     return place if len(place) <= MOST_PLACE else f"…{place[1 - MOST_PLACE :]}"
 
 
 class FindBar(QFrame):
-    """Says what to look for and where it is among what was found; hidden until `open`."""
+    """The search field and the number of the match shown; hidden until `open`."""
 
-    wanted = Signal(str)  # other words, "" when the bar closes
-    step_wanted = Signal(int)  # to the next (+1) or the previous (-1) place
+    wanted = Signal(str)  # the search words; "" when the bar closes
+    step_wanted = Signal(int)  # to the next (+1) or the previous (-1) match
     closed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("find")
         self.field = LineEdit()
         self.field.setObjectName("search")
@@ -112,27 +108,27 @@ class FindBar(QFrame):
         self.hide()
 
     def open(self) -> None:
-        """Comes up with what was looked for last, ready to be typed over."""
+        """Shows the bar with the last search words selected."""
         self.show()
         self.field.setFocus()
         self.field.selectAll()
         self.wanted.emit(self.field.text())
 
     def show_words(self, words: str) -> None:
-        """Comes up with words that were looked for elsewhere; the keyboard stays where it is."""
+        """Shows the bar with given search words; does not take the focus."""
         with QSignalBlocker(self.field):
             self.field.setText(words)
         self.show()
 
     def step(self, by: int) -> None:
-        """To the next place; comes up first where it is hidden."""
+        """Goes to the next or previous match; opens the bar if it is hidden."""
         if self.isHidden():
             self.open()
         else:
             self.step_wanted.emit(by)
 
     def show_place(self, place: int | None, total: int) -> None:
-        """Which of how many places is shown, from 0; None: none of them."""
+        """Shows the index (from 0) of the match shown, or None, and the number of matches."""
         words = ""
         if self.field.text():
             words = self.tr("{0:,} of {1:,}").format((place or 0) + 1, total) if total else self.tr("not found")
@@ -142,7 +138,7 @@ class FindBar(QFrame):
         self.next.setEnabled(total > 0)
 
     def dismiss(self) -> None:
-        """Looks for nothing any more."""
+        """Hides the bar and ends the search."""
         if not self.isHidden():
             self.hide()
             self.wanted.emit("")
@@ -163,7 +159,7 @@ class FindBar(QFrame):
 
 
 class CoachMark(QFrame):
-    """About Tokens mode, over the composer: it covers nothing that it explains."""
+    """Explains Tokens mode, over the composer, so that no token is covered."""
 
     dismissed = Signal()
 
@@ -191,7 +187,7 @@ class CoachMark(QFrame):
             self.dismissed.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """It takes Escape only while it has the keyboard: it is there unasked."""
+        """Takes Escape only with the focus, for the user did not open it."""
         if event.key() == Qt.Key.Key_Escape:
             self.dismiss()
         else:

@@ -1,4 +1,4 @@
-"""The parts of the window in their places, and how they give way when there is little room."""
+"""The layout of the window's parts, and its adaptation to little room."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from ui.window.topbar import TopBar
 
 INSPECTOR_NEEDS = 1060  # pixels of window below which the inspector folds: the text keeps 480
 SIDEBAR_NEEDS = 728
-BOTH_NEED = 960  # below this only one panel is there: the one that was asked for last
-NARROW = 420  # pixels of column, at 100 % text, below which the composer takes its whole width rather than stand under the text
+BOTH_NEED = 960  # below this width only the panel that was asked for last is shown
+NARROW = 420  # pixels of column, at 100 % text, below which the composer takes the whole width instead of that of the text
 EDGE = 12  # left and right of the composer in a narrow column
 BELOW = 16  # under the composer
-LEFT, RIGHT = 104, 44  # margins of the composer until the transcript says where its column is
+LEFT, RIGHT = 104, 44  # margins of the composer until the transcript reports its column
 
 
 class Frame(QWidget):
-    """Panels and status line, and the bar, which the window puts over them.
+    """The panels, the status bar, and the top bar, which the window places over them.
 
-    Panels fold from the right as the window narrows; a panel asked for then comes back.
+    Panels fold from the right as the window narrows; a folded panel opens if it is asked for.
     """
 
     panels_changed = Signal()
@@ -59,7 +59,7 @@ class Frame(QWidget):
         self.link = LinkBar()
         self.coach = CoachMark()
         self.first = FirstModels()
-        self.writer = Notice("undo")  # another model wrote what is shown
+        self.writer = Notice("undo")  # another model wrote the session shown
         self.cards = ToolCards(self.transcript)
         self.column = QWidget()
         self.pinned = PinnedCard(self.transcript, self.column)
@@ -69,9 +69,9 @@ class Frame(QWidget):
         self.tree = TreePanel()
         self.status = StatusBar()
         self.wants_sidebar, self.wants_inspector = sidebar, inspector
-        self._room = (True, True)  # for sidebar, for inspector
-        self._tree_open = self._inspector_after = False  # and whether the inspector is shown when it is closed
-        self._cards: dict[QWidget, bool] = {self.coach: False, self.first: False}  # over the message; those that are wanted
+        self._room = (True, True)  # whether there is room for the sidebar and for the inspector
+        self._tree_open = self._inspector_after = False  # and whether the inspector is shown once the tree is closed
+        self._cards: dict[QWidget, bool] = {self.coach: False, self.first: False}  # over the composer; whether each is wanted
         self._foot = QVBoxLayout()
         self._lay_out()
         self.transcript.column_changed.connect(self._align)
@@ -91,13 +91,13 @@ class Frame(QWidget):
         current_theme().scaled.connect(self._fold)
 
     def show_comparison(self, diff: BranchDiff) -> None:
-        """Two branches in the place of the conversation, until Esc."""
+        """Shows two branches in place of the conversation, until Esc."""
         self.finder.dismiss()
         self.transcript.hide()
         self.compare.show_diff(diff)
 
     def show_tree(self, show: bool) -> None:  # a state, not an option
-        """The tree of the session in the place of the conversation and the inspector; both stay as they are behind it."""
+        """Shows the tree of the session in place of conversation and inspector, which keep their state."""
         if show:
             self.pinned.close_again()
         inspector = self._inspector_after if self._tree_open else not self.inspector.isHidden()
@@ -109,11 +109,13 @@ class Frame(QWidget):
         self.toast.float_over(self.tree.view if show else self.transcript, self.tree if show else self.column)
 
     def put_over_composer(self, card: QWidget) -> None:
-        """A card that is shown where it is wanted."""
+        """Adds a card over the composer; `show_card` shows it."""
         self._foot.insertWidget(0, card)
         self._cards[card] = False
         before = self.composer.field.previousInFocusChain()
-        while before is not None and before.focusPolicy() is Qt.FocusPolicy.NoFocus:  # Qt puts nothing behind one
+        while (
+            before is not None and before.focusPolicy() is Qt.FocusPolicy.NoFocus
+        ):  # Qt ignores a tab order after one of these
             before = before.previousInFocusChain()
         assert before is not None  # the chain is a ring, and the field is on it
         for stop in card.findChildren(QPushButton):
@@ -121,7 +123,7 @@ class Frame(QWidget):
             before = stop
 
     def show_card(self, card: QWidget, wanted: bool) -> None:  # a state, not an option
-        """Whether a card stands over the message, as soon as there is room for all of it."""
+        """Shows a card over the composer as soon as there is room for all of it, or hides it."""
         self._cards[card] = wanted
         self._fit_cards()
 
@@ -131,7 +133,7 @@ class Frame(QWidget):
         return False
 
     def _fit_cards(self) -> None:
-        """A card that would have to be cut, or would hide the text, is not shown."""
+        """Shows the wanted cards that fit without cutting the transcript below its minimum height."""
         sides = self._foot.contentsMargins()
         width = self.column.width() - sides.left() - sides.right()
         room = self.column.contentsRect().height() - self.composer.sizeHint().height() - BELOW
@@ -143,37 +145,37 @@ class Frame(QWidget):
             room -= needed + self._foot.spacing() if shown else 0
 
     def show_sidebar(self, show: bool) -> None:  # a state, not an option
-        """As the user wants it, whatever the room; where there is none for both, the inspector gives way."""
+        """Shows or hides the sidebar at the user's request; the inspector is hidden if there is no room for both."""
         self.wants_sidebar = show
         self._show(self.sidebar, show)
         if show and self.width() < BOTH_NEED + self._grown():
             self._show(self.inspector, show=False)
 
     def show_inspector(self, show: bool) -> None:  # a state, not an option
-        """As the user wants it, whatever the room; where there is none for both, the sidebar gives way."""
+        """Shows or hides the inspector at the user's request; the sidebar is hidden if there is no room for both."""
         self.wants_inspector = show
         if show and self.width() < BOTH_NEED + self._grown():
             self._show(self.sidebar, show=False)
         self._show(self.inspector, show)
         if not show and self.wants_sidebar and self._room[0]:
-            self._show(self.sidebar, show=True)  # which gave way to it
+            self._show(self.sidebar, show=True)  # it was hidden for the inspector
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fold()
 
     def _take_width(self) -> None:
-        """The sidebar was made wider or narrower."""
-        self.top.stand_over_sidebar(not self.sidebar.isHidden(), self.sidebar.wanted_width)
+        """Adapts to a new width of the sidebar."""
+        self.top.align_title(not self.sidebar.isHidden(), self.sidebar.wanted_width)
         self._fold()
 
     def _grown(self) -> int:
-        """Pixels that both panels take beyond what they take at first, at 100 % text."""
+        """Pixels by which both panels are wider than by default at 100 % text."""
         return panel_width(self.sidebar.wanted_width) - SIDEBAR_WIDTH + panel_width(INSPECTOR_WIDTH) - INSPECTOR_WIDTH
 
     def _fold(self) -> None:
         room = (self.width() >= SIDEBAR_NEEDS + self._grown(), self.width() >= INSPECTOR_NEEDS + self._grown())
-        if room != self._room:  # only on crossing: a panel asked for in a narrow window stays
+        if room != self._room:  # only on a change: a panel opened in a narrow window stays
             self._room = room
             self._show(self.sidebar, self.wants_sidebar and room[0])
             self._show(self.inspector, self.wants_inspector and room[1])
@@ -181,10 +183,10 @@ class Frame(QWidget):
             self._show(self.inspector, show=False)
 
     def _show(self, panel: QWidget, show: bool) -> None:  # a state, not an option
-        if panel is self.inspector and self._tree_open:  # what is asked of it holds once the tree is closed
+        if panel is self.inspector and self._tree_open:  # takes effect once the tree is closed
             self._inspector_after, show = show, False
         panel.setVisible(show)
-        self.top.stand_over_sidebar(not self.sidebar.isHidden(), self.sidebar.wanted_width)
+        self.top.align_title(not self.sidebar.isHidden(), self.sidebar.wanted_width)
         self.panels_changed.emit()
 
     def _lay_out(self) -> None:
@@ -222,7 +224,7 @@ class Frame(QWidget):
         rows.addWidget(self.status)
 
     def _align(self, left: int, width: int) -> None:
-        """The composer stands under the text, comparisons where it stands; at the edge where the column is narrow."""
+        """Aligns composer and comparisons with the text; with the edges of a narrow column."""
         room = self.transcript.width()
         if room < panel_width(NARROW):
             self._foot.setContentsMargins(EDGE, 0, EDGE, 0)

@@ -1,7 +1,7 @@
-"""Parts to controller: what is asked by mouse and keys.
+"""Requests by mouse and keys: from the parts of the window to the controller.
 
-A signal goes to the controller itself wherever one call is enough. What changes for all parts at once goes the other way,
-through `ui.window.presenter`.
+A signal is connected to the controller itself if one call is enough. Results go the other way, through
+`ui.window.presenter`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from ui.window.presenter import Presenter
 
 
 class Intents(QObject):
-    """Connects the parts, and has the commands that take more than one part.
+    """Connects the signals of the parts, and has the commands that involve several parts.
 
     Args:
         window: Owns it.
-        controller: Carries them out.
-        parts: Say what is meant: the draft, the pinned token, the branch that is marked.
-        presenter: Shows what came of them.
-        similar: Likewise, of turns beside each other.
-        setup: Changes what a session is set to.
+        controller: Carries out the commands.
+        parts: Have the arguments: the draft, the pinned token, the marked branch.
+        presenter: Shows the results.
+        similar: Shows the results of similar turns.
+        setup: Changes the settings of a session.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Intents(QObject):
         super().__init__(window)
         self._window, self._controller, self._parts = window, controller, parts
         self._presenter, self._similar, self._setup = presenter, similar, setup
-        self._path: tuple[int, int | None] | None = None  # session and last turn that are shown
+        self._path: tuple[int, int | None] | None = None  # the session and the last turn shown
         self._wire_second()
         self._wire_similar()
         self._wire_sessions()
@@ -71,21 +71,21 @@ class Intents(QObject):
     # ---- sessions -----------------------------------------------------------------------------------------------
 
     def new_session(self) -> None:
-        """Shows an empty session, ready to be written in."""
+        """Opens an empty session, with the focus on the composer."""
         self._controller.new_session()
         self._parts.composer.setFocus()
 
     def search(self) -> None:
-        """To the search field of the list."""
+        """Focuses the search field of the list."""
         self._parts.show_sidebar(True)
         self._parts.sidebar.sessions.search.setFocus()
 
     def find(self) -> None:
-        """In the conversation, or in the tree where that stands in its place."""
+        """Opens the search in the conversation, or in the tree if that is shown."""
         self._finder.open()
 
     def find_next(self, by: int) -> None:
-        """The next (+1) or the previous (-1) place, likewise."""
+        """Goes to the next (+1) or the previous (-1) match."""
         self._finder.step(by)
 
     @property
@@ -93,18 +93,18 @@ class Intents(QObject):
         return self._parts.finder if self._parts.tree.isHidden() else self._parts.tree.finder
 
     def show_pruned(self, show: bool) -> None:  # a state, not an option
-        """Whether branches that were pruned stand in the outline and in the tree, faint."""
+        """Shows pruned branches faintly in outline and tree, or hides them."""
         self._parts.sidebar.tree.set_pruned_visible(show)
         self._parts.tree.set_pruned_visible(show)
 
     def show_hit(self, node_id: int, words: str) -> None:
-        """Words that were found in a turn, as if they had been looked for in the session."""
+        """Shows a search result of the list as a search in the session."""
         plain = re.sub(BETWEEN, " ", words)
         self._parts.finder.show_words(plain)
         self._parts.transcript.look_for(plain, node_id)
 
     def paste(self) -> None:
-        """Into what is being typed, or else into the message."""
+        """Pastes into the focused text field, or else into the message."""
         if not isinstance(QApplication.focusWidget(), QLineEdit | QPlainTextEdit | QTextEdit):
             self._parts.composer.setFocus()
         press(Qt.Key.Key_V)
@@ -117,17 +117,17 @@ class Intents(QObject):
             self._parts.sidebar.sessions.rename(row.session_id)
 
     def rename_by_model(self) -> None:
-        """A title for the session shown, from the model."""
+        """Asks the model for a title of the session shown."""
         if self._controller.shown is not None:
             self._controller.sessions.rename_by_model(self._controller.shown.session_id)
 
     def prune(self) -> None:
-        """The branch that has the keyboard in the outline or in the tree, else the one that is shown; or back."""
+        """Prunes or restores the focused branch of outline or tree, else the branch shown."""
         tree = self._parts.tree
         self._parts.sidebar.tree.prune_current() if tree.isHidden() else tree.prune()
 
     def compare(self) -> None:
-        """The branch shown beside the one marked in the outline; in the tree the two that are marked there."""
+        """Compares the branch shown with the one selected in the outline; in the tree, the two that are marked."""
         if not self._parts.tree.isHidden():
             self._parts.tree.compare()
             return
@@ -138,14 +138,14 @@ class Intents(QObject):
     # ---- messages -----------------------------------------------------------------------------------------------
 
     def edit(self, node_id: int) -> None:
-        """Another version of a turn, as a draft: of one's own, or of the model's, in one's own words."""
+        """Makes a turn, the user's or the model's, a draft of another version of it."""
         turn = self._controller.shown.turn(node_id) if self._controller.shown is not None else None
         if turn is not None:
             self._parts.composer.notice.clear()
             self._parts.composer.edit(node_id, typed_text(turn.run), typed_text(turn.run))
 
     def pin_file(self, file: TextFile) -> None:
-        """Before every turn, beside what is pinned already."""
+        """Pins a file of the draft beside the pinned ones."""
 
         async def pin(commands: SetupCommands, session_id: int) -> SessionSetup:
             held = (await commands.view(session_id)).files
@@ -157,7 +157,7 @@ class Intents(QObject):
         self._setup.change(pin, self._presenter.refuse)
 
     def open_link(self, url: QUrl) -> None:
-        """In the program that the system has for it."""
+        """Opens a link in the system's program for it."""
         if not QDesktopServices.openUrl(url):
             words = self.tr("no program can open this address; click the link again to copy it")
             self._parts.composer.notice.say(words)
@@ -165,7 +165,7 @@ class Intents(QObject):
     # ---- answers ------------------------------------------------------------------------------------------------
 
     def branch(self, node_id: int, index: int, token_id: int) -> None:
-        """Another token at that place; in words of one's own it is a draft, and nothing is sent."""
+        """Branches to another token at a place; in the user's own text that becomes a draft, and nothing is sent."""
         self._parts.composer.notice.clear()
         turn = self._controller.shown.turn(node_id) if self._controller.shown is not None else None
         if turn is not None and turn.role == "user":
@@ -176,7 +176,7 @@ class Intents(QObject):
             self._controller.answers.branch(node_id, index, token_id, partial(self._refuse_branch, follows))
 
     def write(self, node_id: int, index: int, text: str) -> None:
-        """Words of one's own at that place: the model goes on from them; in a message they are a draft, with the rest of it."""
+        """Writes words at a place, and the model goes on from them; in a message they become a draft, with the rest of it."""
         self._parts.composer.notice.clear()
         turn = self._controller.shown.turn(node_id) if self._controller.shown is not None else None
         if turn is not None and turn.role == "user":
@@ -186,7 +186,7 @@ class Intents(QObject):
             follows = self._presenter.follow(node_id, index)
             self._controller.answers.write(node_id, index, text, partial(self._give_back, follows, node_id, index, text))
 
-    def _refuse_branch(self, follows: bool, why: str) -> None:  # it is the one that is waited for
+    def _refuse_branch(self, follows: bool, why: str) -> None:  # the presenter waits for this branch
         if follows:
             self._presenter.unfollow()
         self._presenter.refuse(why)
@@ -196,7 +196,7 @@ class Intents(QObject):
         self._parts.pinned.type_again(node_id, index, text)
 
     def ban(self, token_id: int) -> None:
-        """The model does not draw that token in this session any more."""
+        """Bans a token in this session; can be undone."""
         name = b"".join(self._controller.token_bytes([token_id]))
 
         async def ban(commands: SetupCommands, session_id: int) -> SessionSetup:
@@ -222,7 +222,7 @@ class Intents(QObject):
         self._setup.change(ban, self._presenter.refuse)
 
     async def _change_bans(self, session_id: int, change: Callable[[list[int]], object]) -> None:
-        """Changes the list that holds by now; a `change` to None leaves the session without one of its own."""
+        """Changes the present list of bans; None removes the session's own list."""
 
         async def rewrite(commands: SetupCommands, session: int) -> SessionSetup:
             bans, _ = _bans(await commands.view(session))
@@ -231,18 +231,18 @@ class Intents(QObject):
         await self._setup.changed_by(rewrite, session_id)
 
     def show_why(self) -> None:
-        """How the pinned token was drawn, in the inspector."""
+        """Shows how the pinned token was drawn, in the inspector."""
         self._parts.show_inspector(True)
         self._parts.inspector.show_page(self._parts.inspector.why)
 
     def find_columns_at(self, node_id: int, index: int, count: int, beams: bool) -> None:  # as the signal brings it
-        """Several continuations in front of a token."""
+        """Starts several continuations in front of a token."""
         self.find_columns(count, beams=beams, at=(node_id, index))
 
     def find_columns(self, count: int, *, beams: bool, at: tuple[int, int] | None = None) -> None:
-        """From the pinned token's place unless one is given, else from the end of the last answer."""
+        """Starts several continuations at `at`, else at the pinned token, else at the end of the last answer."""
         self._parts.composer.notice.clear()
-        self._parts.pinned.close_again()  # it would stand over them
+        self._parts.pinned.close_again()  # it would cover them
         shown = self._controller.shown
         at = at or self._parts.transcript.pinned
         rules = self._parts.inspector.token.beam_rows.rules if beams else None
@@ -252,7 +252,7 @@ class Intents(QObject):
         elif shown is not None and shown.last_answer is not None:
             self._controller.draws.find_columns(shown.last_answer.node_id, None, count, beams=rules)
 
-    # ---- what each part asks for -----------------------------------------------------------------------------------
+    # ---- connections ----------------------------------------------------------------------------------------------
 
     def _wire_second(self) -> None:
         controller, parts, presenter = self._controller, self._parts, self._presenter
@@ -283,7 +283,7 @@ class Intents(QObject):
         panel.pooling_chosen.connect(similar.choose_pooling)
         panel.again_wanted.connect(similar.look_again)
         panel.model_wanted.connect(controller.models.ask_menu)
-        panel.chosen.connect(lambda _node_id: parts.compare.dismiss())  # a turn is shown in the conversation
+        panel.chosen.connect(lambda _node_id: parts.compare.dismiss())  # the turn is shown in the conversation
         panel.chosen.connect(controller.tree.go_to)
         panel.closed.connect(self._similar.close)
         panel.focus_lost.connect(parts.transcript.setFocus)
@@ -297,7 +297,7 @@ class Intents(QObject):
         controller.tree.hit_shown.connect(self.show_hit)
         renames = panel.renamed, panel.tagged, panel.folder_renamed
         for asked in (*renames, panel.pinned, panel.trashed, panel.restored, panel.arranged, panel.moved, panel.folder_wanted):
-            asked.connect(lambda *_asked: parts.composer.notice.clear())  # a refusal of the one before
+            asked.connect(lambda *_asked: parts.composer.notice.clear())  # with the previous refusal
         panel.renamed.connect(controller.sessions.rename)
         panel.pinned.connect(controller.sessions.pin)
         panel.trashed.connect(controller.sessions.trash)
@@ -329,7 +329,7 @@ class Intents(QObject):
         controller.session_shown.connect(self._leave_comparison)
 
     def _leave_comparison(self, view: SessionView) -> None:
-        """Two branches beside each other go when another session or path is shown; not with other news of this one."""
+        """Closes the comparison of branches when another session or path is shown."""
         path = view.session_id, view.turns[-1].node_id if view.turns else None
         if path != self._path:
             self._path = path
@@ -417,7 +417,7 @@ class Intents(QObject):
                 key.activated.connect(lambda number=number: self._press_alternative(number))
 
     def _press_alternative(self, number: int) -> None:
-        """Branches to an alternative that is seen, or of the token that the keyboard is at."""
+        """Branches to an alternative, if the alternatives are visible or a token has the focus."""
         alternatives = self._parts.inspector.token.alternatives
         if alternatives.isVisible() or self._parts.transcript.tokens.hasFocus():
             alternatives.press(number)
@@ -440,7 +440,7 @@ class Intents(QObject):
         controller.draws.row_found.connect(card.show_row)
 
     def _begin_words(self, text: str) -> None:
-        """In the place of the pinned token, or in the message where the model cannot go on from them."""
+        """Types in place of the pinned token, or into the message if the model cannot continue from there."""
         if not self._parts.pinned.begin_words(text):
             self._parts.composer.type_on(text)
 
@@ -453,11 +453,11 @@ class Intents(QObject):
 
 
 def _bans(setup: SessionSetup) -> tuple[list[int], object]:
-    """The tokens that are banned, also by a preset; and what the session itself says of them, None where it says nothing."""
+    """The banned tokens in force; and the session's own list, None if it has none."""
     held = next(option for option in setup.options if option.name == "banned_tokens")
     return [*held.value] if isinstance(held.value, list | tuple) else [], held.own
 
 
 def copy(text: str) -> None:
-    """Onto the clipboard."""
+    """Copies a text to the clipboard."""
     QApplication.clipboard().setText(text)

@@ -1,4 +1,4 @@
-"""What the colours of tokens mean: the ramp in the status bar, and one click away what it shows and where its steps begin."""
+"""The legend of token colours: the ramp in the status bar, and its menu of measures and steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from PySide6.QtCore import QPoint, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QIcon, QPainter, QPaintEvent, QPixmap
-from PySide6.QtWidgets import QApplication, QMenu, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QMenu, QToolButton
 
 from ui.comparison.model_facts import difference_ranges
 from ui.theme.fonts import interface_font, scaled
@@ -20,52 +20,47 @@ _PAD_PX = 8  # between the word and the ramp
 
 
 class Legend(QToolButton):
-    """The ramp with the name of what it shows; opens the choice and its steps."""
+    """The ramp with the name of the measure; opens the menu of measures and steps."""
 
     measure_chosen = Signal(object)  # a Measure
-    difference_chosen = Signal()  # of two models, while they are compared
+    difference_chosen = Signal()  # of two compared models
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._measure = Measure.SURPRISAL
+    def __init__(self) -> None:
+        super().__init__()
+        self.measure = Measure.SURPRISAL
         self._compares = self._shows_difference = False
         self._theme = current_theme()
-        self._theme.changed.connect(self._repaint)
         self.setFont(interface_font(11.5))
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.clicked.connect(self.open_menu)
-        self.show_measure(self._measure)
-
-    @property
-    def measure(self) -> Measure:
-        return self._measure
+        self.show_measure(self.measure)
 
     def show_measure(self, measure: Measure) -> None:
-        self._measure = measure
-        self._tell()
+        self.measure = measure
+        self._show()
 
     def show_difference(self, *, compares: bool, shown: bool) -> None:
-        """Whether two models are compared, and whether their difference is what the colours show."""
+        """Takes whether two models are compared, and whether the colours show their difference."""
         self._compares, self._shows_difference = compares, compares and shown
-        self._tell()
+        self._show()
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         self.setAccessibleName(self.tr("Colours show {0}: {1}").format(self._name, "; ".join(self._ranges[1:])))
         self.updateGeometry()
         self.update()
 
     @property
     def _name(self) -> str:
-        return self.tr("difference") if self._shows_difference else name_of(self._measure)
+        return self.tr("difference") if self._shows_difference else name_of(self.measure)
 
     @property
     def _ranges(self) -> list[str]:
-        return difference_ranges() if self._shows_difference else ranges(self._measure)
+        return difference_ranges() if self._shows_difference else ranges(self.measure)
 
     @property
     def _order(self) -> tuple[int, ...]:
-        """The steps from left to right; a diverging ramp has its weakest in the middle."""
+        """The steps from left to right; a diverging ramp has its weakest steps in the middle."""
         return (3, 2, 1, 4, 5, 6) if self._shows_difference else (1, 2, 3, 4, 5)
 
     def _ramp(self) -> tuple[str | None, ...]:
@@ -75,9 +70,6 @@ class Legend(QToolButton):
     def sizeHint(self) -> QSize:
         words, count = self.fontMetrics().horizontalAdvance(self._name), len(self._order)
         return QSize(words + _PAD_PX + count * scaled(_SWATCH_PX) + (count - 1) * _GAP_PX + 2, scaled(22))
-
-    def _repaint(self, _palette: object) -> None:  # a bound method is disconnected with the widget
-        self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         palette = self._theme.palette
@@ -95,7 +87,7 @@ class Legend(QToolButton):
         painter.end()
 
     def open_menu(self) -> None:
-        """The choice of what is shown, above the bar."""
+        """Opens the menu of measures above the bar."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if self._compares:
@@ -104,7 +96,7 @@ class Legend(QToolButton):
             action.triggered.connect(lambda _checked=False: self.difference_chosen.emit())
             menu.addAction(action)
         for measure in Measure:
-            chosen = measure is self._measure and not self._shows_difference
+            chosen = measure is self.measure and not self._shows_difference
             action = QAction(f"{name_of(measure)}\t{meaning(measure)}", menu, checkable=True, checked=chosen)
             action.triggered.connect(lambda _checked=False, measure=measure: self.measure_chosen.emit(measure))
             menu.addAction(action)
@@ -119,7 +111,7 @@ class Legend(QToolButton):
 
 
 def name_of(measure: Measure) -> str:
-    """As the bar and the menus say it."""
+    """The name of a measure in the bar and the menus."""
     translate = QApplication.translate
     return {
         Measure.SURPRISAL: translate("Legend", "surprise"),
@@ -132,7 +124,7 @@ def name_of(measure: Measure) -> str:
 
 
 def meaning(measure: Measure) -> str:
-    """In a few words."""
+    """The meaning of a measure in a few words."""
     translate = QApplication.translate
     return {
         Measure.SURPRISAL: translate("Legend", "how unexpected this token was"),
@@ -145,7 +137,7 @@ def meaning(measure: Measure) -> str:
 
 
 def ranges(measure: Measure) -> list[str]:
-    """What each step of the ramp stands for, from no colour to the strongest."""
+    """The range of each step of the ramp, from no colour to the strongest."""
     scale = SCALES[measure]
     translate = QApplication.translate
     if scale.counts:
@@ -167,7 +159,7 @@ def ranges(measure: Measure) -> list[str]:
 
 
 def swatch(palette: Palette, colour: str | None) -> QPixmap:
-    """A step's colour as a picture; None is no colour."""
+    """The colour of a step as a pixmap; None is no colour."""
     ratio = 2.0
     pixmap = QPixmap(round(16 * ratio), round(16 * ratio))
     pixmap.setDevicePixelRatio(ratio)

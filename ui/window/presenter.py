@@ -1,4 +1,4 @@
-"""What the window shows: takes the controller's news to the parts, and keeps in step what can be done now."""
+"""Shows the controller's results in the parts of the window, and keeps the commands enabled accordingly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
 
-from ui.commands.actions import Actions, Possible
+from ui.commands.actions import Actions, CommandState
 from ui.comparison.presenters import ComparisonPresenter
 from ui.controller import Controller
 from ui.core.undo import Step
@@ -39,7 +39,7 @@ Place = tuple[int, int]  # node id, index
 
 
 class Presenter(QObject):
-    """Controller to parts, one way. What the parts are asked by mouse and keys goes the other way, in `ui.window`."""
+    """From controller to parts. Requests go the other way, through `ui.window.intents`."""
 
     mode_changed = Signal(object)  # Mode
     measure_changed = Signal(object)  # Measure
@@ -49,20 +49,22 @@ class Presenter(QObject):
         self._window, self._controller, self._parts, self._acts = window, controller, parts, acts
         self.mode = Mode.TOKENS
         self.second = ComparisonPresenter(parts, acts, self.set_mode, self)
-        self._link_of: int | None = None  # the session whose link is asked about
-        self._writers: tuple[int, str, str] | None = None  # session, its model and the model that goes on, as told
-        self._status = StatusView(EngineState.NONE)  # as last told: what needs a model, or more than it has, is left
-        self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
+        self._link_of: int | None = None  # the session of the link bar
+        self._writers: tuple[int, str, str] | None = None  # session, its model and the model in use, as last shown
+        self._status = StatusView(EngineState.NONE)  # the last status, which disables commands
+        self._offering = False  # the draft did not fit: ways to make room are offered once it is counted
         self._counted_at: tuple[EngineState, bool] | None = None
-        self._carried: tuple[Place | None, Place | None] | None = None  # pinned and followed, in the copy that is shown next
-        self._refusal = ""  # the last one that was said
-        self._copied = False  # the copy of the session shown is shown next
+        self._carried: tuple[Place | None, Place | None] | None = (
+            None  # pinned and followed places, in the copy that is shown next
+        )
+        self._refusal = ""  # the last refusal shown
+        self._copied = False  # a copy of the session shown is shown next
         self._ran = False  # an answer was under way
-        self._followed: Place | None = None  # a branch leaves here; its token at this place is pinned next
+        self._followed: Place | None = None  # where a new branch starts; its token there is pinned once it is shown
         controller.session_shown.connect(self._show_session)
         controller.copy_shown.connect(self._carry_pin)
         controller.turn_changed.connect(self._show_turn)
-        controller.tokens_arrived.connect(parts.cards.append_tokens)  # first: Read hides what the card shows
+        controller.tokens_arrived.connect(parts.cards.append_tokens)  # first: Read mode hides the text of the cards
         controller.tokens_arrived.connect(parts.transcript.append_tokens)
         controller.tokens_arrived.connect(self._start_meter)
         controller.activity_changed.connect(self.refresh)
@@ -85,17 +87,17 @@ class Presenter(QObject):
         controller.refused.connect(self.refuse)
         controller.other_shown.connect(self._leave_refusal)
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
-        controller.sessions.taken.connect(self._tell_taken)
+        controller.sessions.trashed_elsewhere.connect(self._offer_restore)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
-        self._in_list = False  # the list of sessions has the keyboard
+        self._in_list = False  # the list of sessions has the focus
         steps = controller.undo_stack
         steps.in_sight = self._histories
         steps.changed.connect(self.refresh)
-        steps.was_undone.connect(self._tell_undone)
-        steps.was_redone.connect(self._tell_redone)
+        steps.was_undone.connect(self._show_undone)
+        steps.was_redone.connect(self._show_redone)
         parts.toast.acted.connect(lambda: self._toast_act())
         self._toast_act: Callable[[], None] = steps.redo
-        self._step_told: tuple[str, Callable[[], bool]] = "", lambda: True  # words of the toast; whether they hold
+        self._toast_step: tuple[str, Callable[[], bool]] = "", lambda: True  # words of the toast; whether they are still true
         QApplication.instance().focusChanged.connect(self._take_focus)  # type: ignore[union-attr]  # there is one, widgets exist
         controller.draws.columns_changed.connect(self._show_columns)
         controller.draws.turn_depth_found.connect(self._show_turn_depth)
@@ -122,13 +124,13 @@ class Presenter(QObject):
         self.mode_changed.emit(mode)
 
     def next_uncertain(self) -> None:
-        """Shows the tokens, and pins the next of those where the model hesitated most."""
+        """Switches to Tokens mode, and pins the next of the most uncertain tokens."""
         if self.mode is not Mode.TOKENS:
             self.set_mode(Mode.TOKENS)
         self._parts.transcript.tokens.next_uncertain()
 
     def colour_by(self, measure: Measure) -> None:
-        """What the colours of tokens show."""
+        """Colours tokens by a measure."""
         self.second.colour(difference=False)
         self._parts.transcript.colours.colour_by(measure)
         self._parts.columns.colour_by(measure)
@@ -138,32 +140,32 @@ class Presenter(QObject):
         self.measure_changed.emit(measure)
 
     def _show_turn_depth(self, node_id: int, depth: TurnDepth) -> None:
-        """Colours a turn by the layers that were asked for."""
+        """Colours a turn by layer."""
         self._parts.transcript.colours.show_depth(node_id, depth)
         self.colour_by(Measure.LAYER)
 
     def pin(self, node_id: int, index: int) -> None:
-        """Pins a token, in the transcript and in the inspector."""
+        """Pins a token in transcript and inspector."""
         self._parts.transcript.set_pinned(node_id, index)
         self.take_pin((node_id, index))
 
     def take_pin(self, place: Place | None) -> None:
-        """A token was pinned by hand, or (None) the pin was lost with its path, as by the branch that is followed."""
+        """Takes a token that the user pinned, or (None) the loss of the pin with its path."""
         if place is not None:
             self.unfollow()
         self.show_pin(place)
 
     def follow(self, node_id: int, index: int) -> bool:
-        """Pins the token that a branch has at this place, as soon as it is shown; False: one was waited for already."""
+        """Pins the token of a new branch at this place once it is shown; False if this was requested already."""
         waits, self._followed = self._followed == (node_id, index), (node_id, index)
         return not waits
 
     def unfollow(self) -> None:
-        """The branch that was asked for is not to come."""
+        """Stops waiting for a new branch."""
         self._followed = None
 
     def show_pin(self, place: Place | None) -> None:
-        """Shows in the inspector what is pinned in the transcript."""
+        """Shows the pinned token in inspector and card."""
         shown = self._controller.shown
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
@@ -172,21 +174,21 @@ class Presenter(QObject):
         can_continue = own and can_choose and turn is not None and turn.role == "assistant" and not self._status.lacks_model
         focused = QApplication.focusWidget()
         if spot is None and focused is not None and self._parts.inspector.token.isAncestorOf(focused):
-            self._parts.transcript.setFocus()  # the keyboard is not lost with the button
+            self._parts.transcript.setFocus()  # the focus is not lost with the button
         for part in (self._parts.inspector, self._parts.pinned):
             part.show_spot(spot, self._controller.token_bytes, can_choose=can_choose, can_continue=can_continue)
         self.second.show_spot(spot)
         self._refresh_acts()
 
     def show_range(self, parts: Sequence[tuple[int, int, int]]) -> None:
-        """Adds up in the inspector what is selected in the transcript: of each turn from one token to another."""
+        """Shows the sums over a selection in the inspector: (node id, first token, end) of each turn."""
         shown = self._controller.shown
         turns = [(shown.turn(node_id), first, last) for node_id, first, last in parts] if shown is not None else []
         cut = (replace(turn, run=turn.run[first:last]) for turn, first, last in turns if turn is not None)
         self._parts.inspector.path.show_range(tuple(cut))
 
     def refresh(self) -> None:
-        """What can be done now."""
+        """Updates the enabled commands, and what depends on a running answer."""
         shown, running, parts = self._controller.shown, self._controller.running, self._parts
         if self._ran and not running:
             self._withdraw(translate("Workbench", BUSY))
@@ -197,17 +199,17 @@ class Presenter(QObject):
         self._acts.sidebar.setChecked(not parts.sidebar.isHidden())
         self._acts.inspector.setChecked(not parts.inspector.isHidden())
         self._count_again()
-        self._leave_step()
+        self._hide_old_step()
 
     def _refresh_acts(self) -> None:
         shown, pinned = self._controller.shown, self._parts.transcript.pinned
         turn = shown.turn(pinned[0]) if shown is not None and pinned is not None else None
         at_token = turn is not None and turn.role == "assistant"
         running, steps, row = self._controller.running, self._controller.undo_stack, self._controller.sessions.row_shown
-        self._acts.refresh(Possible(shown, running, self._status, row, steps.label, steps.redo_label, at_token))
+        self._acts.refresh(CommandState(shown, running, self._status, row, steps.label, steps.redo_label, at_token))
 
     def _histories(self) -> tuple[int | None, ...]:
-        """Whose changes can be undone: of the session and of the list, as far as they are in sight; what is used now first."""
+        """The undo histories in sight: the session's and the list's (None), the focused one first."""
         shown = self._controller.shown
         session = () if shown is None else (shown.session_id,)
         if self._parts.sidebar.isHidden() or self._parts.sidebar.trash_shown:
@@ -221,35 +223,35 @@ class Presenter(QObject):
                 self._in_list = in_list
                 self.refresh()
 
-    def _tell_undone(self, step: Step) -> None:
+    def _show_undone(self, step: Step) -> None:
         steps, words = self._controller.undo_stack, self.tr("Undone: {0}").format(step.label)
-        self._tell_step(words, self.tr("Redo"), partial(steps.can_redo, step), partial(steps.redo, step))
+        self._show_step(words, self.tr("Redo"), partial(steps.can_redo, step), partial(steps.redo, step))
 
-    def _tell_redone(self, step: Step) -> None:
+    def _show_redone(self, step: Step) -> None:
         steps, words = self._controller.undo_stack, self.tr("Done again: {0}").format(step.label)
-        self._tell_step(words, self.tr("Undo"), partial(steps.can_undo, step), partial(steps.undo, step))
+        self._show_step(words, self.tr("Undo"), partial(steps.can_undo, step), partial(steps.undo, step))
 
-    def _tell_step(self, words: str, action: str, can: Callable[[], bool], act: Callable[[], None]) -> None:
+    def _show_step(self, words: str, action: str, can: Callable[[], bool], act: Callable[[], None]) -> None:
         if can():
-            self._step_told = words, can
-        self._tell(words, action if can() else "", act)
+            self._toast_step = words, can
+        self._show_toast(words, action if can() else "", act)
 
-    def _leave_step(self) -> None:
-        """The step that the toast tells of is out of sight, or no longer the last one."""
-        words, holds = self._step_told
+    def _hide_old_step(self) -> None:
+        """Hides the toast of a step that is out of sight, or no longer the last one."""
+        words, holds = self._toast_step
         if words == self._parts.toast.words and not holds():
             self._parts.toast.hide()
 
-    def _tell(self, words: str, action: str, act: Callable[[], None]) -> None:
+    def _show_toast(self, words: str, action: str, act: Callable[[], None]) -> None:
         self._toast_act = act
         self._parts.toast.say(words, action)
 
-    def _tell_taken(self, session_id: int, title: str) -> None:
+    def _offer_restore(self, session_id: int, title: str) -> None:
         words = self.tr("Moved to the trash in another window: {0}").format(one_line(title))
-        self._tell(words, self.tr("Restore"), partial(self._controller.sessions.restore, session_id))
+        self._show_toast(words, self.tr("Restore"), partial(self._controller.sessions.restore, session_id))
 
     def _count_again(self) -> None:
-        """The context meter moves when an answer ends, and can be read only once an engine is there."""
+        """Counts the draft again when an answer begins or ends, or the engine's state changes."""
         now = (self._controller.engine, self._controller.running)
         if self._counted_at not in (None, now):
             self._parts.composer.tell_draft()
@@ -267,7 +269,7 @@ class Presenter(QObject):
         parts.composer.show_session(view.session_id, is_new=not any(turn.role != "system" for turn in view.turns))
         if view.session_id != self._link_of:
             self._link_of = view.session_id
-            parts.link.dismiss()
+            parts.link.hide()
             self.unfollow()
         parts.inspector.show_path(view.turns, self._controller.answers.how_made)
         self._show_pin_again()
@@ -285,7 +287,7 @@ class Presenter(QObject):
         parts.composer.tell_draft()
 
     def _carry_pin(self, nodes: Mapping[int, int]) -> None:
-        """The token that is pinned has another number in the copy."""
+        """Translates pinned and followed places to the node ids of the copy."""
 
         def carried(place: Place | None) -> Place | None:
             return (nodes[place[0]], place[1]) if place is not None and place[0] in nodes else None
@@ -296,7 +298,7 @@ class Presenter(QObject):
         self._copied = True
 
     def refuse(self, words: str) -> None:
-        """Says why something was not done, until another session is shown."""
+        """Shows a refusal, until another session is shown."""
         self._refusal = words
         self._parts.composer.notice.say(words)
 
@@ -306,7 +308,7 @@ class Presenter(QObject):
         self._copied = False
 
     def _withdraw(self, words: str) -> None:
-        """A refusal has nothing to do any more with what is shown; other words stay."""
+        """Clears the notice, if it shows these words."""
         if words and self._parts.composer.notice.words == words:
             self._parts.composer.notice.clear()
 
@@ -323,7 +325,7 @@ class Presenter(QObject):
             self._meter.start()
 
     def _move_meter(self) -> None:
-        """By lengths alone; the engine is asked once the answer has ended."""
+        """Moves the context meter by the number of streamed tokens; the engine counts once the answer has ended."""
         if self._controller.shown is not None and self._controller.running:
             self._parts.composer.meter.show_growth(self._controller.shown.length - self._counted_length)
 
@@ -335,7 +337,7 @@ class Presenter(QObject):
         self._offering = False
 
     def _offer_ways(self, session_id: int, text: str) -> None:
-        """A message that was sent before it was counted does not fit: it is the draft again, with the ways to make room."""
+        """Makes a message that did not fit the draft again, and offers ways to make room."""
         composer = self._parts.composer
         if self._controller.is_shown(session_id) and not composer.message.strip():
             composer.field.setPlainText(text)
@@ -352,14 +354,14 @@ class Presenter(QObject):
         opens = panel.isHidden() and view is not None
         panel.show_columns(view)
         pinned = self._parts.transcript.pinned
-        if opens and pinned is not None:  # the place stays in sight, in what is left of the transcript
+        if opens and pinned is not None:  # scrolls to the place in the smaller transcript
             QTimer.singleShot(0, self, lambda: self._parts.transcript.set_pinned(*pinned))
 
     def _show_sessions(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
         self._parts.sidebar.show_place(trash=False)
         self._parts.sidebar.sessions.show_sessions(sessions, folders=folders)
         summary = self._controller.sessions.row_shown
-        if summary is not None:  # a rename reaches the title by the list
+        if summary is not None:  # the title changes with the list
             self._parts.top.title.setText(summary.title)
         self.refresh()
 
@@ -375,9 +377,9 @@ class Presenter(QObject):
         self._parts.status.show_status(status)
         before, self._status = self._status, status
         runs, ran = (each.engine in (EngineState.READY, EngineState.BUSY) for each in (status, before))
-        if runs != ran:  # it was unloaded, or another one is loaded
+        if runs != ran:  # a model was loaded or unloaded
             self._parts.pinned.forget_row()
-        self._tell_writer(status)
+        self._show_writer(status)
         wait = self.tr("{0}: choose a model first").format(status.reason) if status.lacks_model else ""
         self._parts.composer.set_waiting(wait)
         if (runs, *_lacking(status)) != (ran, *_lacking(before)):
@@ -385,8 +387,8 @@ class Presenter(QObject):
             self._show_pin_again()
         self._count_again()
 
-    def _tell_writer(self, status: StatusView) -> None:
-        """Another model goes on with what is shown; said once of each pair."""
+    def _show_writer(self, status: StatusView) -> None:
+        """Shows, once per pair of models, that another model would continue the session."""
         shown = self._controller.shown
         pair = None if shown is None or not status.written_by else (shown.session_id, status.written_by, status.model)
         if pair != self._writers:
@@ -398,12 +400,12 @@ class Presenter(QObject):
                 self._parts.writer.say(words, self.tr("Choose a model"))
 
     def _show_pin_again(self) -> None:
-        """The pinned token may have other numbers now, or be gone with its path."""
+        """Updates the pinned token, whose numbers may have changed or which may be off the path."""
         held = self._parts.inspector.token.spot
         if held is not None:
             self.show_pin((held.node_id, held.index))
 
 
 def _lacking(status: StatusView) -> tuple[object, ...]:
-    """What decides which controls do nothing, and why."""
+    """The part of a status that disables controls."""
     return status.lacks_model and status.reason, status.model, status.lacks

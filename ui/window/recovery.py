@@ -1,4 +1,4 @@
-"""The page that stands in for the window while the sessions cannot be opened: what is wrong, and what can be done."""
+"""The window shown when the sessions cannot be opened: the problem, and the ways out."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MOST_LOST = 4  # lines about what could not be read
 
 
 class RecoveryPage(QWidget):
-    """A window of its own; it only shows and asks. Nothing is ever deleted by what it offers.
+    """A window with the problem and its ways out, none of which deletes anything.
 
     Args:
-        problem: What is wrong, as the store says it; names the file.
+        problem: The text of the store's error; names the file.
         fresh: The folder that would be opened instead.
-        damaged: That something can be recovered; else the file is whole and not for this version, or out of reach.
+        damaged: Something can be recovered; else the file is of another version or cannot be read.
     """
 
     recover_wanted = Signal()
@@ -59,11 +59,11 @@ class RecoveryPage(QWidget):
         self.show_choice()
 
     def show_choice(self, words: str = "") -> None:
-        """What can be done; `words` say how the last attempt ended."""
+        """Shows the ways out; `words` tell how the last attempt ended."""
         self._show(self._first, self.fresh_button, words=words)
 
     def show_progress(self, what: str, done: int, of: int) -> None:
-        """How far the reading is."""
+        """Shows the progress of the recovery."""
         self._show(self.stop_button, words=self.tr("reading {0}: {1:,} of {2:,} rows").format(what.replace("_", " "), done, of))
 
     def show_recovered(self, sessions: int, kept: str, lost: Sequence[str]) -> None:

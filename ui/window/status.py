@@ -1,4 +1,4 @@
-"""The bar below the transcript: engine, speed, transfers and downloads."""
+"""The status bar: engine, speed, transfers, downloads and the legend."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ FIGURES_GAP = 4  # above the button
 
 
 class StatusBar(QWidget):
-    """Shows a `StatusView`: whether the engine is ready, how fast it answers; the other figures on request."""
+    """Shows a `StatusView`: the engine's state and speed; other figures in a popup."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("status")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, HEIGHT)
@@ -103,7 +103,7 @@ class StatusBar(QWidget):
         self._fit()
 
     def show_legend(self, show: bool) -> None:  # a state, not an option
-        """With the colours of tokens, or without, where nothing is coloured."""
+        """Shows the legend, or hides it in Read mode."""
         self.legend.setVisible(show)
         self._fit()
 
@@ -112,7 +112,7 @@ class StatusBar(QWidget):
         self._fit()
 
     def _fit(self) -> None:
-        """What finds no room is left out; the engine's state never is."""
+        """Hides the facts that do not fit; the engine's state is always shown."""
         self.figures_button.setVisible(self.figures.has_any)
         room = self.width() - 2 * MARGIN - self._dot.width() - self.engine.sizeHint().width() - 6
         for part in (self.choose, self.loading, self.figures_button, self.legend, self.downloads, self.server):
@@ -132,10 +132,10 @@ class StatusBar(QWidget):
 
 
 class LoadBar(QWidget):
-    """How much of a model's weights is read, and the way to stop; hidden while none is loaded."""
+    """The progress of loading a model, with a stop button; hidden while none is loading."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.bar = ThinBar(self.tr("Weights read"))
         self.stop_button = IconButton("x", self.tr("Stop loading"))
         row = QHBoxLayout(self)
@@ -150,15 +150,15 @@ class LoadBar(QWidget):
         self.bar.show_share(round(1000 * status.load_share), 1000)
         starts = status.engine is EngineState.STARTING
         if not starts and self.stop_button.hasFocus():
-            self.focusNextChild()  # the keyboard is not lost with the button
+            self.focusNextChild()  # the focus is not lost with the button
         self.setVisible(starts)
 
 
 class EngineDot(QWidget):
-    """Filled: there; ring: on its way; warm colour: it stopped. The words beside it say the same."""
+    """The engine's state, as the words beside it: a ring while it does not run yet, a warm colour if it stopped."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._state = EngineState.NONE
         self._theme = current_theme()
         self._theme.scaled.connect(self._resize)
@@ -189,12 +189,12 @@ class EngineDot(QWidget):
 
 
 class TransferBar(QWidget):
-    """Hidden while nothing is under way."""
+    """The progress of a transfer; hidden while there is none."""
 
     stopped = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._words = ""
         self.label = Label("", "accent", interface_font(11.5))
         self.stop_button = IconButton("x", self.tr("Stop the transfer"))
@@ -220,9 +220,9 @@ class TransferBar(QWidget):
 
 
 class Figures(QFrame):
-    """How the last answer was made, and what is held of the path, each with what it means.
+    """Figures of the last answer and of the path's KV, each with its meaning; unknown ones are left out.
 
-    Opens above its button; a click elsewhere or Escape closes it. What is not known is left out.
+    Opens above its button; a click elsewhere or Escape closes it.
     """
 
     def __init__(self, parent: QWidget) -> None:
@@ -242,7 +242,7 @@ class Figures(QFrame):
         return bool(self.answer.texts or self.held.texts)
 
     def open(self, button: QWidget) -> None:
-        """Above `button`."""
+        """Opens the popup above `button`."""
         self.setFixedWidth(panel_width(FIGURES_WIDTH))
         self.adjustSize()
         left = button.width() - self.width() if button.isRightToLeft() else 0

@@ -1,4 +1,4 @@
-"""A line that says what has just been done, and goes by itself."""
+"""A message about what was just done, which disappears by itself."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ui.widgets.controls import button, row
 from ui.widgets.labels import ElidedLabel, announce
 
 SHOWN_MS = 5000
-_GAP_PX = 10  # to the lower edge of what it floats over
+_GAP_PX = 10  # to the lower edge of the part below it
 
 
 class Toast(QFrame):
-    """Floats over the foot of the conversation, so that nothing moves when it comes or goes.
+    """Floats over the lower end of the conversation, so that nothing moves when it appears or disappears.
 
     Args:
-        over: Where it floats.
-        parent: Holds `over`.
+        over: The part that it floats over.
+        parent: The parent of `over`.
     """
 
     acted = Signal()
@@ -40,7 +40,7 @@ class Toast(QFrame):
         self.float_over(over, parent)
 
     def float_over(self, over: QWidget, parent: QWidget) -> None:
-        """Floats over another part from now on, as the next thing that it says; `parent` holds that part."""
+        """Floats over another part from the next message on; `parent` is the parent of that part."""
         for watched in (self.parentWidget(), self._over):
             if watched is not None:
                 watched.removeEventFilter(self)
@@ -53,11 +53,11 @@ class Toast(QFrame):
 
     @property
     def words(self) -> str:
-        """What it says, "" while hidden."""
+        """The message; "" while hidden."""
         return "" if self.isHidden() else self._words.text()
 
     def say(self, words: str, action: str = "") -> None:
-        """Shows `words` for a while, with a button that says `action` where there is something to do."""
+        """Shows `words` for a few seconds, with a button if `action` is not ""."""
         self._words.setText(words)
         self.setAccessibleName(words)
         self.action.setText(action)
@@ -70,7 +70,7 @@ class Toast(QFrame):
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)
-        self._time.stop()  # it does not go from under the pointer
+        self._time.stop()  # it stays while the pointer is over it
 
     def leaveEvent(self, event: QEvent) -> None:
         super().leaveEvent(event)

@@ -1,4 +1,4 @@
-"""The bar above the transcript: the model's name with its shelf as a menu, modes and branches."""
+"""The top bar: title, branch, model with its menu, and modes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton, plain_
 from ui.widgets.visible import one_line
 
 CHIP_HEIGHT = 27
-MOST = 240  # pixels of a name, at 100 % text
-MOST_LISTED = 300  # of one in the list
-FEWEST = 4  # letters that still say anything
+MOST = 240  # pixels of the model's name, at 100 % text
+MOST_LISTED = 300  # pixels of a name in the menu
+FEWEST = 4  # letters: a shorter elided name is not shown
 
 
 class ModelChip(QPushButton):
-    """The model's name; pressed, the shelf opens under it as a menu (never blocking)."""
+    """The model's name; opens the shelf as a menu (never blocking)."""
 
     chosen = Signal(str)  # source
     backend_chosen = Signal(str)  # name
-    more_wanted = Signal()  # than are on the shelf
-    setup_wanted = Signal()  # what the model is loaded with, its adapters
+    more_wanted = Signal()  # models than are on the shelf
+    setup_wanted = Signal()  # the popover of model and adapters
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("model_chip")
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         fix_height(self, CHIP_HEIGHT)
@@ -45,7 +45,7 @@ class ModelChip(QPushButton):
             news.connect(self._tint)
         self._tint()
         self._label = self._shown = ""
-        self._offered: dict[str, tuple[ModelChoice, QAction]] = {}  # of the menu that is open
+        self._offered: dict[str, tuple[ModelChoice, QAction]] = {}  # entries of the open menu by source
         self.show_model(None)
 
     def show_model(self, choice: ModelChoice | None) -> None:
@@ -55,7 +55,7 @@ class ModelChip(QPushButton):
         self.updateGeometry()
 
     def sizeHint(self) -> QSize:
-        """As wide as the name wants it, up to a limit, whatever is shown of it now."""
+        """The width of the whole name, up to a limit, however much of it is shown now."""
         hint, metrics = super().sizeHint(), self.fontMetrics()
         whole = min(metrics.horizontalAdvance(self._label), scaled(MOST))
         return QSize(hint.width() - metrics.horizontalAdvance(self._shown) + whole, hint.height())
@@ -74,7 +74,7 @@ class ModelChip(QPushButton):
         self.setToolTip(plain_tooltip(self._label) if self._shown != self._label else "")
 
     def open_menu(self, choices: Sequence[ModelChoice], backends: Sequence[BackendChoice] = ()) -> None:
-        """Shows what is on the shelf and what can run it, under the chip."""
+        """Opens the menu of models and engines below the chip."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setLayoutDirection(QApplication.layoutDirection())  # not the chip's own
@@ -100,13 +100,13 @@ class ModelChip(QPushButton):
         menu.popup(QPoint(right.x() - menu.sizeHint().width(), right.y()))
 
     def show_fit(self, source: str, fits: bool) -> None:  # as the signal brings it
-        """Whether a model of the open menu fits into memory."""
+        """Shows in the open menu whether a model fits into memory."""
         if source in self._offered:
             choice, action = self._offered[source]
             action.setText(self._entry(choice, self.tr("fits") if fits else self.tr("does not fit")))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """A key of the window's own closes the menu, and does what it does."""
+        """A shortcut of the window closes the menu and runs its command."""
         if event.type() is QEvent.Type.KeyPress and isinstance(watched, QMenu) and isinstance(event, QKeyEvent):
             keys = QKeySequence(event.keyCombination())
             act = next((act for act in self.window().actions() if act.isEnabled() and act.shortcut() == keys), None)
@@ -117,7 +117,7 @@ class ModelChip(QPushButton):
         return super().eventFilter(watched, event)
 
     def _entry(self, choice: ModelChoice, fit: str) -> str:
-        """What the menu says of a model: its name, and what is known of it."""
+        """The text of a model's entry: its name and its facts."""
         name = self.fontMetrics().elidedText(one_line(choice.label), Qt.TextElideMode.ElideMiddle, scaled(MOST_LISTED))
         detail = " · ".join(part for part in (choice.detail, fit, used_words(choice.last_used, time.time())) if part)
         return f"{name}\t{one_line(detail)}".replace("&", "&&")
@@ -143,25 +143,25 @@ class ModelChip(QPushButton):
 
 HEIGHT = 44
 BUTTON_GAP = 4
-LEFT, SIDEBAR = 220, 248  # up to the title, which stands over the transcript; the sidebar at 100 %
-# Pixels of names: beyond the first they give way before anything else, down to the second as long as that helps.
+LEFT, SIDEBAR = 220, 248  # width left of the title, which starts over the transcript; width of the sidebar at 100 %
+# Pixels of names: first reduced to MOST, then to FAIR, then to LEAST.
 TITLE_MOST, TITLE_FAIR, TITLE_LEAST = 480, 160, 76
 BRANCH_MOST, BRANCH_FAIR, BRANCH_LEAST = 240, 110, 70
-MODEL_FAIR, MODEL_LEAST = 150, 104  # with its arrow
+MODEL_FAIR, MODEL_LEAST = 150, 104  # with the arrow
 
 
 class TopBar(QWidget):
-    """The unified bar. It only shows and asks; the window decides."""
+    """The unified bar over the whole window."""
 
     mode_chosen = Signal(object)  # Mode
     step_wanted = Signal(int)  # to the previous (-1) or next (+1) variant
-    models_wanted = Signal()  # the list of those that are here
+    models_wanted = Signal()  # the menu of models
     setup_wanted = Signal()
     model_chosen = Signal(str)  # source
     backend_chosen = Signal(str)  # name
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("bar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, HEIGHT)
@@ -186,7 +186,7 @@ class TopBar(QWidget):
         row.setContentsMargins(14, 0, 14, 0)
         row.setSpacing(10)
         self.title.fewest = FEWEST
-        self._spare = (self.sidebar_button, self.new_button)  # the menu has them too
+        self._spare = (self.sidebar_button, self.new_button)  # also in the menu
         self._left_part = self._left()
         row.addWidget(self._left_part)
         row.addWidget(self.title)
@@ -199,41 +199,41 @@ class TopBar(QWidget):
         current_theme().scaled.connect(self._share_room)
 
     def _leave_menu(self) -> None:
-        """The menu had the mouse, so that its button was not told that this left it."""
+        """Sends the button the leave event that it missed while the menu had the mouse."""
         if not self.menu_button.rect().contains(self.menu_button.mapFromGlobal(QCursor.pos())):
             QApplication.sendEvent(self.menu_button, QEvent(QEvent.Type.Leave))
 
     def show_model(self, choice: ModelChoice | None) -> None:
         self.model.show_model(choice)
-        self._share_room()  # a part of fixed size asks for no layout by itself
+        self._share_room()  # a widget of fixed size requests no layout by itself
 
     def show_branch(self, name: str, fork: Fork | None) -> None:
         self.branch.show_branch(name, fork)
         self._share_room()  # as above
 
-    def stand_over_sidebar(self, shown: bool, width: int = SIDEBAR) -> None:  # a state, not an option
-        """The title stands where the sidebar ends, if there is room; without a sidebar it moves to the left.
+    def align_title(self, shown: bool, width: int) -> None:  # a state, not an option
+        """Starts the title where the sidebar ends, if there is room; without a sidebar at the left.
 
         Args:
-            shown: Whether there is a sidebar.
-            width: Its width at 100 % text.
+            shown: Whether the sidebar is shown.
+            width: The sidebar's width at 100 % text.
         """
         self._over_sidebar, self._sidebar = shown, width
         self._share_room()
 
     def minimumSizeHint(self) -> QSize:
-        """Any width will do: what does not fit gives way."""
+        """No minimum width: parts shrink or hide."""
         return QSize(0, self.height())
 
     def event(self, event: QEvent) -> bool:
         if event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize):
-            self._share_room()  # before the layout looks at the widths
+            self._share_room()  # before the layout uses the widths
         return super().event(event)
 
     def _share_room(self) -> None:
-        """What does not fit gives way: the place over the sidebar, the branch's name, the title's end, then the branch.
+        """Shrinks parts until they fit: the gap over the sidebar, the branch's name, the title, then the branch.
 
-        The model's name is cut after these, and buttons that the menu has too go last.
+        Then the model's name is elided, and at last the buttons that are also in the menu are hidden.
         """
         row, title, branch, model, left = self._row, self.title, self.branch, self.model, self._left_part
         sides, others = row.contentsMargins(), (self.modes, self.inspector_button)
@@ -254,19 +254,19 @@ class TopBar(QWidget):
             (branch, arrows),
             (title, scaled(TITLE_LEAST)),
             (model, scaled(MODEL_FAIR)),
-            (branch, -row.spacing()),  # it goes
+            (branch, -row.spacing()),  # hidden
             (model, scaled(MODEL_LEAST)),
-            (left, bare),  # without buttons that the menu has too
+            (left, bare),  # without the buttons that are also in the menu
             (title, title.minimumSizeHint().width()),
             (model, 0),
         ):
             if part in widths and lack > 0:
                 given = max(widths[part] - least, 0)
                 whole = (part is branch and least <= arrows) or (part is left and least == bare)
-                given = given if whole else min(given, lack)  # a name is cut; buttons stand or go
+                given = given if whole else min(given, lack)  # names shrink, buttons are shown or hidden
                 widths[part] -= given
                 lack -= given
-        for part in (title, model):  # what the branch left over
+        for part in (title, model):  # take the room left by the branch
             more = min(max(-lack, 0), part.sizeHint().width() - widths[part])
             widths[part] += more
             lack += more
@@ -279,7 +279,7 @@ class TopBar(QWidget):
             part.setFixedWidth(max(width, 0))
 
     def _buttons_width(self, *buttons: QWidget) -> int:
-        """Of those of them that are wanted, side by side."""
+        """The width of the wanted ones of these buttons, side by side."""
         wanted = [button for button in buttons if button in self._spare or not button.isHidden()]
         return sum(button.sizeHint().width() for button in wanted) + BUTTON_GAP * max(len(wanted) - 1, 0)
 
@@ -296,12 +296,12 @@ class TopBar(QWidget):
 
 
 class BranchChip(QWidget):
-    """Which branch is shown and the way to its siblings: rainy ending ‹ 2 / 3 ›. Hidden where there is one branch."""
+    """The branch shown and the way to its siblings: rainy ending ‹ 2 / 3 ›. Hidden if there is only one branch."""
 
     step_wanted = Signal(int)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("chip")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, CHIP_HEIGHT)
@@ -313,18 +313,18 @@ class BranchChip(QWidget):
         row = self._row = QHBoxLayout(self)
         row.setContentsMargins(6, 0, 6, 0)
         row.setSpacing(0)
-        self.name.setContentsMargins(3, 0, 8, 0)  # its own: arrows alone stand in the middle
+        self.name.setContentsMargins(3, 0, 8, 0)  # in the name, so that arrows alone are centred
         row.addWidget(self.name)
         row.addWidget(self.back)
         row.addSpacing(2)
         row.addWidget(self.place)
         row.addSpacing(2)
         row.addWidget(self.forth)
-        self.wanted = False  # there is something to say, whether there is room for it or not
+        self.wanted = False  # to be shown, if there is room
         self.hide()
 
     def least_width(self) -> int:
-        """What it needs when its name gives way."""
+        """The width without the name."""
         return self._row.minimumSize().width()
 
     def show_branch(self, name: str, fork: Fork | None) -> None:
@@ -332,7 +332,7 @@ class BranchChip(QWidget):
         self.wanted = bool(name) or fork is not None
         self.setVisible(self.wanted)
         self.name.setText(name)
-        self.setToolTip(plain_tooltip(one_line(name)))  # of all of it: the name may have no room
+        self.setToolTip(plain_tooltip(one_line(name)))  # of the whole chip, for the name may be hidden
         self.name.setVisible(bool(name))
         for part in (self.back, self.place, self.forth):
             part.setVisible(fork is not None)
@@ -349,12 +349,12 @@ class BranchChip(QWidget):
 
 
 class ModeSwitch(QWidget):
-    """Read | Tokens as one control of two segments."""
+    """Read | Tokens, as a control of two segments."""
 
     chosen = Signal(object)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("segments")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, CHIP_HEIGHT)

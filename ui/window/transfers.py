@@ -1,4 +1,4 @@
-"""Exports, imports and scoring: asks for a file, says how far it is, and what came of it. Nothing waits for it."""
+"""Exports, imports and scoring: dialogues, progress and results, without blocking the window."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QPlainTextEdit, QWidget
 
 from ui.controller import Controller
-from ui.core.tasks import Stoppables
-from ui.port import ExportFormat, ImportResult, Workbench, translate
+from ui.core.tasks import StoppableTasks
+from ui.port import ExportFormat, ImportResult, translate
 from ui.widgets.labels import Notice
 from ui.window.status import StatusBar
 from ui.window.toast import Toast
@@ -22,53 +22,43 @@ T = TypeVar("T")
 _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
 LONGEST_NAME = 60  # characters
 MOST_RECENT = 8  # files
-TRANSFER = "transfer"  # the key of all: one runs at a time
-Offer = tuple[tuple[int, ...], Path]  # sessions whose KV can be taken, and from where
+TRANSFER = "transfer"  # one key for all, so that one runs at a time
+Offer = tuple[tuple[int, ...], Path]  # imported sessions, and the file with their KV
 
 
 class Transfers(QObject):
-    """One transfer at a time; files to import wait for the one before to be done. Stopped, none of them begins.
+    """Runs one transfer at a time; imports wait in a queue, which is dropped by `stop`.
 
     Args:
-        workbench: The use cases.
-        controller: Runs what is asked, and opens what was imported.
-        status: Shows how far it is.
-        notice: Says what could not be done, or what is left to decide.
-        toast: Says what was done.
-        window: Owns the dialogs.
+        controller: Runs the tasks, and opens imported sessions.
+        status: Shows the progress.
+        notice: Shows refusals and decisions to make.
+        toast: Shows results.
+        window: Owns the dialogues.
     """
 
-    opening = Signal()  # a session that was imported: it is to be in the list, whatever was searched for
+    opening = Signal()  # an imported session is opened: the search of the list is to be cleared
 
-    def __init__(
-        self,
-        workbench: Workbench,
-        controller: Controller,
-        status: StatusBar,
-        notice: Notice,
-        toast: Toast,
-        window: QWidget,
-    ) -> None:
+    def __init__(self, controller: Controller, status: StatusBar, notice: Notice, toast: Toast, window: QWidget) -> None:
         super().__init__(window)
-        self._workbench = workbench
-        self.formats = workbench.transfers.formats
-        self._controller = controller
+        self._controller, self._workbench = controller, controller.workbench
+        self.formats = self._workbench.transfers.formats
         self._status = status
         self._notice, self._toast = notice, toast
         self._window = window
-        self._running = Stoppables(controller.tasks)
+        self._running = StoppableTasks(controller.tasks)
         self._closing = False
-        self._scoring: int | None = None  # a session that is locked for it
+        self._scoring: int | None = None  # the session being scored, which is locked
         controller.watch(lambda session_id: session_id == self._scoring)
-        self.recent: list[Path] = []  # files that were imported or exported, the last one first
-        self._waiting: list[Callable[[], None]] = []  # what begins next
-        self._dropped = 0  # of them, those that the last stop dropped
-        self._offered: dict[str, Offer] = {}  # KV that can be taken, by what is said of it
+        self.recent: list[Path] = []  # imported and exported files, the last one first
+        self._waiting: list[Callable[[], None]] = []  # the queue
+        self._dropped = 0  # queued transfers that the last stop dropped
+        self._offered: dict[str, Offer] = {}  # KV to be accepted, by the line of the notice
         notice.acted.connect(self._take_offered)
         status.transfer.stopped.connect(self.stop)
 
     def ask_export(self, form: ExportFormat) -> None:
-        """Asks where the shown session goes, then writes it there."""
+        """Asks for a file, then exports the session shown to it."""
         shown = self._controller.shown
         if shown is None:
             return
@@ -82,7 +72,7 @@ class Transfers(QObject):
         dialog.open()
 
     def ask_import(self) -> None:
-        """Asks for a file, then takes it in."""
+        """Asks for a file, then imports it."""
         dialog = self._dialog(self.tr("Import Sessions"), None)
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.fileSelected.connect(lambda name: self.take(Path(name)))
@@ -93,7 +83,7 @@ class Transfers(QObject):
         self._begin(self.tr("exporting"), work, partial(self._exported, form, path))
 
     def take(self, path: Path) -> None:
-        """Imports a file and shows its first session, after what is under way."""
+        """Imports a file and shows its first session, once the running transfers have ended."""
         if TRANSFER in self._running:
             self._waiting.append(partial(self._import, path, after_another=True))
         else:
@@ -104,7 +94,7 @@ class Transfers(QObject):
         self._begin(self.tr("importing"), work, partial(self._imported, path), keep_notice=after_another)
 
     def score(self) -> None:
-        """Gives the tokens of the session shown the numbers that they lack."""
+        """Scores the tokens of the session shown that have no scores."""
         shown = self._controller.shown
         if shown is not None:
             self._begin(self.tr("scoring"), partial(self._score, shown.session_id), self._scored)
@@ -119,13 +109,13 @@ class Transfers(QObject):
             self._controller.activity_changed.emit()
 
     def stop(self) -> None:
-        """Ends what is under way, of which nothing stays, and what waits for it."""
+        """Stops the running transfer, and drops the queue."""
         self._dropped += len(self._waiting)
         self._waiting.clear()
         self._running.stop(TRANSFER)
 
     async def close(self) -> None:
-        """Ends what is under way and waits until it has ended: before the store is closed."""
+        """Cancels the running transfer and waits until it has ended; to be called before the store is closed."""
         self._closing = True
         await self._running.cancel()
 
@@ -153,14 +143,14 @@ class Transfers(QObject):
             refused=partial(self._end, self._say),
         )
 
-    def _end(self, tell: Callable[..., None], *told: object) -> None:
+    def _end(self, show: Callable[..., None], *result: object) -> None:
         self._status.transfer.end()
-        tell(*told)
+        show(*result)
         if self._waiting and not self._closing and TRANSFER not in self._running:
             self._waiting.pop(0)()
 
     def _say(self, words: str) -> None:
-        """Below what is left to read of the files before; what was dismissed is offered no longer."""
+        """Appends a line to the notice; offers whose line was dismissed are dropped."""
         said = self._notice.words
         self._offered = {each: offer for each, offer in self._offered.items() if each in (*said.splitlines(), words)}
         action = self.tr("Accept KV") if self._offered else ""
@@ -234,32 +224,32 @@ class Transfers(QObject):
 
 
 def is_typing() -> bool:
-    """Whether the keyboard is in a text that was begun: what is shown must not change under it."""
+    """Whether the focus is in a field with text: then the session shown must not change."""
     field = QApplication.focusWidget()
     text = field.text() if isinstance(field, QLineEdit) else field.toPlainText() if isinstance(field, QPlainTextEdit) else ""
     return bool(text.strip())
 
 
 def file_name(title: str) -> str:
-    """A title as the name of a file, without what some system forbids there."""
+    """A title as the name of a file, without the characters that some system forbids."""
     return _UNSAFE.sub(" ", title).strip(" .")[:LONGEST_NAME].strip(" .")
 
 
-SESSION_MARK = b'"elsewise.session"'  # in the first bytes of a session that was exported as JSON
+SESSION_MARK = b'"elsewise.session"'  # in the first bytes of a session exported as JSON
 _HEAD_BYTES = 200
 PICTURES = frozenset(["avif", "bmp", "gif", "heic", "ico", "jpeg", "jpg", "png", "tif", "tiff", "webp"])
 
 
 class DroppedFiles(QObject):
-    """Says what each file is."""
+    """Sorts dropped files by their kind."""
 
-    text_wanted = Signal(str)  # path: it goes with the message
-    session_wanted = Signal(object)  # Path: it is imported
+    text_wanted = Signal(str)  # path of a file to attach to the message
+    session_wanted = Signal(object)  # Path of a file to import
     model_wanted = Signal(object)  # Path of a GGUF file, or of a folder with a model
     refused = Signal(str)
 
     def take(self, paths: Sequence[Path]) -> None:
-        """Hands on each of them; what cannot be used is named."""
+        """Emits a signal for each file; pictures are refused by name."""
         pictures = []
         for path in paths:
             kind = path.suffix.lower().removeprefix(".")
@@ -275,7 +265,7 @@ class DroppedFiles(QObject):
             self.refuse_pictures(", ".join(pictures))
 
     def refuse_pictures(self, names: str) -> None:
-        """Says why nothing comes of pictures."""
+        """Refuses pictures."""
         words = translate("DroppedFiles", "{0}: models here read text, not pictures")
         self.refused.emit(words.format(names or translate("DroppedFiles", "a picture")))
 
@@ -285,4 +275,4 @@ def _is_session(path: Path) -> bool:
         with path.open("rb") as file:
             return SESSION_MARK in file.read(_HEAD_BYTES)
     except OSError:
-        return False  # the next reader says why it cannot be read
+        return False  # the error is shown when it is read as a text file

@@ -1,4 +1,4 @@
-"""The first start and empty sessions: what Tokens mode is, models that fit, and three things to begin with."""
+"""The first start and empty sessions: hints about tokens and models, and three starters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QPlainTextEdit, QSizePolicy, QVBoxLayout
 
 from ui.controller import Controller
-from ui.port import Download, Offer, SessionView, TurnStatus, TurnView
+from ui.port import Download, Offer, TurnStatus, TurnView
 from ui.theme.fonts import interface_font
 from ui.transcript import Mode
 from ui.widgets.controls import allow, button, row
@@ -20,21 +20,21 @@ TOKENS, MODELS = "tokens", "models"  # hints
 
 
 class Welcome(QObject):
-    """Shows the hints that are left, each where it belongs.
+    """Shows the hints that were not dismissed yet.
 
     Args:
-        controller: Knows what is shown, and what is proposed.
-        parts: Of the window.
+        controller: Knows the session shown, and the proposed models.
+        parts: The parts of the window.
         parent: Owns it.
     """
 
     def __init__(self, controller: Controller, parts: Frame, parent: QObject) -> None:
         super().__init__(parent)
         self._controller, self._parts = controller, parts
-        self._left: frozenset[str] | None = None  # None: not asked for yet
+        self._left: frozenset[str] | None = None  # hints not dismissed; None: not read yet
         self._offers: Sequence[Offer] = ()
         self._mode = Mode.TOKENS
-        self._claiming = self._claimed = False  # tokens are explained here, and in no other window
+        self._claiming = self._claimed = False  # this window, and no other, explains tokens
         controller.session_shown.connect(self._show_session)
         controller.shelf.offered.connect(self._take_offers)
         controller.shelf.downloads_changed.connect(self._show_downloads)
@@ -44,15 +44,14 @@ class Welcome(QObject):
         parts.first.dismissed.connect(self._dismiss_models)
 
     def show_mode(self, mode: Mode) -> None:
-        """Tokens are explained where they are seen."""
+        """Takes the mode: tokens are explained only in Tokens mode."""
         self._mode = mode
         self._refresh()
 
-    def _show_session(self, view: SessionView) -> None:
+    def _show_session(self) -> None:
         if self._left is None:
             self._left = frozenset()
             self._controller.tasks.run(self._ask())
-        del view
         self._refresh()
 
     async def _ask(self) -> None:
@@ -77,15 +76,12 @@ class Welcome(QObject):
         tokens = TOKENS in left and shown is not None and bool(shown.view.turns) and self._mode is Mode.TOKENS
         if tokens and not self._claimed:
             tokens = False
-            self._claim()
+            if not self._claiming:
+                self._claiming = True
+                self._controller.tasks.run(self._claim_tokens())
         self._parts.show_card(self._parts.coach, tokens)
         sample = shown is not None and shown.view.is_sample
         self._parts.show_card(self._parts.first, MODELS in left and sample and bool(self._parts.first.offers.rows))
-
-    def _claim(self) -> None:
-        if not self._claiming:
-            self._claiming = True
-            self._controller.tasks.run(self._claim_tokens())
 
     async def _claim_tokens(self) -> None:
         self._claimed = await self._controller.workbench.settings.dismiss_hint(TOKENS)
@@ -100,17 +96,14 @@ class Welcome(QObject):
 
     def _dismiss_models(self) -> None:
         self._forget(MODELS)
-        self._controller.tasks.run(self._keep_dismissed())
-
-    async def _keep_dismissed(self) -> None:
-        await self._controller.workbench.settings.dismiss_hint(MODELS)
+        self._controller.tasks.run(self._controller.workbench.settings.dismiss_hint(MODELS))
 
 
 ENDINGS = 8
 
 
 class StartersCard(QFrame):
-    """Three buttons over the composer, with what comes of each under it."""
+    """Three buttons over the composer, each with an explanation."""
 
     own_text_wanted = Signal()
     endings_wanted = Signal()
@@ -143,20 +136,20 @@ class StartersCard(QFrame):
         self.hide()
 
     def show_wait(self, reason: str, lacking: Callable[[str], str]) -> None:
-        """Why the model cannot be asked, "" where it can; and what it lacks for each."""
+        """Disables buttons, with the reason why the model cannot be asked or what it lacks; "" for none."""
         allow(self.own_text, True, lacking("draft"))
         allow(self.endings, True, reason or lacking("branch"))
         allow(self.unsure, True, reason)
 
 
 class Starters(QObject):
-    """Shows the card where nothing was said yet, and does what it offers.
+    """Shows the card of starters in empty sessions, and carries them out.
 
     Args:
         controller: Asks the model.
-        parts: Of the window; the card stands over the composer.
-        presenter: Shows the colours, and pins the token.
-        find_columns: Several continuations from the end of the last answer, or from a place of it.
+        parts: The parts of the window.
+        presenter: Switches to Tokens mode.
+        find_columns: Starts several continuations at a place of the last answer.
     """
 
     def __init__(
@@ -166,7 +159,7 @@ class Starters(QObject):
         self._controller, self._parts, self._presenter = controller, parts, presenter
         self._find_columns = find_columns
         self.card = StartersCard()
-        self._then: tuple[int, Callable[[], None]] | None = None  # in which session, and what follows its first answer
+        self._then: tuple[int, Callable[[], None]] | None = None  # session, and what to do after its first answer
         parts.put_over_composer(self.card)
         controller.session_shown.connect(lambda _view: self._refresh())
         controller.activity_changed.connect(self._refresh)
@@ -188,7 +181,7 @@ class Starters(QObject):
             session_id, then = self._then
             answer = shown.last_answer
             if shown.session_id != session_id or (answer is not None and not _reached_its_end(answer)):
-                self._then = None  # it was left, or stopped
+                self._then = None  # another session is shown, or the answer was stopped
             elif answer is not None:
                 self._then = None
                 then()
@@ -218,7 +211,7 @@ class Starters(QObject):
 
 
 def _is_typing() -> bool:
-    """Whether the keyboard is in the middle of words, which its keys are meant for."""
+    """Whether the focus is in a field with text, for which the keys are meant."""
     match QApplication.focusWidget():
         case QLineEdit() as field:
             return bool(field.text())
@@ -228,7 +221,7 @@ def _is_typing() -> bool:
 
 
 def _reached_its_end(answer: TurnView) -> bool:
-    """Whether it ended by itself, or at the longest length that was asked for."""
+    """Whether an answer ended by itself, or at the length limit."""
     if answer.status is TurnStatus.PARTIAL and len(answer.run):
         return answer.run.record(len(answer.run) - 1).finish_reason == "length"
     return answer.status is TurnStatus.COMPLETE

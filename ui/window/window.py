@@ -1,4 +1,4 @@
-"""The window itself: its parts wired to the controller, from start to end."""
+"""The main window: makes its parts, connects them to the controller, from start to end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def unify(window: QMainWindow, bar: QWidget) -> None:
-    """Puts `bar` over everything else of the window; it cannot be moved, floated or hidden."""
+    """Places `bar` on top of the window as a toolbar that cannot be moved, floated or hidden."""
     toolbar = QToolBar(window)
     toolbar.setObjectName("unified")
     toolbar.setMovable(False)
@@ -66,34 +66,34 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WindowState:
-    """What a window is opened with and leaves behind. `geometry` is Qt's own, base64."""
+    """The stored state of a window. `geometry` is Qt's own, in base64."""
 
     geometry: str = ""
     sidebar: bool = True
     inspector: bool = True
     mode: str = Mode.TOKENS.value
-    drafts: Sequence[Sequence[int | str]] = ()  # session id (0: without turns), what was not sent, its files
+    drafts: Sequence[Sequence[int | str]] = ()  # session id (0: without turns), unsent text, its files
     colours: str = Measure.SURPRISAL.value
-    session: int | None = None  # what it showed
+    session: int | None = None  # the session shown
     sidebar_width: int = SIDEBAR_WIDTH  # pixels at 100 % text
-    recent: Sequence[str] = ()  # files that were imported or exported, the last one first
-    unwritten: Sequence[tuple[int, int, str]] = ()  # node id, index, and what was typed in the card of that token
-    results: Sequence[tuple[int, Sequence[str]]] = ()  # node id, and what was typed as results of its calls
+    recent: Sequence[str] = ()  # imported and exported files, the last one first
+    unwritten: Sequence[tuple[int, int, str]] = ()  # node id, index, and text typed in the card of that token
+    results: Sequence[tuple[int, Sequence[str]]] = ()  # node id, and results typed for its calls
 
 
 class MainWindow(QMainWindow):
-    """A window. `start` needs a running event loop (qasync's); `closed` says that everything of it is saved and ended.
+    """A window. `start` needs a running event loop (qasync's); `closed` is emitted once everything is saved and ended.
 
     Args:
         workbench: The use cases, for this window.
-        state: How the last window was left.
+        state: The stored state of the last window.
         keep_state: Called with this window's state when it closes.
-        beside: Another window of the same app: drafts are shared with it.
+        beside: Another window of the app, which shares its drafts.
     """
 
     closed = Signal()
-    window_wanted = Signal(object)  # one more, with the session of that id, or (None) an empty one
-    quit_wanted = Signal()  # all windows
+    window_wanted = Signal(object)  # another window, with the session of that id, or (None) an empty one
+    quit_wanted = Signal()  # closes all windows
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class MainWindow(QMainWindow):
         self._keep_state = keep_state
         self._ending: asyncio.Task[None] | None = None
         self._ended = False
-        self._zooming = asyncio.Lock()  # each step begins from the size that the one before it left
+        self._zooming = asyncio.Lock()  # each step starts from the result of the previous one
         self.setWindowTitle("Elsewise")
         self.setMinimumSize(560, 420)
         self.setAcceptDrops(True)
@@ -126,13 +126,12 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
         status, notice = self.parts.status, self.parts.composer.notice
-        self.transfers = Transfers(workbench, self.controller, status, notice, self.parts.toast, self)
+        self.transfers = Transfers(self.controller, status, notice, self.parts.toast, self)
         self.transfers.recent += known_paths(state.recent)
         self.acts = Actions(self)
-        self.welcome = Welcome(self.controller, self.parts, self)  # first: what it shows takes room of the transcript
+        self.welcome = Welcome(self.controller, self.parts, self)  # first: its cards take room from the transcript
         self.presenter = Presenter(self, self.controller, self.parts, self.acts)
-        self.setup = SetupController(self.controller, workbench)
-        self._workbench = workbench
+        self.setup = SetupController(self.controller)
         self.similar = SimilarPresenter(self.controller, self.parts, self)
         self.tree = TreePresenter(self.controller, self.parts, self)
         self.intents = Intents(self, self.controller, self.parts, self.presenter, self.similar, self.setup)
@@ -145,7 +144,7 @@ class MainWindow(QMainWindow):
         self.escape = EscapeKey(self)
         for rank, part, close in (
             (Closes.CARD, self.parts.pinned, self._close_card),
-            (Closes.POPOVER, self.parts.link, self.parts.link.dismiss),
+            (Closes.POPOVER, self.parts.link, self.parts.link.hide),
             (Closes.POPOVER, self.parts.composer.meter.panel, self.parts.composer.meter.panel.hide),
             (Closes.EDIT, self.parts.composer.version, self.parts.composer.version.dismiss),
             (Closes.SEARCH, self.parts.finder, self.parts.finder.dismiss),
@@ -162,14 +161,14 @@ class MainWindow(QMainWindow):
         self.resize(1360, 860)
         if state.geometry:
             self.restoreGeometry(QByteArray.fromBase64(state.geometry.encode()))
-        # those of a newer version may be unknown
+        # values of a newer version may be unknown
         self.presenter.set_mode(Mode(state.mode) if state.mode in set(Mode) else Mode.TOKENS)
-        lasting = set(Measure) - {Measure.LAYER}  # layers are not kept
+        lasting = set(Measure) - {Measure.LAYER}  # layers are not stored
         self.presenter.colour_by(Measure(state.colours) if state.colours in lasting else Measure.SURPRISAL)
         self.presenter.refresh()
 
     def start(self, session_id: int | None = None, *, fresh: bool = False) -> None:
-        """Fills the window: the given session, else an empty one (`fresh`) or the first of the list.
+        """Opens the given session, else an empty one (`fresh`) or the first of the list.
 
         Call inside the running loop.
         """
@@ -178,7 +177,7 @@ class MainWindow(QMainWindow):
         self.fallbacks = FallbackFaces([reading_font()], self)
 
     def state(self) -> WindowState:
-        """How it stands now, without what is being written."""
+        """The present state, without drafts."""
         geometry = bytes(self.saveGeometry().toBase64().data()).decode()
         parts = self.parts
         shown = self.controller.shown.session_id if self.controller.shown is not None else None
@@ -189,14 +188,14 @@ class MainWindow(QMainWindow):
         return WindowState(geometry, *panels, self.presenter.mode.value, (), colours, shown, width, recent, *typed)
 
     def come_forward(self) -> None:
-        """In front of all others, with the keyboard."""
+        """Brings the window to the front and activates it."""
         come_forward(self)
 
     # ---- wiring -------------------------------------------------------------------------------------------------
 
     @cached_property
     def popover(self) -> SetupPopover:
-        """What hangs from the model's name."""
+        """The popover of the session's settings, made when first needed."""
         from ui.setup.popover import SetupPopover
 
         made = SetupPopover(self.setup, self.parts.top.model, self.parts)
@@ -216,7 +215,7 @@ class MainWindow(QMainWindow):
     def settings(self) -> SettingsWindow:
         from ui.settings import SettingsWindow
 
-        made = SettingsWindow(self.controller, self._workbench, self)
+        made = SettingsWindow(self.controller, self)
         made.shown.connect(lambda view: self.apply(view.values))
         made.colours_wanted.connect(self.presenter.colour_by)
         made.appearance.show_measure(self.parts.transcript.measure)
@@ -224,12 +223,12 @@ class MainWindow(QMainWindow):
         return made
 
     def _close_popover(self) -> None:
-        """What it is about was chosen, or is not in front any more."""
+        """Closes the popover, if it was ever made."""
         if "popover" in vars(self):
             self.popover.close_again()
 
     def _close_card(self) -> None:
-        """With what it previewed."""
+        """Closes the card and its preview."""
         self.parts.pinned.close_again()
         self.parts.transcript.tokens.set_ghost(None)
 
@@ -268,7 +267,7 @@ class MainWindow(QMainWindow):
         self.take_files(files_of(event.mimeData()))
 
     def take_files(self, paths: Sequence[Path]) -> None:
-        """Files that were dropped on the window, or pasted into a field of it."""
+        """Takes files that were dropped on the window, or pasted into one of its fields."""
         self.parts.composer.notice.clear()
         self.dropped.take(paths)
 
@@ -279,18 +278,18 @@ class MainWindow(QMainWindow):
         self.controller.models.does_not_fit.connect(self._show_load)
         shelf = self.controller.shelf
         for added in (shelf.import_ended, shelf.folder_added):
-            added.connect(self._tell_installed)
-        shelf.quantised.connect(lambda _name, made: self._tell_installed(made))
-        shelf.quantise_ended.connect(self._tell_not_quantised)
-        shelf.refused.connect(self._tell_refused)
+            added.connect(self._show_installed)
+        shelf.quantised.connect(lambda _name, made: self._show_installed(made))
+        shelf.quantise_ended.connect(self._show_not_quantised)
+        shelf.refused.connect(self._show_refused)
         self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
         self.parts.status.server.clicked.connect(self._open_server)
         self.controller.shelf.downloads_changed.connect(self.parts.status.show_downloads)
         self.presenter.mode_changed.connect(self.welcome.show_mode)
-        self.presenter.mode_changed.connect(lambda _mode: self.tree.close())  # the text is wanted
+        self.presenter.mode_changed.connect(lambda _mode: self.tree.close())  # shows the conversation
 
     def _install_menu(self) -> None:
-        """The commands stand in the menu bar or under the bar's button; panels have buttons of their own."""
+        """Installs the menus, and connects the buttons of the bar with their commands."""
         top = self.parts.top
         menu = top.menu_button.menu()
         self.acts.install(menu)
@@ -317,14 +316,14 @@ class MainWindow(QMainWindow):
             part.setToolTip(plain_tooltip(self.tr("{0} ({1})").format(part.accessibleName(), keys)))
 
     def _refresh_setup(self) -> None:
-        """Another session, path or model may have other settings; they are asked for only while the popover is in sight."""
+        """Reads the session's settings again, while the popover is visible."""
         if "popover" in vars(self) and self.popover.isVisible():
             self.setup.ask()
 
     # ---- settings -----------------------------------------------------------------------------------------------
 
     def apply(self, values: AppSettings) -> None:
-        """Looks and works as the settings say."""
+        """Applies the settings of the window's look."""
         application = QApplication.instance()
         assert isinstance(application, QApplication)
         theme = apply_theme(application, Scheme(values.scheme), Contrast(values.contrast), Motion(values.motion))
@@ -341,18 +340,18 @@ class MainWindow(QMainWindow):
 
     @property
     def _shows_models(self) -> bool:
-        """The page of models is in sight: it says itself what came of what was asked there."""
+        """Whether the page of models is visible, which shows results itself."""
         return "settings" in vars(self) and self.settings.models.isVisible()
 
-    def _tell_installed(self, name: str) -> None:
+    def _show_installed(self, name: str) -> None:
         if name and not self._shows_models:
             self.parts.toast.say(self.tr("{0} is installed").format(one_line(name)))
 
-    def _tell_not_quantised(self, name: str, why: str) -> None:
+    def _show_not_quantised(self, name: str, why: str) -> None:
         if why:
-            self._tell_refused(self.tr("{0} was not quantised: {1}").format(one_line(name), why))
+            self._show_refused(self.tr("{0} was not quantised: {1}").format(one_line(name), why))
 
-    def _tell_refused(self, words: str) -> None:
+    def _show_refused(self, words: str) -> None:
         if not self._shows_models:
             self.presenter.refuse(words)
 
@@ -364,7 +363,7 @@ class MainWindow(QMainWindow):
         self.settings.models.ask_gguf()
 
     def open_file(self, path: Path) -> None:
-        """Imports a file of sessions, or a GGUF model, whose form may be asked; shelves a model's folder."""
+        """Imports a file of sessions or a GGUF model, or adds a model folder to the shelf."""
         if path.is_dir():
             self.settings.open_models(get=True)
             self.controller.shelf.add_folder(path)
@@ -375,16 +374,16 @@ class MainWindow(QMainWindow):
             self.transfers.take(path)
 
     def _show_load(self, name: str) -> None:
-        """What loading a model takes, and the ways to load it."""
+        """Opens the page of models with the load plan of a model."""
         self.settings.open_models()
         self.controller.shelf.plan_load(name)
 
     def zoom_text(self, by: int) -> None:
-        """Larger or smaller text in all windows by so many per cent; 0: as large as at first."""
+        """Changes the text size of all windows by a number of per cent; 0 resets it."""
         self.controller.tasks.run(self._zoom_text(by))
 
     async def _zoom_text(self, by: int) -> None:
-        settings = self._workbench.settings
+        settings = self.controller.workbench.settings
         async with self._zooming:
             now = (await settings.view()).values.text_percent
             wanted = min(max(now + by, LEAST_TEXT), MOST_TEXT) if by else AppSettings().text_percent
@@ -396,23 +395,23 @@ class MainWindow(QMainWindow):
                 self.settings.show_settings(view)
 
     def set_full_screen(self, full: bool) -> None:  # a state, not an option
-        state = self.windowState()  # what was maximised is so again afterwards
+        state = self.windowState()  # a maximised window is maximised again afterwards
         self.setWindowState(state | Qt.WindowState.WindowFullScreen if full else state & ~Qt.WindowState.WindowFullScreen)
 
     def changeEvent(self, event: QEvent) -> None:
-        """The window manager, or the last start, has an own way into the full screen and out of it."""
+        """Updates the command Full Screen, for the window manager may change the state too."""
         super().changeEvent(event)
         if event.type() is QEvent.Type.WindowStateChange:
             self.acts.full_screen.setChecked(self.isFullScreen())
 
     def open_shortcuts(self) -> None:
-        """All shortcuts on one page."""
+        """Shows all shortcuts."""
         from ui.commands.shortcuts import ShortcutsBox
 
         ShortcutsBox(self.acts.shortcuts_of(), self).open()
 
     def open_documentation(self) -> None:
-        """Its pages, as they were installed."""
+        """Shows the installed documentation."""
         from ui.commands.documentation import DocumentationBox
 
         DocumentationBox(self).open()
@@ -425,7 +424,7 @@ class MainWindow(QMainWindow):
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Waits for the workbench to save and end (< 2 s), then closes for good; asking twice changes nothing."""
+        """Waits for the workbench to save and end (< 2 s), then closes; a second call has no effect."""
         if self._ended:
             super().closeEvent(event)
             return

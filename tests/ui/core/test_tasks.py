@@ -12,7 +12,7 @@ import pytest
 
 from tests.ui.conftest import until
 from ui import Refusal
-from ui.core.tasks import BUG_TEXT, Stoppables, Tasks
+from ui.core.tasks import BUG_TEXT, StoppableTasks, Tasks
 
 Arun = Callable[[Coroutine[object, object, object]], object]
 
@@ -149,7 +149,7 @@ class Told:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, object, bool]] = []
-        self.running = Stoppables(Tasks(lambda _words: None))
+        self.running = StoppableTasks(Tasks(lambda _words: None))
 
     def begin(self, work: Callable[[], Coroutine[object, object, int]]) -> None:
         self.running.begin(

@@ -50,8 +50,8 @@ def test_a_token_and_its_numbers(inspector: Inspector, vocabulary: Vocabulary) -
         "id": "1002",
         "bytes": "20 4c 69 73 …",
     }
-    assert tab.why.facts.texts == {"raw": ".098", "came from": "sampled by the model", "drawn": "u = .783"}
-    assert inspector.why.why.facts.texts == tab.why.facts.texts
+    assert tab.why.texts == {"raw": ".098", "came from": "sampled by the model", "drawn": "u = .783"}
+    assert inspector.why.why.texts == tab.why.texts
     said = [button.accessibleName() for button in tab.alternatives.buttons]
     assert said[0] == "␣Paris, probability .412, rank 1"
     assert said[2] == "␣Lisbon, probability .098, rank 3, chosen"
@@ -146,7 +146,7 @@ def test_an_unscored_token_says_so_and_invents_nothing(inspector: Inspector, voc
     tab = inspector.token
     assert tab.facts.texts == {"id": "7", "bytes": "3c 7c 69 6d …"}
     assert tab.unscored.isVisible()
-    assert tab.why.facts.texts == {"came from": "the chat template"}
+    assert tab.why.texts == {"came from": "the chat template"}
     assert [b for b in tab.alternatives.buttons if b.isVisible()] == []
 
 
@@ -161,7 +161,7 @@ def test_no_token_shows_what_to_do(inspector: Inspector, vocabulary: Vocabulary)
 def test_why_an_answer_ended(inspector: Inspector, vocabulary: Vocabulary) -> None:
     run = ended(run_of(vocabulary, ["a"], origin=Origin.PICKED), Finish.ENGINE_DIED)
     inspector.show_spot(spot_of(run), vocabulary.bytes_of, can_choose=True)
-    texts = inspector.why.why.facts.texts
+    texts = inspector.why.why.texts
     assert texts == {"raw": ".812", "came from": "picked by you", "ended the answer": "engine died"}
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from resources.ramp import step_of
 from runtime import Origin, TokenRun
 from tests.ui.transcript.samples import ended, run_of, template, written
-from ui.theme.palette import LIGHT
 from ui.transcript.tokens import END, GENERATED, RARE, STEP, TEMPLATE, Tokens
 
 
@@ -30,7 +30,7 @@ def test_marks_say_how_surprising_a_token_was() -> None:
     bits = [0.1, 0.5, 1.5, 3.0, 5.0, 8.0, None]
     for run in (run_of(list("abcdefg"), bits, Origin.TYPED), run_of(list("abcdefg") * 2, bits * 2, Origin.TYPED)):
         steps = [mark & STEP for mark in Tokens(run).marks[:7]]
-        assert steps == [LIGHT.step(b + 1e-6) if b else 0 for b in bits]
+        assert steps == [step_of(b + 1e-6) if b else 0 for b in bits]
     assert Tokens(run_of(["x"], [9.0], Origin.SAMPLED)).marks[0] & RARE
 
 

@@ -12,28 +12,28 @@ from pytestqt.qtbot import QtBot
 
 from ui.models.bars import AskBar, QuantiseBar
 from ui.models.load_card import LoadCard
-from ui.models.token_row import Aside
+from ui.models.token_row import InlinePanel
 from ui.port import LoadChoice, LoadPlan
 
 
-def question(home: QWidget) -> tuple[Aside, Callable[[], None]]:
+def question(home: QWidget) -> tuple[InlinePanel, Callable[[], None]]:
     bar = AskBar(home, "Keep")
     return bar, lambda: bar.ask("delete it for good?", "Remove")
 
 
-def bits(home: QWidget) -> tuple[Aside, Callable[[], None]]:
+def bits(home: QWidget) -> tuple[InlinePanel, Callable[[], None]]:
     bar = QuantiseBar(home)
     return bar, bar.ask
 
 
-def plan(home: QWidget) -> tuple[Aside, Callable[[], None]]:
+def plan(home: QWidget) -> tuple[InlinePanel, Callable[[], None]]:
     card = LoadCard(home)
     return card, lambda: card.show_plan(LoadPlan(LoadChoice(), None))
 
 
 @pytest.mark.parametrize("make", [question, bits, plan])
 def test_escape_leaves_it_and_the_keyboard_goes_back(
-    app: QApplication, qtbot: QtBot, make: Callable[[QWidget], tuple[Aside, Callable[[], None]]]
+    app: QApplication, qtbot: QtBot, make: Callable[[QWidget], tuple[InlinePanel, Callable[[], None]]]
 ) -> None:
     # given
     page, home, field = QWidget(), QPushButton("Open"), QLineEdit()
