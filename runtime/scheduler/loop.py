@@ -7,7 +7,6 @@ cancellation. Owner thread only.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import Future
