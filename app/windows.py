@@ -46,7 +46,7 @@ class KeptWindows:
 
 
 class AppWindows:
-    """Owns the open windows."""
+    """Owns the windows, each until the work asked for in it has ended."""
 
     def __init__(self, workbench: AppWorkbench, kept: object) -> None:
         self._workbench = workbench
@@ -55,9 +55,8 @@ class AppWindows:
         self._left: list[WindowState] = []
         self._quitting = False
         self.ended = asyncio.Event()
-        self.remember: Callable[[dict[str, Any]], None] = lambda _state: (
-            None
-        )  # called with the state of the windows after changes
+        # called with the state of the windows after changes
+        self.remember: Callable[[dict[str, Any]], None] = lambda _state: None
 
     def open_first(self) -> MainWindow:
         """Makes the first window; the caller shows and starts it."""

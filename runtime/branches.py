@@ -55,7 +55,7 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
         return cls(read(), drop)
 
     def drop(self, branch: int) -> None:
-        """Stops one branch between two steps. Does nothing for a branch that has ended or never existed.
+        """Stops one branch between two steps; no more of its items are yielded. Does nothing for one that has ended.
 
         Called on the reading loop, at any time. The generator ends when all branches are dropped.
         """

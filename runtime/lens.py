@@ -80,7 +80,7 @@ class LensRun(Tabular):
 
     @property
     def summary(self) -> str:
-        """Positions and layers, and the layers from which the following tokens are the likeliest."""
+        """Positions and layers, and the layer from which the following token leads; of several, how many lead at the end."""
         text = f"{len(self):,} position{'s' * (len(self) != 1)}, {self.layers} layers"
         leads = self.leads_from()
         if len(self) == 1 and leads[0] >= 0:

@@ -73,7 +73,8 @@ class TokenRecord:
     """One token with its scores. Log-probabilities and the entropy are in nats.
 
     `logprob`, `rank`, `entropy` and the top-k are None or empty where nothing precedes the token, or where it was not scored.
-    For a server's model the rank is known among its alternatives alone, and the entropy where these are the whole vocabulary.
+    For a server's model the rank may be unknown beyond its alternatives, and the entropy is known only where these are the
+    whole vocabulary.
     """
 
     token_id: int

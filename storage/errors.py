@@ -109,7 +109,7 @@ def is_write_fault(error: sqlite3.Error) -> bool:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error comes from broken pages or a broken schema, not from the disk or another program."""
+    """Whether an error of one of our own, valid queries comes from broken pages or a broken schema, not from the disk."""
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)

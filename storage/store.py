@@ -115,7 +115,7 @@ class SessionStore:
         await self._database.write(lambda db: sessions.rename(db, session_id, title))
 
     async def pin_session(self, session_id: int, pinned: bool = True) -> None:
-        """Pins or unpins it; it then comes first among the pinned, or among the others."""
+        """Pins or unpins it and drops its manual order: sorted by its last change, it precedes those with a manual order."""
         await self._database.write(lambda db: places.pin(db, session_id, pinned))
 
     async def trash_session(self, session_id: int) -> None:
@@ -202,8 +202,8 @@ class SessionStore:
     async def append_chunk(self, node_id: int, chunk: NewChunk) -> None:
         """Saves the next tokens of an open run (or all tokens of a finished run that has none yet).
 
-        A chunk from the first token on replaces the tokens that an open run was begun with, with the scores and the model of
-        these.
+        A chunk from the first token that covers all saved tokens of an open run replaces them: the same ids, perhaps scores of
+        another model.
 
         Raises:
             InvalidRowError: The chunk does not follow what is saved, has other ids, or the run is finished.

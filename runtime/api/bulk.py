@@ -1,7 +1,7 @@
 """Scores and likeliest tokens for a stream of many texts, in bounded memory.
 
-Inputs are read and results are yielded one by one, so that neither is held whole. The requests in flight share forwards and the
-KV of their common prefixes, like any requests.
+Inputs are read as they are needed and results are yielded as they are completed, so that neither is held whole. The requests in
+flight share forwards and the KV of their common prefixes, like any requests.
 """
 
 from __future__ import annotations

@@ -240,7 +240,8 @@ class LanguageModel:
             adapters: Loaded adapters, in order; () is the base, None the model's stack. The same for all queries, scores,
                 samples, embeddings and beam searches; `generate` takes them as `GenerationOptions.adapters`.
             priority: The order among waiting requests.
-            cache_salt: Only requests of the same salt (or of none) share cached tokens. The same for all members that have it.
+            cache_salt: Requests share cached tokens only with requests of the same salt; those without one share among
+                themselves. The same for all members that have it.
         """
         named = {"batch": [self._checks.ids(ids)], **request_terms(adapters, priority, cache_salt)}
         rows: Float32 = await self.transport.call("logprobs", **named)

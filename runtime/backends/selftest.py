@@ -95,8 +95,11 @@ def prove(backend: PackedBackend[Any], copies: Iterable[Copy]) -> Warnings:
         warnings, ways = proofs[key]
         for way, works in ways.items():
             setattr(backend, way, works)
-        return warnings
-    return _guarded_test(backend, (), None, strict=_rounding(backend.info) == "float32")
+        break
+    else:
+        warnings = _guarded_test(backend, (), None, strict=_rounding(backend.info) == "float32")
+    backend.on_device = backend.on_device and backend.together  # rows stay there only where parts share a forward
+    return warnings
 
 
 def _guarded_test(backend: PackedBackend[Any], lengths: Sequence[int], name: str | None, *, strict: bool = True) -> Warnings:

@@ -115,7 +115,7 @@ class LayerPayload(ABC, Generic[Array]):
     @staticmethod
     @abstractmethod
     def plain(array: Array) -> npt.NDArray[np.generic]:
-        """A library's array as numpy's."""
+        """A library's array as numpy's, bfloat16 as uint16; it may share its memory."""
 
 
 def restored(
@@ -139,7 +139,7 @@ def restored(
         state_shapes: Of the model's recurrent state; None where they are not known.
 
     Raises:
-        SnapshotFormatError: Arrays that are missing, of another dtype, or of other layers, heads or widths than the model's.
+        SnapshotFormatError: Arrays that are missing, of another dtype, not of `n` tokens, or of other shapes than the model's.
     """
     try:
         n = int(arrays["n"])

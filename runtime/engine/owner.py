@@ -34,8 +34,8 @@ EXIT_SECONDS = 60.0  # longest wait for the end of a step when the process exits
 class Engine:
     """Runs a backend's scheduler on a thread of its own until closed.
 
-    It works in one process only: calls of a forked child fail at once. At exit the thread is ended first; the interpreter would
-    stop it within a native library, which aborts the process.
+    It works in one process only: calls of a forked child fail at once. At exit the thread is ended first; otherwise the
+    interpreter would stop it within a native library, which aborts the process.
 
     Args:
         make: Builds backend and scheduler, on the owner thread; its exceptions are raised here. Its argument is a function to

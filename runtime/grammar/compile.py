@@ -44,7 +44,7 @@ def json_defaults(source: str) -> dict[str, Any]:
 
 
 def readable(message: str) -> str:
-    """A message of llguidance, cut to a screen; for one of them a text that names the way out."""
+    """A message of llguidance without its markers, at most 2,000 characters; a recursion limit becomes advice (`TOO_DEEP`)."""
     text = message.replace("<non-verbose/>", "").strip()
     if text.startswith("recursion limit exceeded at line"):  # its JSON reader, at about 125 levels
         return f"it is {TOO_DEEP}"

@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 
 def sha256_of(path: Path, on_read: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file as hex; reads all of it and calls `on_read` with the bytes of each read.
+    """SHA-256 of a file as hex; reads all of it and calls `on_read` with the number of bytes of each read.
 
     Raises:
         ModelLoadError: It cannot be read.
@@ -42,7 +42,7 @@ def sha256_of(path: Path, on_read: Callable[[int], None] | None = None) -> str:
 
 
 def known_sha256(path: Path, on_read: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file, remembered or computed (see `sha256_of`)."""
+    """SHA-256 of a file, remembered for its path, size and time, or computed by `sha256_of`."""
     remembered = remembered_sha256(path)
     if remembered is not None:
         return remembered

@@ -50,7 +50,7 @@ class LoadProgress:
     """Progress of a load.
 
     Attributes:
-        done: Loaded tensors; offloaded ones count once their place in the file is known.
+        done: Loaded tensors; offloaded ones count once their place on disk is known.
         total: Tensors in all; 0 in a stage that counts none.
         stage: "importing" a GGUF file that is not on the shelf yet (`done` and `total` are those of its `Progress`), "reading"
             the weights, or "checking" the numbers afterwards.

@@ -15,7 +15,7 @@ from runtime.errors import ModelLoadError
 # Types of transformers; below its limit (if any), each rotates a token by its position alone
 HF = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 _PLAIN = ("default",)
-_SHARED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")  # of mlx-lm's `initialize_rope`
+_SHARED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")  # of classes of mlx-lm that call its `initialize_rope`
 MLX = {  # by model_type: proven equal to transformers' by `tests/runtime/backends/test_rope.py`
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _SHARED),
     "gemma3_text": ("default", "linear"),

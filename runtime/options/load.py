@@ -40,11 +40,11 @@ CHUNK_TOKENS, CUDA_CHUNK_TOKENS = 512, 2048  # defaults of `prefill_chunk_tokens
 class LoadOptions:
     """How a model is loaded. `None` and "auto" leave the choice to the backend; `ModelInfo.options` has the result.
 
-    `kv_cache_bytes` limits all memory beside weights and the activations of one forward: KV, recurrent state, scores, vectors,
-    and transient copies of them. It is checked before memory is taken. `kv_dtype` is the form of KV between requests. "q8" and
-    "q4" take a quarter and a sixth of the bytes of float32 (head width 64), and **a cached answer differs from an uncached
-    one** by the amount in `ModelInfo.warnings`, measured at load. Recurrent state is never quantised; running requests compute
-    on the KV that they load in full width.
+    `kv_cache_bytes` limits the memory of KV, recurrent state, scores, vectors and transient copies of them; weights and the
+    activations of one forward are not counted. It is checked before memory is taken. `kv_dtype` is the form of KV between
+    requests. "q8" and "q4" take a quarter and a sixth of the bytes of float32 (head width 64), and **a cached answer differs
+    from an uncached one** by the amount in `ModelInfo.warnings`, measured at load. Recurrent state is never quantised; running
+    requests compute on the KV that they load in full width.
 
     `weights` stores a model's linear weights in 16, 8 or 4 bits, which makes a token on a CPU two to four times as fast. The
     answers differ from those of the float32 weights: `ModelInfo.warnings` has the perplexity of both on a fixed text, and

@@ -65,7 +65,7 @@ class Sampler:
     A draw maps u = Philox(key = seed, counter = (position, branch, stage)) through the inverse CDF of the tokens by falling
     probability, ties by id. u depends on key and counter alone: a stream draws the same tokens alone, in a batch, on a branch
     and after a reload, as long as the model computes the same numbers there within the rounding of float32.
-    `ModelInfo.warnings` names models that round further (docs/tolerances.md).
+    The `ModelInfo.warnings` of a model that rounds further say so (docs/tolerances.md).
 
     Args:
         settings: Unset fields have their defaults.

@@ -22,10 +22,11 @@ class Replayed:
     """A repeated draw.
 
     Attributes:
-        token: The id; None where it depends on tokens that the record does not hold.
+        token: The id; None where it is, or depends on, a token that the record does not hold.
         stages: The effect of each stage.
-        whole: Whether the result is exact. A record holds the likeliest tokens, and the number and total probability of the
-            others: with other settings the others count as equally likely, and some shares are approximate.
+        whole: Whether all shares are exact; a token that is not None is certain either way. A record holds the likeliest
+            tokens, and the number and total probability of the others: with other settings the others count as equally likely,
+            and some shares are approximate.
     """
 
     token: int | None

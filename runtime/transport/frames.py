@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         self._room.set()
 
     def post(self, payloads: Sequence[bytes]) -> None:
-        """Sends encoded messages as one group; drops them if the pipe was closed.
+        """Sends encoded messages as one group (nothing for none); drops them if the pipe was closed.
 
         Raises:
             FrameError: One of them is too large.

@@ -117,7 +117,7 @@ def set_aside_strays(db: sqlite_utils.Database) -> list[DamageRow]:
 
 
 def set_aside(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
-    """Sets aside the damage of a session, except of an unfinished import and of open runs; returns it."""
+    """Sets aside the damage of a session, except of an unfinished import and of open runs whose row is intact; returns it."""
     [session] = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if sessions.is_unfinished(session):
         return []

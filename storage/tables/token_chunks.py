@@ -25,7 +25,8 @@ MAX_TOKENS: Final = 1 << 24  # in one run; limits allocations from damaged or ho
 def append(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> None:
     """Saves the next tokens of an open run, or all tokens of a run that has none yet.
 
-    A chunk from the first token on replaces the saved tokens of an open run, perhaps with another model's scores.
+    A chunk from the first token that covers all saved tokens of an open run replaces them: the same ids, perhaps scores of
+    another model.
     """
     own = node["kv_fingerprint"]
     end = saved_end(db, node["id"], own)

@@ -165,7 +165,7 @@ def test_hostile_texts_are_cleaned_in_a_table_and_escaped_in_html() -> None:
 def test_tokens_stand_on_the_steps_of_the_windows_ramp() -> None:
     run = scored()
     text = run._repr_html_()
-    assert Tags(text).classes == [f"s{LIGHT.step(bits)}" for bits in run.surprisal_bits]
+    assert Tags(text).classes == [f"s{ramp.step_of(bits)}" for bits in run.surprisal_bits]
     light, dark = text.split("@media (prefers-color-scheme:dark)")
     for palette, part, own in ((LIGHT, light, LIGHT_COLOURS), (DARK, dark, DARK_COLOURS)):
         assert own == (palette.text, palette.window, palette.soft)
@@ -254,7 +254,7 @@ def test_a_list_of_records_and_the_text_of_an_answer_are_tables_beside_what_they
 def test_scores_show_their_places() -> None:
     scores = Scores(*(getattr(scored(), name) for name in COLUMNS))
     found = Tags(scores._repr_html_())
-    assert found.classes == [f"s{LIGHT.step(bits)}" for bits in scores.surprisal_bits]
+    assert found.classes == [f"s{ramp.step_of(bits)}" for bits in scores.surprisal_bits]
     assert found.titles[1].splitlines()[:2] == ["token 1", *Tags(scored()._repr_html_()).titles[1].splitlines()[1:2]]
     assert repr(scores) == f"Scores({scored().summary})"
 

@@ -18,7 +18,7 @@ from ui.transcript.measure import Measure
 from ui.widgets.labels import ElidedLabel, Hairline, IconButton, Label, plain_tooltip
 from ui.widgets.numbers import UNKNOWN, nats, signed
 
-LEAST_PX = 172  # minimum width of a column
+LEAST_PX = 172  # narrower columns are hard to read; the panel scrolls sideways instead
 
 
 class ColumnCard(QFrame):

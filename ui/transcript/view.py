@@ -56,7 +56,7 @@ class TranscriptView(QWidget):
     earlier_requested = Signal()  # scrolled near to the first loaded turn of a long path
     earlier_texts_wanted = Signal()  # the texts of the turns before the loaded ones, for `take_earlier_texts`
     earlier_turn_wanted = Signal(int)  # load the path from this turn on: it contains a match
-    link_requested = Signal(str)  # a web or mail address clicked in Read mode; the receiver opens it
+    link_requested = Signal(str)  # a web or mail address clicked in Read mode; nothing is opened, the receiver asks first
     found_changed = Signal(object, int)  # number of the shown match (from 0) or None, and the count of all matches
     column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
 

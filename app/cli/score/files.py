@@ -187,7 +187,7 @@ def _made_with(out: Path, metadata: Mapping[str, Any]) -> bool:
 
 
 def inputs(files: tuple[str, ...]) -> Iterator[Input]:
-    """The texts of all files, in order: of .jsonl, .csv and .parquet files each "text", of other files all as one.
+    """The texts of all files, in order: each "text" of .jsonl, .csv and .parquet files; any other file is one text.
 
     Raises:
         click.ClickException: A file cannot be read; the place is named.

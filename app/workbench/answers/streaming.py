@@ -251,7 +251,7 @@ class Streaming:
         cut = CUTS.get(answer.finish, Finish.NONE)
         session.runs[node_id] = run = ended_by(run, cut)
         stats = stats_of(answer, run)
-        text = "" if answer.refused else content_of(run)  # else the node is taken back
+        text = "" if answer.refused else content_of(run)  # the store takes back only nodes without text
         ending = Ending(node_id, answer.finish, answer.incomplete, stats, text, answer.recorder, cut)
         session.states.pop(node_id, None)
         if answer.first_token is not None:

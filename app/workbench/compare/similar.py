@@ -169,7 +169,9 @@ def _rows(
 
 def _branch_names(session: OpenSession, node_ids: Sequence[int]) -> dict[int, str]:
     """The outline names of the branches of nodes, by node."""
-    names = {row.node_id: row.name for row in outline(session.tree, session.tip, session.pruned)}  # by each branch's first node
+    names = {
+        row.node_id: row.name for row in outline(session.tree, session.tip, session.pruned)
+    }  # of a node in several rows the last part's name
     nodes, found = session.tree.nodes, {}
     for node_id in node_ids:
         climbed: list[int] = []

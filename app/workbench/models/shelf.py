@@ -221,7 +221,9 @@ def _offers() -> list[Offer]:
         if entry.complete
         for name in (entry.name.partition("@")[0], entry.title, Path(entry.source).name.removesuffix(".gguf"))
     }
-    best = {model.name for model in (*fitting(PROPOSED), *(() if here else catalogue()[:1]))}  # the first one is the smallest
+    best = {
+        model.name for model in (*fitting(PROPOSED), *(() if here else catalogue()[:1]))
+    }  # the smallest, which is here soonest
     return [offer_of(model, here, best=model.name in best) for model in catalogue()]
 
 

@@ -51,7 +51,7 @@ class TokenBytes:
         return max((data for data in self._tokens if data and wanted.startswith(data)), key=len, default=b"")
 
     def containing(self, text: str, most: int) -> tuple[int, ...]:
-        """Tokens that contain a text, in any ASCII case: equal ones, then prefixes, then others, each short ones first."""
+        """Tokens that contain a text, in any ASCII case: first equal ones, then those that begin with it."""
         wanted = text.lower().encode(errors="replace")
         if not self._lowered:
             self._lowered = [data.lower() for data in self._tokens]

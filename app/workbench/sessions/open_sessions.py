@@ -134,7 +134,7 @@ class OpenSessions:
         except Refusal:
             session.tip = before  # as in the store
             raise
-        if before != session.tip and not session.overflowed(before):  # kept: it explains its question
+        if before != session.tip and not session.overflowed(before):  # an overflowed one stays: it explains its question
             await self.drop_failed(session, before)
         await read(self._store, session, session.missing())
         await self.find_warm(session)

@@ -56,7 +56,7 @@ class SessionList:
     _window: Window  # this one
 
     async def list(self, query: str = "") -> Sequence[SessionSummary]:
-        """Pinned ones first, then the latest; empty ones only if they are shown, named, or in a folder."""
+        """Pinned ones first, then the latest; empty ones only if they are shown, named, tagged, or in a folder."""
         rows = await stored(self._store.sessions(query))
         hits = await stored(self._store.search_hits(query)) if query.strip() else {}
         shown = {session.id for session in self._windows.shown()}

@@ -101,7 +101,7 @@ class OpenSession:
         return bool(self.is_read_along(self.tree.path_columns(self.tip)).all())
 
     def unnamed(self) -> list[int]:
-        """Roots and first nodes of branches whose texts were not read yet."""
+        """Nodes not read yet whose texts name something: roots, and rows of the outline."""
         roots = [root.id for root in self.tree.children(None) if not root.whole]
         return list(dict.fromkeys([*roots, *unread_names(self.tree)]))
 

@@ -81,9 +81,8 @@ class HfBackend(PackedBackend[TorchPack]):
 
     readings = frozenset(Readings.TABLE)
     layer_bytes = 1_500  # of the Python objects of each layer of a pack, as `PACK_BYTES` for the pack
-    masked_per_copy = (
-        8.0  # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
-    )
+    # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
+    masked_per_copy = 8.0
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
@@ -139,6 +138,8 @@ class HfBackend(PackedBackend[TorchPack]):
         first_forward(self, measured)
         with one_thread():
             warnings = prove(self, self._copies(options))
+            if not self.tree:  # the graphs mask as trees do
+                self._graphs = None
         warnings += kv_warning(self, self._kv, measured) + self._weights_warning()
         warnings += stream_warning(self, self._kv) + loaded.ignored + facts.rope_warning(loaded.config.to_dict())
         if loaded.offload is not None:

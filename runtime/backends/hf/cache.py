@@ -322,7 +322,7 @@ class TorchPack(WorkingPack):
                 layer.place = place
 
     def put_states(self, states: Sequence[Tensors | None]) -> None:
-        """Sets every recurrent layer to copies of stored states, one for each row, or to no state."""
+        """Sets all recurrent layers to copies of stored states (the library updates them in place), a row each, or to none."""
         parts = iter(zip(*states, strict=True)) if states[0] is not None else None
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):

@@ -123,7 +123,7 @@ class OtherProcesses:
         self._began, self._computed, self._busy = time.perf_counter(), self._seconds(), 0.0
 
     def busy_cores(self, least: float = LOOK_SECONDS) -> float:
-        """Number of cores kept busy since the last call; the last result again within `least` seconds of it."""
+        """Number of cores kept busy since the last measurement; its result again within `least` seconds of it."""
         passed = time.perf_counter() - self._began
         if passed >= least:
             computed = self._seconds()

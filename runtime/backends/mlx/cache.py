@@ -415,6 +415,7 @@ def to_index(slots: Int64) -> slice | mx.array:
     """Side-by-side slots as a slice, others as an array of indices."""
     if not len(slots):
         return slice(0, 0)
+    # `take_many` passes several chains, whose slots need not ascend, so that `consecutive` does not do
     return slice(int(slots[0]), int(slots[-1]) + 1) if (np.diff(slots) == 1).all() else mx.array(slots.astype(np.int32))
 
 

@@ -48,7 +48,7 @@ class DeviceLogits(ABC):
         """Some rows, copied on the device."""
 
     def entries(self, row: int, ids: Int64) -> Float32:
-        """``(len(ids),)`` of one row. Following rows are copied with it: mostly all texts of a forward need the same ids."""
+        """``(len(ids),)`` of one row, copied with its block of rows: mostly all texts of a forward need the same ids."""
         if row not in self._named[1] or not np.array_equal(ids, self._named[0]):
             at_once = max(NAMED_ENTRIES // len(ids), 1)
             start = row - row % at_once

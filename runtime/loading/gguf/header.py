@@ -128,7 +128,7 @@ def read_header(path: Path) -> GgufHeader:
     """The checked header of a file.
 
     Raises:
-        ModelLoadError: Not a GGUF file, damaged, truncated or of an unknown kind; names the byte.
+        ModelLoadError: Not a GGUF file, damaged, truncated or of an unknown kind; names the byte where the header is damaged.
     """
     try:
         with open_regular(path) as stream:

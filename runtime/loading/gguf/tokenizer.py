@@ -175,7 +175,7 @@ SPACE = "▁"  # U+2581, in a piece
 MAX_PIECE = 512  # characters
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _TURNS = ("<start_of_turn>", "<end_of_turn>")  # Gemma's control tokens; user-defined in older files
-_AMBIGUOUS = "[INST]"  # as a control token: Mistral tokenizers differ in whether a space follows, and the file does not say
+_AMBIGUOUS = "[INST]"  # as a control token: later Mistral tokenizers put no space after it, and the file does not say
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 
 

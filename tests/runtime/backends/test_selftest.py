@@ -14,7 +14,7 @@ from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.backends.packs.chains import Bucket
 from runtime.backends.packs.tree import Step
-from runtime.backends.selftest import self_test
+from runtime.backends.selftest import prove, self_test
 from runtime.backends.toy import ToyPack
 from runtime.errors import ModelLoadError
 from runtime.options.load import LoadOptions
@@ -132,6 +132,13 @@ def test_a_broken_tree_mode_falls_back_to_chains_and_says_so() -> None:
     _, logits = backend.forward(pack, np.array([4, 5]), np.array([2, 0]), np.arange(2))
     for row, text in zip(logits, ([1, 2, 3, 4], [1, 5]), strict=True):
         np.testing.assert_allclose(row, backend.logits_uncached(text), atol=1e-6)
+
+
+def test_logits_do_not_stay_on_a_device_whose_library_breaks_masks() -> None:
+    backend = Leaky(LoadOptions(), Behaviour(overlaps=True))
+    backend.together = backend.on_device = True
+    prove(backend, ())
+    assert not (backend.tree or backend.together or backend.on_device)
 
 
 def test_wrong_numbers_even_in_a_chain_refuse_the_model() -> None:

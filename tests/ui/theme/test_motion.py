@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from msgspec.structs import replace
-from PySide6.QtCore import QAbstractAnimation, QPoint, QPropertyAnimation, Qt
+from PySide6.QtCore import QAbstractAnimation, QPoint, Qt, QVariantAnimation
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
@@ -53,7 +53,7 @@ def test_another_branch_fades_in_over_the_one_before(
             return
         veil = transcript.veil
         assert veil.isVisible()
-        fade = veil.findChild(QPropertyAnimation)
+        fade = veil.findChild(QVariantAnimation)
         assert fade is not None
         assert fade.duration() == LONG_MS
         fade.pause()

@@ -153,7 +153,7 @@ class ToolCards(QObject):
 
 
 class TurnCards(QWidget):
-    """The cards of one answer. All results are sent together."""
+    """The cards of one answer. All results are sent together, once none is empty."""
 
     answered = Signal(int, object)  # node id, the results in the order of the calls
     focused = Signal(object)  # the QWidget that got the focus

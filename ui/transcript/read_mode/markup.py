@@ -69,7 +69,7 @@ def _plain(found: re.Match[str]) -> str:
 
 
 MARKS = "*_~`[]()!\\"  # of Markdown, inside a line
-NO_MARKS = {ord(mark): 0xF0000 + ord(mark) for mark in MARKS}  # to characters of Unicode's private use, which no text has
+NO_MARKS = {ord(mark): 0xF0000 + ord(mark) for mark in MARKS}  # to characters of Unicode's private use, which are not typed
 _LITERAL = re.compile(
     rf"""
     (?<!`) (?P<ticks>`++) (?P<code>(?:(?!\n[ \t]*\n).){{1,{MOST}}}?) (?<!`) (?P=ticks) (?!`)

@@ -37,7 +37,7 @@ class _Spot(Struct, frozen=True, order=True):
 class ReadPane(Pane[ReadBody]):
     """The typeset view."""
 
-    link_requested = Signal(str)  # a clicked web or mail address; the receiver opens it
+    link_requested = Signal(str)  # a clicked web or mail address; nothing is opened, the receiver asks first
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget) -> None:
         self._formulas = Formulas()
