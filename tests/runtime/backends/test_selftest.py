@@ -138,7 +138,7 @@ def test_logits_do_not_stay_on_a_device_whose_library_breaks_masks() -> None:
     backend = Leaky(LoadOptions(), Behaviour(overlaps=True))
     backend.together = backend.on_device = True
     prove(backend, ())
-    assert not (backend.tree or backend.together or backend.on_device)
+    assert (backend.tree, backend.together, backend.on_device) == (False, False, False)
 
 
 def test_wrong_numbers_even_in_a_chain_refuse_the_model() -> None:
