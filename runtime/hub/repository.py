@@ -49,7 +49,7 @@ def _asked(hub_id: HubId, endpoint: str | None, token: str) -> Listing:
     with as_download_errors(str(hub_id), hub_id, page_address(hub_id.repository, endpoint)):
         info = api.model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True, timeout=LOOK_UP_SECONDS)
         found = [(s.rfilename, s.size, s.blob_id, s.lfs) for s in info.siblings or ()]
-        licence = _licence(info.tags)
+        licence = licence_of(info.tags)
     return _listing(hub_id, info.sha, found, licence)
 
 
@@ -70,7 +70,7 @@ def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, obj
     return Listing(hub_id, str(commit), files, licence)
 
 
-def _licence(tags: object) -> str:
+def licence_of(tags: object) -> str:
     """The licence among the tags ("license:mit"), whose types are not trusted."""
     named = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
     found = next((tag.partition(":")[2] for tag in named if tag.startswith("license:")), "")

@@ -11,7 +11,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 
 from runtime.errors import DownloadError
 from runtime.hub.child_protocol import HubId, HubModel
-from runtime.hub.repository import check_suitable, kind_of, missing_for_model
+from runtime.hub.repository import check_suitable, kind_of, licence_of, missing_for_model
 from runtime.hub.responses import LOOK_UP_SECONDS, as_download_errors, with_retries
 from runtime.loading.config import describe
 
@@ -87,7 +87,6 @@ def _model(entry: Mapping[str, Any]) -> HubModel | None:
     if kind == "model":
         problem = missing_for_model(names) or _unsuitable(source, config)
     counts = entry.get("safetensors")
-    licences = sorted(tag.removeprefix("license:") for tag in tags if tag.startswith("license:"))
     return HubModel(
         source=source,
         kind=kind,
@@ -95,7 +94,7 @@ def _model(entry: Mapping[str, Any]) -> HubModel | None:
         problem=problem,
         parameters=_parameters(counts, config) if isinstance(counts, Mapping) else None,
         quantisation=found.quantisation,
-        licence=licences[0][:40] if licences else "",
+        licence=licence_of(entry.get("tags")),
         gated=entry.get("gated") not in (None, False),
         private=entry.get("private") is True,
         downloads=_count(entry.get("downloads")),
@@ -129,8 +128,9 @@ def _config(entry: Mapping[str, Any], tags: set[str]) -> dict[str, Any]:
 def _parameters(counts: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
     kinds = counts.get("parameters")
     packed = config.get("quantization")
-    if isinstance(packed, Mapping) and isinstance(kinds, Mapping) and _count(kinds.get("U32")):
-        return _count(kinds.get("U32")) * _WORD_BITS // int(packed["bits"])
+    if isinstance(packed, Mapping) and isinstance(kinds, Mapping) and (words := _count(kinds.get("U32"))):
+        bits = _count(packed.get("bits"))
+        return words * _WORD_BITS // bits if bits else None
     return _count(counts.get("total")) or None
 
 

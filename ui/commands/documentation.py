@@ -26,7 +26,7 @@ class Page(QTextBrowser):
 
     shown = Signal(object)  # Path: its file
     can_go_back = Signal(bool)
-    missing = Signal(str)  # the name of a linked file that is not installed
+    missing = Signal(str)  # the name of a linked file that is not a page of the documentation
 
     def __init__(self, folder: Path, parent: QWidget) -> None:
         super().__init__(parent)

@@ -44,7 +44,7 @@ class SessionsController(QObject):
         self._unseen: set[int] = set()  # sessions in which an answer has ended since they were shown
         self._trashed_ids: set[int] = set()  # one of them may be about to be shown
         self._was_running = False  # the session shown, as of the last activity
-        showing.other_shown.connect(self._leave_previous)  # first: `_was_running` is still that of the previous session
+        showing.other_shown.connect(self._take_other)  # first: `_was_running` is still that of the previous session
         showing.activity_changed.connect(self._note_activity)
         self._recreated: dict[int, int] = {}  # the new id of a folder that was removed and restored, by its former id
 
@@ -97,8 +97,8 @@ class SessionsController(QObject):
     def _note_activity(self) -> None:
         self._was_running = self._showing.running
 
-    def _leave_previous(self, session_id: int) -> None:
-        """Lists again if the session now shown was unseen, or if an answer goes on in the previous one."""
+    def _take_other(self, session_id: int) -> None:
+        """Lists again if the session was unseen or an answer goes on in the previous one; leaves it if it is in the trash."""
         if session_id in self._unseen or self._was_running:
             self._unseen.discard(session_id)
             self.ask()

@@ -142,6 +142,12 @@ def test_entries_that_make_no_sense_do_no_harm(hub: LocalHub) -> None:
         {"id": "org/odd", "siblings": "none", "tags": [1, None], "config": [], "downloads": "many", "likes": -4},
         {"id": "org/deep", "siblings": [1, {"rfilename": 2}], "safetensors": {"parameters": 4, "total": 1 << 80}},
         {"id": "org/text", "config": {"model_type": ["x"], "quantization_config": {"bits": "4"}}, "tags": ["mlx"], "gated": 1},
+        {
+            "id": "org/bits",
+            "config": {"quantization": {}},
+            "safetensors": {"parameters": {"U32": 9}},
+            "tags": ["license:a\x07"],
+        },
     ]
 
     def answered(request: Request) -> bool:
@@ -149,9 +155,9 @@ def test_entries_that_make_no_sense_do_no_harm(hub: LocalHub) -> None:
 
     hub.before = [answered]
     models = found(hub)
-    assert [model.source for model in models] == ["org/odd", "org/deep", "org/text"]
+    assert [model.source for model in models] == ["org/odd", "org/deep", "org/text", "org/bits"]
     assert all(model.problem and not model.backends and model.parameters is None for model in models)
-    assert {model.downloads for model in models} == {0}
+    assert {(model.downloads, model.licence) for model in models} == {(0, "")}
     assert found(hub, limit=4) == models[:1]
 
 
