@@ -21,6 +21,7 @@ if [ ! -e "$base/etc/debian_version" ]; then
   chroot "$base" apt-get update -qq
 fi
 mkdir -p "$out"
+while umount -R "$base" 2>/dev/null; do :; done  # of a try that was killed
 mount --bind "$base" "$base"  # so that what is mounted below ends with it
 pictures() {  # also of a try that failed
   for picture in "$base"/srv/*/*.xwd; do
@@ -28,6 +29,7 @@ pictures() {  # also of a try that failed
   done
 }
 trap 'pictures; umount -R "$base"' EXIT
+trap 'exit 143' HUP INT TERM  # else a shell that is ended leaves the mounts
 mount -t proc proc "$base/proc"
 mount -t tmpfs tmpfs "$base/dev/shm"
 mount -t tmpfs tmpfs "$base/tmp"
