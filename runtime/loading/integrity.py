@@ -1,6 +1,6 @@
 """SHA-256 of files, and ``elsewise.json``, the manifest of an imported folder.
 
-Digests are cached under the models folder by path, size and modification time; nothing is written beside the file.
+Digests are cached under the models folder by path, size and modification time; nothing is written next to the file.
 """
 
 from __future__ import annotations
