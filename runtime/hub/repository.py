@@ -71,7 +71,7 @@ def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, obj
 
 
 def _licence(tags: object) -> str:
-    """The licence among the tags ("license:mit"); the tags may be of any type."""
+    """The licence among the tags ("license:mit"), whose types are not trusted."""
     named = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
     found = next((tag.partition(":")[2] for tag in named if tag.startswith("license:")), "")
     return found[:_MAX_LICENCE] if found.isprintable() else ""
