@@ -137,7 +137,7 @@ class Download:
         sleep: Waits for a number of seconds.
 
     Raises:
-        DownloadError: The token has characters that no token has ("denied").
+        DownloadError: The token is malformed ("denied").
     """
 
     def __init__(
