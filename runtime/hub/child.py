@@ -1,7 +1,7 @@
 """``python -m runtime.hub.child``: the only process that connects to a hub.
 
-Standard input: one line, an `Order`; standard output: a `Reply` per line. The process ends when its standard input closes;
-received bytes are kept.
+It reads one line, an `Order`, from standard input and writes a `Reply` per line to standard output. It ends when its standard
+input closes; received bytes are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 0.5  # between two reports while waiting
 
 
 def main() -> int:
-    """Exit code 0: done; 1: refused; 2: a bug; 3: no order."""
+    """Returns the exit code. 0: done; 1: refused; 2: a bug; 3: no order."""
     line = sys.stdin.buffer.readline()
     if not line:
         return 3
@@ -66,7 +66,7 @@ def run_order(order: Order, token: str) -> None:
 
 
 def _masked(token: str, text: str) -> str:
-    """Masks the token, which a hub may quote."""
+    """Masks the token in a text, because a hub may quote it."""
     return text.replace(token, "(token)") if token else text
 
 

@@ -1,4 +1,4 @@
-"""Orders to the hub's child process, its replies, and their values: plans, progress, search results."""
+"""Messages between a process and its hub child: orders, replies, and their values (plans, progress, search results)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.errors import DownloadError
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][\w.+/-]*", re.ASCII)
 Kind = Literal["model", "adapter"]  # of a repository
-_NAME_DIGITS = 12  # of a commit, in the name of a model
+_NAME_DIGITS = 12  # digits of the commit in an id on the shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class HubId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses an id; without a revision it is the branch main.
+        """Parses an id; the revision is the branch main by default.
 
         Raises:
-            DownloadError: Not an id ("unsuitable").
+            DownloadError: The text is not an id ("unsuitable").
         """
         repository, at, revision = text.strip().partition("@")
         if not at:
@@ -53,10 +53,10 @@ class HubFile:
     """One file of a repository.
 
     Attributes:
-        name: In the repository's top folder.
-        size: Bytes.
+        name: Path in the repository.
+        size: In bytes.
         oid: Git's SHA-1, or for a large file the SHA-256 of its content.
-        large: True: the SHA-256.
+        large: Whether `oid` is the SHA-256.
     """
 
     name: str
@@ -71,18 +71,18 @@ class DownloadPlan:
 
     Attributes:
         repository: ``org/name``.
-        revision: Requested.
-        commit: Of the revision at this moment; the download is pinned to it.
-        files: To be fetched.
-        left: Names of all other files.
-        kept: Bytes received by a stopped download.
-        free: Bytes on the disk of the models folder.
+        revision: Requested revision.
+        commit: Commit of the revision at this moment; the download is pinned to it.
+        files: Files to fetch.
+        left: Names of files that are not fetched.
+        kept: Bytes that a stopped download has received already.
+        free: Free bytes on the disk of the models folder.
         config: Its ``config.json``, or ``adapter_config.json``.
-        here: Its id on the shelf, where this commit is installed already.
+        here: Its id on the shelf if this commit is installed already; else empty.
         backends: Those of "hf" and "mlx" that can run it.
         kind: A model or an adapter.
-        context: Tokens, where the configuration has a length.
-        licence: In a word, as on its page; empty where unknown.
+        context: Context length in tokens; None where the configuration has none.
+        licence: Short name of the licence, as on the repository's page; empty where unknown.
     """
 
     repository: str
@@ -117,13 +117,13 @@ class DownloadPlan:
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """A report about one of several files that are fetched side by side, and about all together.
+    """Progress of one file, and of all files of a download together; several files are fetched side by side.
 
     Attributes:
         file: Name of the file; empty for none.
         file_done: Its received bytes, earlier ones included.
         file_total: Its size.
-        done: Bytes of all files.
+        done: Received bytes of all files.
         total: Sizes of all files.
         rate: Bytes per second over the last seconds; 0 while nothing moves.
         eta: Seconds left at that rate; None where unknown.
@@ -154,13 +154,13 @@ class HubModel:
         kind: A model or an adapter.
         backends: Those of "hf" and "mlx" that can run it, as far as is known; none with a `problem`.
         problem: Why it cannot run here, or why that is unknown before a look-up.
-        parameters: Numbers in all, where the hub has them.
-        quantisation: "4 bit (mlx)", another method's name; None for plain weights.
+        parameters: Count of weights; None where the hub does not have it.
+        quantisation: "4 bit (mlx)", or the name of another method; None for plain weights.
         licence: As the hub names it; empty where unknown.
         gated: Its licence must be accepted on its page.
         private: Visible to some users only.
-        downloads: In the last month.
-        likes: In all.
+        downloads: Downloads in the last month.
+        likes: Likes in all.
     """
 
     source: str
@@ -177,7 +177,7 @@ class HubModel:
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The order to a child, sent on its standard input because the arguments of a process are public."""
+    """An order to a child, sent on its standard input because other users can read the arguments of a process."""
 
     what: Literal["plan", "fetch", "search", "whoami"]
     repository: str = ""

@@ -1,4 +1,4 @@
-"""Searches and downloads, by orders to the child process. This module imports no network library."""
+"""Searches and downloads models by orders to a child process; imports no network library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.loading.model_folder import ModelFolder, open_folder
 from runtime.loading.paths import is_adapter, shelf_path
 from runtime.loading.progress import ignore_progress
 
-# Processes are offline by default; this child is not. The other variables limit it to the requested transfers.
+# Other processes are offline by default; this child is not. The other variables limit it to the requested transfers.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
 
 
@@ -30,7 +30,7 @@ def plan_download(model: str, progress: OnDownload = ignore_progress) -> Downloa
         progress: Called at least once a second; raising in it stops.
 
     Raises:
-        DownloadError: It cannot be looked up, or cannot run here.
+        DownloadError: The model cannot be looked up, or cannot run here.
     """
     order = Order("plan", str(HubId.parse(model)))
     return next(reply.plan for reply in _replies(order, progress) if reply.plan is not None)
@@ -53,7 +53,7 @@ def fetch_model(model: str, progress: OnDownload = ignore_progress, *, pause: th
 
     Raises:
         DownloadError: With the cause and the kept bytes; the shelf is unchanged.
-        ModelLoadError: It is installed, but was changed since.
+        ModelLoadError: The model is installed already, but its files have changed since.
     """
     return open_folder(shelf_path(_fetched(model, "model", progress, pause)), backend="mlx")
 
@@ -80,16 +80,16 @@ def fetch_adapter(
 def fetch_any(
     repository: str, progress: OnDownload = ignore_progress, *, pause: threading.Event | None = None
 ) -> ModelFolder | ShelvedAdapter:
-    """`fetch_model` or `fetch_adapter`, by the kind of the repository."""
+    """Fetches a model or an adapter, as `fetch_model` or `fetch_adapter`, by the kind of the repository."""
     folder = shelf_path(_fetched(repository, None, progress, pause))
     return shelf_adapter(folder) if is_adapter(folder) else open_folder(folder, backend="mlx")
 
 
 def _replies(order: Order, progress: OnDownload = ignore_progress, pause: threading.Event | None = None) -> Iterator[Reply]:
-    """Replies of a child to an order. It never ends normally: it raises, or the caller stops reading, which ends the child.
+    """Yields a child's replies to an order. It ends by raising, or when the caller stops reading, which ends the child.
 
     Raises:
-        DownloadError: Its error, or `pause` was set ("paused").
+        DownloadError: The child reports an error or ends, or `pause` is set ("paused").
     """
     state = DownloadProgress(state="look up")
     progress(state)
@@ -126,11 +126,11 @@ def search_models(query: str, limit: int = 20) -> tuple[HubModel, ...]:
 
     Args:
         query: Words, or a part of a name.
-        limit: Of results, from 1 to `MOST_FOUND`.
+        limit: Number of results at most, from 1 to `MOST_FOUND`.
 
     Raises:
-        InvalidRequestError: No words, too many characters, or another limit.
-        DownloadError: No network, or a hub that refuses, is busy, or sends an unreadable answer.
+        InvalidRequestError: The query has no words or too many characters, or the limit is out of range.
+        DownloadError: The hub cannot be reached, refuses, is busy, or sends an unreadable answer.
     """
     words = " ".join(query.split())
     if not words or len(words) > _LONGEST_QUERY or not words.isprintable():

@@ -1,4 +1,4 @@
-"""The hub token in the system keychain. In the parent process; the child gets the token on its standard input."""
+"""The hub token and the keys of servers in the system keychain. The parent reads the token and sends it to the child."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _alternative(address: str) -> str:
 
 
 def hub_address() -> str:
-    """The hub: ``HF_ENDPOINT``, or Hugging Face. A token is stored for one hub and never sent to another."""
+    """The hub's address: ``HF_ENDPOINT``, or Hugging Face. A token is stored for one hub and never sent to another."""
     return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
 
 
@@ -42,7 +42,7 @@ def keep_token(token: str) -> str:
         The name of the keychain.
 
     Raises:
-        InvalidRequestError: Not a token; the message does not show it.
+        InvalidRequestError: The text is not a token; the message does not show it.
         KeychainError: There is no keychain, it is locked, or it refuses.
     """
     stripped = token.strip()
@@ -82,7 +82,7 @@ def keep_key(address: str, key: str) -> str:
         The name of the keychain.
 
     Raises:
-        InvalidRequestError: Not a key; the message does not show it.
+        InvalidRequestError: The text is not a key; the message does not show it.
         KeychainError: There is no keychain, it is locked, or it refuses.
     """
     stripped = key.strip()

@@ -41,13 +41,13 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Fetcher:
-    """Fetches files into a folder, each as ``OID.part``: at most `AT_ONCE` at a time, each content once.
+    """Fetches files into a folder, each as ``OID.part``: at most `AT_ONCE` at a time, files of equal content once.
 
     Args:
         reporter: Receives the bytes of each file.
         endpoint: The hub's address; None: huggingface_hub's choice.
-        token: Of requests; empty for none.
-        sleep: Waits some seconds.
+        token: Sent with requests; empty for none.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(self, reporter: ProgressReporter, endpoint: str | None, token: str, sleep: Sleep) -> None:
@@ -58,18 +58,18 @@ class Fetcher:
         self._headers = {"User-Agent": f"elsewise/{__version__}"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     def fetch(self, listing: Listing, files: Iterable[HubFile], folder: Path) -> dict[str, str]:
-        """Fetches the missing bytes of files, and compares their digests.
+        """Fetches the missing bytes of files and compares their digests with the repository's.
 
         Returns:
-            SHA-256 by name.
+            SHA-256 by name of the file.
 
         Raises:
-            DownloadError: The first failure; other files are stopped, and their received bytes kept.
+            DownloadError: A file could not be fetched. The others are stopped; received bytes are kept.
         """
         return asyncio.run(self._fetch_all(listing, files, folder))
 
     def wait(self, seconds: float, why: str) -> None:
-        """Waits while nothing is fetched."""
+        """Waits between two requests of a look-up, and reports the reason."""
         asyncio.run(self._wait(seconds, why))
 
     async def _fetch_all(self, listing: Listing, files: Iterable[HubFile], folder: Path) -> dict[str, str]:
@@ -132,12 +132,12 @@ class Download:
         hub_id: The repository.
         on_progress: Receives progress.
         wanted: Required kind; None for either.
-        token: Of requests; huggingface_hub's choice by default.
+        token: Sent with requests; huggingface_hub's choice by default.
         endpoint: The hub's address; None: huggingface_hub's choice.
-        sleep: Waits some seconds.
+        sleep: Waits for a number of seconds.
 
     Raises:
-        DownloadError: Not a token ("denied").
+        DownloadError: The token is malformed ("denied").
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Download:
         """Plans the download at the present commit; fetches configuration and index only.
 
         Raises:
-            DownloadError: It cannot be looked up, or cannot run here.
+            DownloadError: The repository cannot be looked up, or cannot run here.
         """
         self._reporter.state("look up")
         listing = look_up(self._hub_id, self._endpoint, self._fetcher.wait, self._token)
@@ -223,7 +223,7 @@ class Download:
                 install_download(plan, partial.folder, sums, self._endpoint)
             except DownloadError as fault:
                 raise self._explained(fault, partial) from fault
-            except ModelLoadError as fault:  # complete, but cannot be installed
+            except ModelLoadError as fault:  # all files are fetched, but cannot be installed
                 received, repository = partial.bytes(), self._hub_id.repository
                 what = f"{received:,} bytes are kept until `elsewise models remove {repository}`"
                 raise DownloadError(f"{self._hub_id}: {fault} ({what})", "unsuitable", received) from fault

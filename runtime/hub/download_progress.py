@@ -12,16 +12,16 @@ _REPORT_SECONDS = 0.1  # between two reports of a file
 
 
 class ProgressReporter:
-    """Counts bytes of each file and of all, and reports them ten times a second at most."""
+    """Counts received bytes of each file and of all; reports each file at most ten times a second."""
 
     def __init__(self, on_progress: OnDownload, clock: Callable[[], float] = time.monotonic) -> None:
         self._on_progress = on_progress
         self._clock = clock
         self._total = 0
-        self._done: dict[str, int] = {}  # bytes by the name of a file
+        self._done: dict[str, int] = {}  # received bytes by file name
         self._sum = 0
-        self._reported: dict[str, float] = {}  # time of the last report, by the name of a file
-        self._busy: set[str] = set()  # files with a running transfer
+        self._reported: dict[str, float] = {}  # time of the last report, by file name
+        self._busy: set[str] = set()  # names of files with a running transfer
         self._rate = TransferRate(self._clock)
 
     def begin(self, files: Iterable[HubFile], received: Iterable[int]) -> None:
@@ -37,7 +37,7 @@ class ProgressReporter:
         self._report(state, None, 0, note)
 
     def check(self, file: HubFile, done: int) -> None:
-        """Reports received bytes of a file that were hashed again."""
+        """Reports how many earlier bytes of a file have been hashed again."""
         if self._due(file):
             self._report("check", file, done)
 
@@ -103,7 +103,7 @@ class TransferRate:
         self._notes: deque[tuple[float, int]] = deque()
 
     def note(self, done: int) -> None:
-        """Notes the bytes done so far; fewer than before restart the rate."""
+        """Records the bytes done so far; a smaller count than before restarts the rate."""
         now = self._clock()
         if self._notes and done < self._notes[-1][1]:
             self._notes.clear()

@@ -26,12 +26,12 @@ def install_download(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], 
 
     Args:
         plan: Of the download.
-        folder: Has each file as ``OID.part``.
-        sums: SHA-256 by name.
+        folder: Holds each file as ``OID.part``.
+        sums: SHA-256 by file name.
         endpoint: The hub's address; None: huggingface_hub's choice.
 
     Raises:
-        ModelLoadError: Not a sound model, the id is taken, or the disk is full.
+        ModelLoadError: The files are faulty, the id is taken, or the disk is full.
     """
     adapter = plan.kind == "adapter"
 
@@ -89,12 +89,12 @@ def _header(folder: Path) -> AdapterHeader:
 
 
 def _move(source: Path, target: Path, *, last: bool) -> None:
-    """Links a file where the disk supports links, so that a refusal leaves the fetched file.
+    """Hard-links a file, so that the fetched one is kept if the installation fails; renames or copies it where links fail.
 
     Args:
         source: The fetched file.
         target: Its new name.
-        last: No other name needs the same content.
+        last: Whether no later file has the same content.
     """
     try:
         os.link(source, target)

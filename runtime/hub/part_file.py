@@ -1,7 +1,7 @@
-"""Resumable download of one file of a repository, by ranges. In the child process only.
+"""Resumable download of one file of a repository by range requests. In the child process only.
 
-huggingface_hub starts a broken file again and names partial files at random; here received bytes stay in a part file, and a
-range request asks for the rest. A file is complete only with the digest that the repository lists.
+huggingface_hub restarts an interrupted file and names partial files at random; here received bytes stay in a part file, and a
+range request asks for the rest. A file is complete once its digest is the one that the repository lists.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.errors import DownloadError
 from runtime.hub.child_protocol import HubFile
 from runtime.hub.responses import http_error, network_error
 
-ATTEMPTS = 6  # failures in a row that each brought less than `_PROGRESS`
+ATTEMPTS = 6  # failures in a row without `_PROGRESS` in between
 _PROGRESS = 1 << 20  # bytes that reset the count of failures
 _LONGEST_WAIT = 60.0  # seconds
 _SILENCE_SECONDS = 30.0  # without a byte, after which a connection is closed
@@ -43,11 +43,11 @@ class PartFile:
     """The received bytes of a file.
 
     Args:
-        path: Of the part file; resumed after `read_back`.
-        file: The complete file.
+        path: The part file; its existing bytes count after `read_back`.
+        file: Size and digest of the complete file.
 
     Raises:
-        DownloadError: It cannot be written ("space").
+        DownloadError: The part file cannot be written ("space").
     """
 
     def __init__(self, path: Path, file: HubFile) -> None:
@@ -70,12 +70,12 @@ class PartFile:
         while chunk := self._stream.read(_CHUNK):
             self._digest(chunk)
             yield
-        if self.done > self._file.size:  # these are bytes of another file
+        if self.done > self._file.size:  # the bytes belong to another file
             self.restart()
 
     @property
     def sound(self) -> bool:
-        """Whether the digest of a complete file is the repository's."""
+        """Whether the digest of all bytes is the one that the repository lists."""
         found = self._sha256.hexdigest() if self._file.large else self._git.hexdigest()
         return found == self._file.oid
 
@@ -149,7 +149,7 @@ async def fetch_part(
                 return
             part.restart()
             wrong += 1
-            if wrong > 1 or not resumed:  # the resumed beginning may be wrong: the whole file is fetched once more
+            if wrong > 1 or not resumed:  # resumed bytes may be wrong: the whole file is fetched once more
                 raise DownloadError(f"{file.name}: its digest is not the one that the repository names; fetch it again", "hash")
         before = part.done
         try:
@@ -164,7 +164,7 @@ async def fetch_part(
 
 
 async def _receive(part: PartFile, file: HubFile, address: Address, report: Callable[[], None]) -> None:
-    """One request, up to the end of the file or an error."""
+    """Sends one request and receives until the end of the file or an error."""
     headers = {**address.headers, "Accept-Encoding": "identity"}
     if part.done:
         headers["Range"] = f"bytes={part.done}-"

@@ -1,4 +1,4 @@
-"""Partial downloads: a hidden folder for each repository, never listed as a model."""
+"""Partial downloads: one hidden folder per repository, which is never listed as a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Unfinished(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """For `fetch_any` to resume it, at the same commit."""
+        """The id with which `fetch_any` resumes it at the same commit."""
         return f"{self.repository}@{self.commit}"
 
 
@@ -47,7 +47,7 @@ class PartialDownload:
     Files are named by their digest, so files shared by two commits are fetched once.
 
     Raises:
-        DownloadError: Another process is fetching it ("taken"), or the folder cannot be created ("space").
+        DownloadError: Another process is fetching the repository ("taken"), or the folder cannot be created ("space").
     """
 
     def __init__(self, repository: str) -> None:
@@ -81,7 +81,7 @@ class PartialDownload:
         os.close(self._handle)
 
     def write_note(self, plan: DownloadPlan) -> None:
-        """Writes the note of this download, and removes files that it does not need."""
+        """Writes the note of a download, and removes files that the download does not need."""
         wanted = {f"{file.oid}.part" for file in plan.files}
         for path in self.folder.iterdir():
             if path.name not in wanted:
@@ -90,7 +90,7 @@ class PartialDownload:
         write_atomically(self.folder / _NOTE, msgspec.json.encode(note))
 
     def bytes(self) -> int:
-        """Received bytes."""
+        """Count of received bytes."""
         return _size(self.folder)
 
     def clear(self) -> None:
@@ -100,7 +100,7 @@ class PartialDownload:
 
 
 def unfinished_downloads() -> list[Unfinished]:
-    """All unfinished downloads, by name."""
+    """All unfinished downloads, sorted by repository."""
     found = []
     with contextlib.suppress(OSError):
         for folder in sorted((models_dir() / _FOLDER).iterdir()):
@@ -117,7 +117,7 @@ def discard_download(name: str) -> int | None:
         The freed bytes; None without such a download.
 
     Raises:
-        DownloadError: It is running in another process ("taken").
+        DownloadError: The download is running in another process ("taken").
     """
     repository = name.partition("@")[0]
     if not any(note.repository == repository and name in (note.repository, note.name) for note in unfinished_downloads()):
@@ -130,7 +130,7 @@ def discard_download(name: str) -> int | None:
 
 
 def kept_bytes(repository: str, files: Iterable[HubFile]) -> list[int]:
-    """Received bytes of each file."""
+    """Count of received bytes of each file, in the given order."""
     return [_received(_folder(repository) / f"{file.oid}.part", file.size) for file in files]
 
 

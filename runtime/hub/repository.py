@@ -1,4 +1,4 @@
-"""A repository at one commit: its files, the ones to fetch, and refusals of what cannot run. In the child process only."""
+"""A repository at one commit: lists its files, selects those to fetch, refuses unusable models. In the child process only."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def look_up(hub_id: HubId, endpoint: str | None, wait: Callable[[float, str], No
     """Asks the hub for a repository, with retries.
 
     Args:
-        hub_id: Of the repository.
+        hub_id: Repository and revision.
         endpoint: The hub's address; None: huggingface_hub's choice (``HF_ENDPOINT``).
-        wait: Waits some seconds, for a reason.
-        token: Of the request; empty for none.
+        wait: Waits for a number of seconds; the text is the reason.
+        token: Sent with requests; empty for none.
 
     Raises:
-        DownloadError: No such repository or revision, no permission, no network, or no answer.
+        DownloadError: The repository or revision does not exist, permission is missing, or the hub does not answer.
     """
     return with_retries(lambda: _asked(hub_id, endpoint, token), wait)
 
@@ -113,7 +113,7 @@ def check_kind(where: str, kind: Kind, wanted: Kind | None) -> None:
     """Refuses a repository of the other kind.
 
     Raises:
-        DownloadError: With its kind and the way to fetch it ("unsuitable").
+        DownloadError: Names its kind and how to fetch it ("unsuitable").
     """
     if wanted is not None and kind != wanted:
         what = "an adapter, no model" if kind == "adapter" else "a model, no adapter"
@@ -139,10 +139,10 @@ def adapter_files(listing: Listing) -> tuple[HubFile, ...]:
 
 
 def small_files(listing: Listing) -> tuple[HubFile, ...]:
-    """Configuration, tokenizer and template, which decide about the other files.
+    """Files with configuration, tokenizer and template, and the index of the weights; none is larger than allowed.
 
     Raises:
-        DownloadError: Not a usable model ("unsuitable").
+        DownloadError: The repository is not a usable model ("unsuitable").
     """
     where, names = str(listing.hub_id), listing.files.keys()
     if why := missing_for_model(names):
@@ -156,10 +156,10 @@ def small_files(listing: Listing) -> tuple[HubFile, ...]:
 
 
 def weights_to_take(listing: Listing, index: Mapping[str, Any] | None) -> tuple[HubFile, ...]:
-    """The safetensors files that a load will need.
+    """The safetensors files that a load needs.
 
     Raises:
-        DownloadError: The index names another file than a safetensors file of the repository ("unsuitable").
+        DownloadError: The index names no files, or one that is no safetensors file of the repository ("unsuitable").
     """
     where = str(listing.hub_id)
     if index is None:
@@ -182,7 +182,7 @@ def check_suitable(where: str, config: Mapping[str, Any]) -> None:
     """Refuses a model that no backend can run.
 
     Raises:
-        DownloadError: With the reason and a way out ("unsuitable").
+        DownloadError: Names the reason and a way out ("unsuitable").
     """
     try:
         check_config(config, where)
@@ -204,7 +204,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _without_config(names: Iterable[str]) -> str:
-    """Describes a repository without a model's configuration."""
+    """Why a repository without config.json is not a usable model, with a way out."""
     listed = sorted(names)
     gguf = [name for name in listed if name.lower().endswith(".gguf")]
     if gguf:

@@ -1,4 +1,4 @@
-"""Answers of a hub: limits on size and time, retries, and refusals as errors. In the child process only."""
+"""Requests to a hub: limits on the size and time of answers, retries, errors. In the child process only."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 def token_to_send(token: str) -> str:
-    """The token of requests: the given one, or huggingface_hub's choice (``HF_TOKEN``, 'hf auth login'); empty for none.
+    """The token to send: the given one, or huggingface_hub's choice (``HF_TOKEN``, 'hf auth login'); empty for none.
 
     Raises:
-        DownloadError: It has characters that a header cannot have ("denied"); the message does not show it.
+        DownloadError: The token has characters that a header cannot have ("denied"); the message does not show it.
     """
     found = token or get_token() or ""
     if not (found.isascii() and found.isprintable() and " " not in found and len(found) <= _LONGEST_TOKEN):
@@ -48,7 +48,7 @@ def page_address(repository: str, endpoint: str | None) -> str:
 
 
 def with_retries(ask: Callable[[], T], wait: Callable[[float, str], None]) -> T:
-    """Repeats a request while the hub is busy or out of reach, three times in all."""
+    """Sends a request up to three times, while the hub is busy or cannot be reached."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return ask()
@@ -105,7 +105,7 @@ def network_error(where: str, fault: Exception) -> DownloadError:
     return DownloadError(f"{where}: the hub cannot be reached ({reason}); check the network", "network")
 
 
-MOST_BYTES = 32 << 20  # a list of files has some KB for each hundred
+MOST_BYTES = 32 << 20  # of an answer; a list of files has some KB per hundred files
 MOST_SECONDS = 120.0
 
 

@@ -1,4 +1,4 @@
-"""Searches models on a hub; owners of tokens. In the child process only."""
+"""Searches models on a hub; looks up owners of tokens. In the child process only."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from runtime.loading.config import describe
 
 _WANTED = ("config", "downloads", "gated", "library_name", "likes", "private", "safetensors", "siblings", "tags")
 _BITS = re.compile(r"([1-8])-bit")
-_WORD_BITS = 32  # of the words that mlx packs quantised weights into
+_WORD_BITS = 32  # mlx packs quantised weights into words of this size
 
 
 def search(
     query: str, limit: int, wait: Callable[[float, str], None], *, endpoint: str | None = None, token: str = ""
 ) -> tuple[HubModel, ...]:
-    """Text models of a search, the most downloaded first.
+    """Text models that match a search, the most downloaded first.
 
     Args:
         query: Words.
-        limit: Of results.
-        wait: Waits some seconds, for a reason.
+        limit: Number of results at most.
+        wait: Waits for a number of seconds; the text is the reason.
         endpoint: The hub's address; None: huggingface_hub's choice.
-        token: Of the request; empty for none.
+        token: Sent with the request; empty for none.
 
     Raises:
         DownloadError: The hub cannot be reached, refuses, or sends an unreadable answer.
@@ -47,7 +47,7 @@ def owner_of_token(token: str, wait: Callable[[float, str], None], *, endpoint: 
     """The owner of a token.
 
     Raises:
-        DownloadError: There is no token, or the hub does not know it ("denied"); or as `search`.
+        DownloadError: There is no token, or the hub does not know it ("denied"); otherwise as in `search`.
     """
     if not token:
         raise DownloadError("no token is kept; keep one with `elsewise models login`", "denied")
@@ -65,7 +65,7 @@ def owner_of_token(token: str, wait: Callable[[float, str], None], *, endpoint: 
 
 
 def _get(route: str, parameters: Mapping[str, Any], endpoint: str | None, token: str) -> Any:
-    """One request; `HfApi.list_models` would retry silently for 23 seconds without a network."""
+    """Sends one request; without a network, `HfApi.list_models` would retry silently for 23 seconds."""
     where = f"{endpoint or constants.ENDPOINT}/{route}"
     headers = build_hf_headers(token=token or False, library_name="elsewise")
     with as_download_errors(where):
@@ -75,7 +75,7 @@ def _get(route: str, parameters: Mapping[str, Any], endpoint: str | None, token:
 
 
 def _model(entry: Mapping[str, Any]) -> HubModel | None:
-    """The model of an entry, whose values may be of any type; None where its name is not an id."""
+    """The search result of an entry, whose values may be of any type; None where its name is not an id."""
     try:
         source = HubId.parse(_text(entry, "id")).repository
     except DownloadError:
@@ -113,7 +113,7 @@ def _unsuitable(source: str, config: Mapping[str, Any]) -> str:
 
 
 def _config(entry: Mapping[str, Any], tags: set[str]) -> dict[str, Any]:
-    """The hub's part of the configuration, with mlx's key, which the hub leaves out."""
+    """The part of config.json that the hub lists, with mlx's ``quantization``, which it leaves out."""
     listed = entry.get("config")
     config = dict(listed) if isinstance(listed, Mapping) else {}
     packed = config.get("quantization_config")

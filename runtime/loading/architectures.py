@@ -7,20 +7,20 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-# File and name of the table that maps an architecture to another one's module, and the suffix of modules
+# File and name of the table that maps an architecture to the module of another one; suffix of its modules (none: folders)
 _LIBRARIES = {
     "transformers": ("models/auto/auto_mappings.py", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME", ""),
     "mlx_lm": ("utils.py", "MODEL_REMAPPING", ".py"),
 }
 
 _LONGEST = 200  # characters of an architecture's name; a file name cannot be much longer
-_ARGUMENTS = ("args", "config", "params", "text_config")
+_ARGUMENTS = ("args", "config", "params", "text_config")  # names of a configuration in mlx_lm's modules
 _SHARED = ("base", "cache")  # modules that every architecture imports from
 
 
 def libraries_knowing(kind: str) -> tuple[str, ...]:
-    """Which of transformers and mlx_lm have an architecture."""
-    if len(kind) > _LONGEST or not kind.isascii():  # one that is not ASCII may take four bytes of a file name per character
+    """Those of transformers and mlx_lm that implement an architecture, given as a ``model_type``."""
+    if len(kind) > _LONGEST or not kind.isascii():  # other characters may take four bytes each in a file name
         return ()
     if not (kind[:1].isalnum() and kind.replace("_", "").replace("-", "").replace(".", "").isalnum()):
         return ()
@@ -34,9 +34,9 @@ def libraries_knowing(kind: str) -> tuple[str, ...]:
 
 @cache
 def words_in_source(kind: str) -> frozenset[str]:
-    """Names and texts in mlx_lm's module of a ``model_type``, and the fields of its arguments that it reads, as "args.NAME".
+    """Names and string constants in mlx_lm's module of a ``model_type``; a configuration field that it reads is "args.NAME".
 
-    A field that is declared but never read is not included. Modules from which it imports classes are.
+    Includes the modules that it imports from, except `_SHARED`; leaves out fields that are declared but never read.
     """
     places = _places("mlx_lm")
     todo, found, read = [_modules("mlx_lm").get(kind, kind).replace("-", "_")] if places else [], set[str](), set[str]()
@@ -65,7 +65,7 @@ def _places(library: str) -> tuple[Path, ...]:
 
 @cache
 def _modules(library: str) -> dict[str, str]:
-    """Modules by architecture, where the names differ (mlx_lm runs mistral as llama); empty where the table is not found."""
+    """Module names by architecture, where the two differ (mlx_lm runs mistral as llama); empty where the table is not found."""
     file, name, _ = _LIBRARIES[library]
     try:
         source = (_places(library)[0] / file).read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Long work in a child process, which reports its progress as one JSON object a line: code for parent and child."""
+"""Long work in a child process that reports its progress as one JSON object per line: code for both processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ POLL_SECONDS = 1.0  # longest time between two reports, even if the child is sil
 
 
 class Child:
-    """A module run as a program, killed at the end of the `with`.
+    """A child process that runs a Python module; it is killed at the end of the `with` block.
 
     Args:
-        module: One that ends when its standard input closes (`end_with_parent`).
-        arguments: Of the command line.
+        module: Name of the module; it must end when its standard input closes (`end_with_parent`).
+        arguments: Command-line arguments.
         cwd: Working directory.
         environment: Variables in addition to this process's own.
-        order: First bytes of its standard input, at most 64 KB (the size of a pipe).
+        order: Written to its standard input at the start; at most 64 KB (the size of a pipe).
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Child:
         )
         if order:
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it died at once; `last_error` has the reason
+            with contextlib.suppress(BrokenPipeError):  # the child ended at once; `last_error` has the reason
                 self._process.stdin.write(order)
                 self._process.stdin.flush()
 
@@ -65,7 +65,7 @@ class Child:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # of an unread order
+                with contextlib.suppress(BrokenPipeError):  # from the flush of an unread order
                     pipe.close()
         self._errors.close()
 
@@ -86,7 +86,7 @@ class Child:
                 yield from lines
 
     def last_error(self) -> str:
-        """The last line of its standard error, or its exit code. To be called after the end of `lines`."""
+        """The last line of its standard error, or its exit code. Call it after `lines` has ended."""
         code = self._process.wait()
         self._errors.seek(0)
         return (self._errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:200]
@@ -102,23 +102,23 @@ def run_converter(
     progress: OnProgress,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Runs the module with SOURCE TARGET OPTIONS; kills it on cancel, on a hang and on any error.
+    """Runs a converter in a child process, and kills it if it is cancelled, hangs or fails.
 
     Args:
-        module: A converter, which reports by `write_message`.
+        module: Name of the converter's module, which reports by `write_message`.
         source: Its first argument.
         target: Its second argument: an empty folder.
         options: Its further arguments.
-        stage: For `Progress`.
-        limit: Seconds after which it counts as hung.
+        stage: `Progress.stage` of its reports.
+        limit: Seconds after which the converter counts as hung.
         progress: Called at least once a second; may raise to cancel.
         environment: Variables in addition to this process's own.
 
     Returns:
-        The number of parameters that it reports.
+        The number of parameters that the converter reports.
 
     Raises:
-        ModelLoadError: Its error, a hang, or an end without an answer.
+        ModelLoadError: The converter reports an error, hangs, or ends without an answer.
     """
     deadline, state = time.monotonic() + limit, Progress(stage, 0, 0)
     answer: dict[str, Any] = {}

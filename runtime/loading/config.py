@@ -1,7 +1,7 @@
 """``config.json``: accepted values, one spelling for every library, and the model that it describes.
 
-transformers 5 and mlx_lm read different keys for the same numbers, and report senseless values in messages of their own.
-Checks that need a library's own model are with its backend (`runtime.backends.hf.loading`, `runtime.backends.mlx.loading`).
+transformers 5 and mlx_lm read different keys for the same numbers, and each reports invalid values in its own words.
+Checks that need a library's own model are in its backend (`runtime.backends.hf.loading`, `runtime.backends.mlx.loading`).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ _FIELDS: Mapping[str, Field] = MappingProxyType(
     }
 )
 _WIDTH = _FIELDS["intermediate_size"]
-_IMAGES = {"use_bidirectional_attention": _or_null(_one_of(False, "vision"))}  # "vision": between images' tokens only
+_IMAGES = {"use_bidirectional_attention": _or_null(_one_of(False, "vision"))}  # "vision": only between tokens of images
 _FIELDS_OF: Mapping[str, Mapping[str, Field]] = MappingProxyType(  # by model_type: fields with other accepted values
     {
         "gpt_neo": {"intermediate_size": _or_null(_WIDTH)},  # null: four times hidden_size
@@ -161,7 +161,7 @@ _FIELDS_OF: Mapping[str, Mapping[str, Field]] = MappingProxyType(  # by model_ty
         "gemma4_unified_text": _IMAGES,
     }
 )
-_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_nope_head_dim", "attention_head_size")  # else it is hidden_size / heads
+_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_nope_head_dim", "attention_head_size")  # without these, it is hidden_size / heads
 _ROPE: Mapping[str, Field] = MappingProxyType(  # fields of rope_parameters (also by kind of layer) and of rope_scaling
     {
         **dict.fromkeys(("rope_type", "type"), TEXT),
@@ -181,7 +181,7 @@ _TOKENIZER: Mapping[str, Field] = MappingProxyType(  # the fields of tokenizer_c
         "chat_template": _or_null(_either(TEXT, _list(OBJECT))),
     }
 )
-_SHAPING = (  # fields that the shapes of tensors follow from
+_SHAPING = (  # fields that determine the shapes of tensors
     *("vocab_size", "hidden_size", "n_embd", "intermediate_size", "n_inner", "num_hidden_layers", "n_layer", "layer_types"),
     *("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"),
     *("n_positions", "state_size", "conv_kernel", "expand", "time_step_rank", "use_bias", "use_conv_bias"),
@@ -190,7 +190,7 @@ _SHAPING = (  # fields that the shapes of tensors follow from
     *("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm", "projectors_bias", "full_attn_idxs", "mlp_multipliers"),
     *("rope_parameters", "lru_width", "conv1d_width", "block_types", "lm_head_bias", "add_cross_attention"),
 )
-_TOKEN_PATHS = (
+_TOKEN_PATHS = (  # fields that decide which earlier tokens a layer attends to
     *("layer_types", "sliding_window", "attention_chunk_size", "no_rope_layers", "use_cache", "time_step_limit"),
     *("rope_parameters", "rope_scaling"),
 )
@@ -245,7 +245,7 @@ def check_fields(config: Mapping[str, Any], where: str) -> None:
 
 
 def sizes(config: Mapping[str, Any]) -> str:
-    """The fields that tensor shapes follow from, for messages: "hidden_size 64, num_hidden_layers 3"."""
+    """The fields that determine the shapes of tensors, for messages: "hidden_size 64, num_hidden_layers 3"."""
     values = {**config, **text_config(config)}
     absent = [name for name in _SHAPING if name not in values and name.startswith("mamba_") and "mamba_n_heads" in values]
     given = ", ".join(f"{name} {shown_json(values[name])}" for name in _SHAPING if name in values)
@@ -259,7 +259,7 @@ def token_paths(config: Mapping[str, Any]) -> str:
 
 
 def check_tokenizer_fields(config: Mapping[str, Any], where: str) -> None:
-    """Checks the fields of ``tokenizer_config.json`` that are read; errors are those of `check_fields`."""
+    """Checks the fields of ``tokenizer_config.json`` that this program reads; raises as `check_fields` does."""
     _check(config, _TOKENIZER, where)
 
 
@@ -339,7 +339,7 @@ class Description:
     architecture: str  # ``model_type``
     context: int | None  # tokens; None where the configuration has no length
     quantisation: str | None  # "4 bit (mlx)", the name of another method, None for plain weights
-    backends: tuple[str, ...]  # "hf" and "mlx", if they can run its architecture, rope type and form of the weights
+    backends: tuple[str, ...]  # those of "hf" and "mlx" that support its architecture, rope type and quantisation
 
 
 def describe(config: Mapping[str, Any]) -> Description:
@@ -353,7 +353,7 @@ def describe(config: Mapping[str, Any]) -> Description:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """The context length in tokens, as `runtime.backends.facts.whole_context`; None where the configuration has none."""
+    """The context length in tokens, as in `runtime.backends.facts.whole_context`; None where the configuration has none."""
     found = (part.get(key) for part in (config, text_config(config)) for key in CONTEXT_KEYS)
     named = next((value for value in found if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)
     edge = length_limit(config)
@@ -389,15 +389,15 @@ def quantised_with(config: Mapping[str, Any]) -> tuple[str | None, str]:
     return None, ""
 
 
-MLX_GROUPS = (32, 64, 128)  # numbers that share a scale
+MLX_GROUPS = (32, 64, 128)  # group sizes of MLX: numbers that share a scale
 
 
 class SmallGroups(NamedTuple):
-    """A layer that stays quantised on disk in groups that MLX does not have."""
+    """A layer that stays quantised on disk, in groups of a size that MLX does not have."""
 
     bits: int  # of a number
     group: int  # numbers that share a scale and a bias, both float32
-    numbers: int  # in all
+    numbers: int  # of the whole layer
 
     @property
     def nbytes(self) -> int:
@@ -417,12 +417,17 @@ def small_groups(config: Mapping[str, Any]) -> dict[str, SmallGroups]:
 
 
 def bytes_on_mlx(config: Mapping[str, Any], stored: int) -> int:
-    """Bytes of a folder's weights once mlx has loaded them, without a change of their width."""
+    """Bytes of a folder's weights in mlx: layers of `small_groups` become float32, the others keep their width on disk.
+
+    Args:
+        config: ``config.json``.
+        stored: Bytes of the weights on disk.
+    """
     return stored + sum(4 * layer.numbers - layer.nbytes for layer in small_groups(config).values())
 
 
 def quantisation_words(config: Mapping[str, Any]) -> str | None:
-    """How weights are quantised, "4 and 6 bits, groups of 16 and 32"; None for plain weights."""
+    """The quantisation in words, as in "4 and 6 bits, groups of 16 and 32"; None for plain weights."""
     found = config.get("quantization")
     if not found:
         return None
@@ -430,7 +435,7 @@ def quantisation_words(config: Mapping[str, Any]) -> str | None:
 
 
 def _in_layers(quantization: Mapping[str, Any], key: str) -> str:
-    """The different values over all layers, sorted: "4 and 6".
+    """The different values of a setting over all layers, sorted: "4 and 6".
 
     Args:
         quantization: As mlx_lm writes it: the settings of most layers, and exceptions by layer name (False: not quantised).

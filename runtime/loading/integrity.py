@@ -1,6 +1,6 @@
 """SHA-256 of files, and ``elsewise.json``, the manifest of an imported folder.
 
-Digests are remembered by path, size and time under the models folder; nothing is written beside the file.
+Digests are cached under the models folder by path, size and modification time; nothing is written next to the file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def sha256_of(path: Path, on_read: Callable[[int], None] | None = None) -> str:
 
 
 def known_sha256(path: Path, on_read: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file, remembered for its path, size and time, or computed by `sha256_of`."""
+    """SHA-256 of a file: the remembered one, or else computed by `sha256_of` and remembered."""
     remembered = remembered_sha256(path)
     if remembered is not None:
         return remembered
@@ -53,7 +53,7 @@ def known_sha256(path: Path, on_read: Callable[[int], None] | None = None) -> st
 
 
 def remembered_sha256(path: Path) -> str | None:
-    """The SHA-256 remembered for this path, size and time; None without one.
+    """The SHA-256 remembered for a file's path, size and modification time; None without one.
 
     Raises:
         ModelLoadError: The file cannot be read.
@@ -77,7 +77,7 @@ def remember_sha256(path: Path, sha256: str, stamp: Mapping[str, str | int]) -> 
     if file_stamp(path) != stamp:
         return
     file = _digest_file(path)
-    with contextlib.suppress(OSError):  # a read-only models folder only costs time
+    with contextlib.suppress(OSError):  # with a read-only models folder, the file is hashed again next time
         make_private(file.parent)
         write_atomically(file, json.dumps({**stamp, "sha256": sha256}).encode())
 
@@ -90,7 +90,7 @@ def forget_digests(paths: Iterable[Path]) -> None:
 
 
 def file_stamp(path: Path) -> dict[str, str | int]:
-    """Path, size and time of a file; equal stamps mean that it has not changed.
+    """Path, size and modification time of a file; equal stamps mean that it has not changed.
 
     Raises:
         ModelLoadError: It cannot be read.
@@ -107,7 +107,7 @@ def _digest_file(path: Path) -> Path:
 
 
 def digest_of_all(files: Mapping[str, str]) -> str:
-    """One SHA-256 over several files' names and SHA-256s; independent of their order."""
+    """One SHA-256 over the names and SHA-256s of several files, independent of their order."""
     lines = "".join(f"{name} {files[name]}\n" for name in sorted(files))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -149,11 +149,11 @@ def sync_folder(folder: Path) -> None:
 
 MANIFEST = "elsewise.json"
 FORMAT = 1
-_MAX_BYTES = 8 << 20  # of a manifest, which has about 200 for each file of a model
+_MAX_BYTES = 8 << 20  # of a manifest; each file of a model takes about 200
 
 
 class FileNote(msgspec.Struct, frozen=True):
-    """One file. With unchanged size and time it is not read; otherwise the SHA-256 decides."""
+    """State of one file at import. The SHA-256 is compared only where size or modification time has changed."""
 
     sha256: str
     size: int
@@ -161,7 +161,7 @@ class FileNote(msgspec.Struct, frozen=True):
 
 
 class HubNote(msgspec.Struct, frozen=True):
-    """The repository of a download."""
+    """The hub repository that a model or adapter was downloaded from."""
 
     repository: str  # org/name
     revision: str  # requested: a branch, a tag or a commit
@@ -173,10 +173,10 @@ class Manifest(msgspec.Struct, frozen=True):
     """Origin and files of an imported model or adapter."""
 
     format: int
-    id: str  # found by `resolve`
+    id: str  # on the shelf
     title: str  # shown to users
-    source: str  # name of the file or folder it was made from
-    source_sha256: str  # of the GGUF (where it stays quantised: over that and the form), or over the files of a folder
+    source: str  # name of the imported file or folder; for a download the repository and its revision
+    source_sha256: str  # of a GGUF file (`form_digest`), or over the files of a folder (`digest_of_all`)
     kind: Literal["gguf", "folder", "adapter"]
     parameters: int
     files: dict[str, FileNote]
@@ -187,7 +187,7 @@ class Manifest(msgspec.Struct, frozen=True):
 def file_notes(
     folder: Path, sums: Mapping[str, str] | None = None, on_read: Callable[[int], None] | None = None
 ) -> dict[str, FileNote]:
-    """Size, time and SHA-256 of every file of a folder; files whose SHA-256 is not in `sums` are read by `sha256_of`."""
+    """Size, modification time and SHA-256 of each file of a folder; hashes files whose SHA-256 is not in `sums`."""
     notes: dict[str, FileNote] = {}
     for path in sorted(folder.iterdir()):
         if path.name != MANIFEST and path.is_file():
@@ -224,7 +224,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Compares files with the manifest; files of unchanged size and time are not read.
+    """Compares files with the manifest; does not read files of unchanged size and modification time.
 
     Raises:
         ModelLoadError: Names the first missing or changed file, and the remedy.
@@ -247,7 +247,7 @@ def missing_file(path: Path, manifest: Manifest | None) -> ModelLoadError:
 
 
 def changed_file(path: Path, found: str, known: str, manifest: Manifest | None) -> ModelLoadError:
-    """The error for a file whose SHA-256 changed."""
+    """The error for a file whose SHA-256 has changed."""
     when = "at import it was" if manifest else "when it was last read, with the same size and time, it was"
     return ModelLoadError(
         f"{path} is damaged or was changed: its SHA-256 is {found[:12]}..., {when} {known[:12]}...; {_remedy(manifest)}"

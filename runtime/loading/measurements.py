@@ -23,7 +23,7 @@ def measurement(digest: str, key: str) -> dict[str, Any]:
     """The values under a key; empty without one.
 
     Args:
-        digest: Of the weights: `ModelFolder.weights_digest`, `ShelfEntry.fingerprint`.
+        digest: `ModelFolder.weights_digest`, or `ShelfEntry.fingerprint`.
         key: The measurement and its conditions ("perplexity", "threads, ...").
     """
     found = _read(_file(digest)).get(key)
@@ -31,7 +31,7 @@ def measurement(digest: str, key: str) -> dict[str, Any]:
 
 
 def measured_threads(digest: str) -> dict[str, dict[int, float]]:
-    """Seconds per token by number of threads, for each form of the weights and machine."""
+    """Seconds per token by number of threads, for each "FORM OF THE WEIGHTS, MACHINE" that was measured."""
     found: dict[str, dict[int, float]] = {}
     for key in _read(_file(digest)):
         kind, comma, what = key.partition(", ")
@@ -68,7 +68,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 PLAIN = "float32"
 KEY = "perplexity"
-FORMAT = 1  # raised where text or kernels change
+FORMAT = 1  # increased when the text or a kernel changes, which discards stored perplexities
 MOST_TOKENS = 256
 # Lewis Carroll, Alice's Adventures in Wonderland (1865), chapter I; in the public domain.
 TEXT = """Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do: once or \
@@ -99,7 +99,7 @@ class Perplexities:
     packed: float
 
     def __str__(self) -> str:
-        """As in "41.06, float32 41.02 (+0.1 %)"."""
+        """For example "41.06, float32 41.02 (+0.1 %)"."""
         change = f" ({100 * (self.packed / self.plain - 1):+.1f} %)" if math.isfinite(self.plain) and self.plain > 0 else ""
         return f"{self.packed:.4g}, {PLAIN} {self.plain:.4g}{change}"
 
@@ -118,7 +118,7 @@ def keep_perplexities(digest: str, found: Mapping[str, float]) -> None:
 
 
 def measured_perplexities(digest: str) -> list[Perplexities]:
-    """Perplexities of every measured form of a model's weights but float32; the digest is `ShelfEntry.fingerprint`."""
+    """Perplexities of each measured form of a model's weights except float32; the digest is `ShelfEntry.fingerprint`."""
     found = kept_perplexities(digest)
     plain = found.get(PLAIN)
     return [] if plain is None else [Perplexities(name, plain, value) for name, value in found.items() if name != PLAIN]

@@ -1,4 +1,4 @@
-"""Memory that a model takes on this machine, estimated from its configuration before anything is fetched or loaded.
+"""Estimates the memory that a model takes on this machine, from its configuration, before it is fetched or loaded.
 
 The parts were measured with SmolLM2-135M in its own engine process (peak resident memory on Linux): libraries and tokenizer,
 weights in the engine's form, KV twice (decode rows and the cache that they are published to), and a chunk of a prompt (logits,
@@ -27,11 +27,11 @@ CONTEXT = 8192  # tokens, by default
 # Bytes of torch and transformers, or mlx and mlx-lm, with a tokenizer: median of measurements, which differ by some 30 MB
 # depending on the pages that the system has cached.
 _LIBRARIES = {"hf": 505_000_000, "mlx": 430_000_000}
-_RESIDENT = 0.8  # of a converted file at the peak: 0.75 to 0.81 where the same weights were stored in 16 and in 32 bits
+_RESIDENT = 0.8  # resident share of a converted file at the peak: 0.75 to 0.81 for the same weights in 16 and in 32 bits
 _METAL_SHARE = 0.7  # of a Mac's memory: about Metal's recommended limit
-_SPELLED = {"F16": "float16", "BF16": "bfloat16"}  # names of safetensors: those of the options
+_SPELLED = {"F16": "float16", "BF16": "bfloat16"}  # dtype names of safetensors: those of the options
 _SCORES = 96  # bytes of the cached scores of a token
-_VECTORS = 16  # logits vectors in the cache
+_VECTORS = 16  # number of logits vectors in the cache
 _CHECKPOINT = 512  # tokens between two cached recurrent states, at most
 
 
@@ -41,17 +41,17 @@ class Fit:
 
     Attributes:
         backend: "hf" or "mlx".
-        context: Tokens of the estimate.
-        libraries: The engine itself.
-        weights: In the engine's form.
+        context: Length of the estimated context, in tokens.
+        libraries: The engine's libraries, with a tokenizer.
+        weights: Weights in the engine's form.
         kv_per_token: KV of one token in the cache, without its copy in decode rows.
         kv: KV and recurrent states of the whole context, in decode rows and in the cache. A state is cached for each chunk of a
             prompt; a slow machine has shorter chunks and more states, up to the KV budget.
-        working: One chunk of a prompt.
+        working: Logits and attention of one chunk of a prompt.
         loading: Needed in addition during the load: float32 weights while they are put into fewer bits.
         mapped: Pages of a converted file, resident while there is room; not part of `total`.
-        memory: Of the machine.
-        free: Unused at this moment.
+        memory: The machine's memory; on a Mac with Metal, about the share that Metal recommends.
+        free: Memory available at this moment.
         longest: Tokens of the longest context that fits into `memory`, up to the model's own; 0 where the weights alone do not
             fit.
     """
@@ -98,10 +98,10 @@ def estimate_fit(
 
     Args:
         config: Its ``config.json``.
-        weights_bytes: On disk.
-        dtype: Of most weights, as safetensors spells it; empty: the config's.
+        weights_bytes: Bytes of the weights on disk.
+        dtype: Type of most weights, as safetensors spells it; empty: that of the config.
         backend: "hf" or "mlx".
-        context: Tokens; by default `context_length` of the options, or else the model's own context up to `CONTEXT`.
+        context: In tokens; by default `context_length` of the options, or else the model's own context up to `CONTEXT`.
         options: `weights`, `dtype`, `kv_dtype`, `cache`, `device` and `prefill_chunk_tokens` are read.
     """
     given = options or LoadOptions()
@@ -112,7 +112,8 @@ def estimate_fit(
     width = _NAMES.get(given.dtype, stored if gpu else 4)
     weights = held_bytes(config, weights_bytes, numbers, stored=stored, width=width, packed=packed, backend=backend)
     same = stored == width and _SPELLED.get(dtype, given.dtype) in ("auto", given.dtype)
-    converted = not (quantised_with(config)[0] or same or (packed != PLAIN and stored == 4))  # counted with packing
+    # Float32 weights that are put into fewer bits are counted by `_packing_bytes`
+    converted = not (quantised_with(config)[0] or same or (packed != PLAIN and stored == 4))
     most = context_of(config)
     wanted = given.context_length and min(given.context_length, most or given.context_length)
     tokens = context or wanted or min(most or CONTEXT, CONTEXT)
@@ -170,19 +171,19 @@ def weight_forms(backend: str, device: str = "auto") -> tuple[str, ...]:
 
 
 def _packing_bytes(numbers: int, packed: int, vocabulary: int, *, mapped: bool) -> int:
-    """Peak while float32 weights are put into fewer bits: both forms, or the weights and the logits of the fixed text.
+    """Peak bytes while float32 weights are put into fewer bits: both forms, or the weights and the logits of the fixed text.
 
     Args:
-        numbers: Weights in all.
+        numbers: Count of weights.
         packed: Bytes of the packed weights.
         vocabulary: Bytes of a row of logits.
-        mapped: The float32 weights are in the mapped file, which is released at the end; others are freed one by one.
+        mapped: Whether the float32 weights are in the mapped file, which is released at the end; others are freed one by one.
     """
     return 4 * numbers + max(packed if mapped else 0, MOST_TOKENS * vocabulary)
 
 
 def _attention_bytes(config: Mapping[str, Any], chunk: int) -> int:
-    """Scores of one layer for a chunk against one token of context, all heads, before and after softmax."""
+    """Bytes of one layer's attention scores of a chunk, per token of context: all heads, before and after softmax."""
     heads = number_of(text_config(config), "num_attention_heads", "n_head")
     return 2 * chunk * heads * 4 if kv_numbers(config) > 0 else 0
 
@@ -193,7 +194,7 @@ def is_apple_silicon() -> bool:
 
 
 def on_gpu(backend: str, device: str = "auto") -> bool:
-    """Whether the engine computes on a GPU, where weights stay as stored."""
+    """Whether the engine computes on a GPU, where weights keep their type on disk."""
     if device == "cpu":
         return False
     return is_apple_silicon() or (backend == "hf" and Path("/dev/nvidia0").exists())
@@ -201,9 +202,9 @@ def on_gpu(backend: str, device: str = "auto") -> bool:
 
 _STORED = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _NAMES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
-_PACKED = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 32}  # bytes of a weight; int4: two numbers of 2 for each 32
+_PACKED = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 32}  # bytes of a weight; int4 adds 2 x 2 bytes for each 32 weights
 _BLOCK = 512  # FBGEMM pads the width of a float16 matrix to a multiple of it
-_TIED = ("gemma", "gpt2", "lfm2", "mamba")  # families with a tied head by default
+_TIED = ("gemma", "gpt2", "lfm2", "mamba")  # prefixes of the model types whose head is tied by default
 
 
 def stored_numbers(config: Mapping[str, Any], weights_bytes: int, dtype: str) -> tuple[int, int]:
@@ -211,8 +212,8 @@ def stored_numbers(config: Mapping[str, Any], weights_bytes: int, dtype: str) ->
 
     Args:
         config: ``config.json``.
-        weights_bytes: On disk.
-        dtype: As safetensors spells it; empty: the config's.
+        weights_bytes: Bytes of the weights on disk.
+        dtype: Type of most weights, as safetensors spells it; empty: that of the config.
     """
     text = text_config(config)
     named = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
@@ -227,11 +228,11 @@ def held_bytes(
 
     Args:
         config: ``config.json``.
-        weights_bytes: On disk.
+        weights_bytes: Bytes of the weights on disk.
         numbers: Count of weights.
-        stored: Bytes of each on disk; where they are quantised, of a scale.
+        stored: Bytes of a weight on disk; where weights are quantised, of a scale.
         width: The same in memory.
-        packed: Form of linear weights; "float32": as all other weights.
+        packed: Form of linear weights; "float32": all weights have `width`.
         backend: "hf" or "mlx", which has no groups below 32.
     """
     if quantised_with(config)[0]:
@@ -242,7 +243,7 @@ def held_bytes(
 
 
 def _packed(config: Mapping[str, Any], numbers: int, form: str) -> int:
-    """Embeddings in float32, the head in float16 where the processor has it, linear weights in `form`."""
+    """Bytes with embeddings in float32, the head in float16 where the processor has it, and linear weights in `form`."""
     text = text_config(config)
     hidden, inner = number_of(text, "hidden_size", "n_embd", "d_model"), number_of(text, "intermediate_size")
     embedding = min(number_of(text, "vocab_size") * hidden, numbers)
@@ -267,7 +268,7 @@ def has_float16() -> bool:
 
 
 def _quantised(config: Mapping[str, Any], weights_bytes: int, stored: int, width: int) -> int:
-    """Packed weights are unchanged; scales get the width of the computation."""
+    """Bytes of quantised weights in an engine: packed numbers are unchanged, scales get the width of the computation."""
     found = config.get("quantization")
     bits, group = (found.get("bits"), found.get("group_size")) if isinstance(found, Mapping) else (None, None)
     if stored == width or not isinstance(bits, int) or not isinstance(group, int) or bits < 1 or group < 1:
@@ -276,14 +277,14 @@ def _quantised(config: Mapping[str, Any], weights_bytes: int, stored: int, width
     return int(weights_bytes * (bits + width * pair) / (bits + stored * pair))
 
 
-_LEAST_GROUP = {"mlx": 32, "hf": 1}  # rows of quantised KV are padded to a multiple of it
+_LEAST_GROUP = {"mlx": 32, "hf": 1}  # heads of quantised KV are padded to a multiple of it
 _CACHED = ("full_attention", "sliding_attention", "chunked_attention", "attention")  # layers with KV
 _PURELY_RECURRENT = ("mamba", "mamba2", "rwkv", "falcon_mamba")
 _WIDTHS = {"f32": 4, "f16": 2, "bf16": 2}
 
 
 def kv_numbers(config: Mapping[str, Any]) -> int:
-    """KV numbers of one token over all layers. Sliding layers keep every token: the window is a mask."""
+    """Numbers in the KV of one token over all layers. Sliding layers keep every token: the window is a mask."""
     layers, heads, widths = _kv_shape(config)
     return layers * heads * sum(widths)
 
@@ -306,11 +307,11 @@ def kv_row_bytes(config: Mapping[str, Any], backend: str, kv_dtype: str, width: 
 
 
 def state_numbers(config: Mapping[str, Any]) -> int:
-    """Numbers of one recurrent state over all layers: windows of convolutions, and states of other recurrent layers."""
+    """Numbers in one recurrent state over all layers: windows of convolutions, and states of other recurrent layers."""
     text = text_config(config)
     layers = _layers(text) - (_attention_layers(text) if _kinds(text) else 0)
     heads = number_of(text, "mamba_n_heads", "mamba_num_heads")
-    if heads:  # Mamba 2, alone or beside attention in every layer
+    if heads:  # Mamba 2, alone or with attention in the same layer
         inner = number_of(text, "mamba_d_ssm") or heads * number_of(text, "mamba_d_head", "mamba_head_dim")
         return layers * _mamba2(inner, text, "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
     if text.get("model_type") == "mamba2":
@@ -333,7 +334,7 @@ def _mamba2(inner: int, text: Mapping[str, Any], state: str, groups: str, kernel
 
 
 def _kv_shape(config: Mapping[str, Any]) -> tuple[int, int, tuple[int, int]]:
-    """Layers, heads, widths of a key and of a value."""
+    """Number of layers with KV and of KV heads, and the widths of a key and of a value."""
     text = text_config(config)
     layers = _attention_layers(text)
     heads = number_of(text, "num_attention_heads", "n_head")

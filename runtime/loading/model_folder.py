@@ -1,4 +1,4 @@
-"""A model folder that is ready to load: files, config, tokenizer and template, checked before any library opens them."""
+"""Checks a model folder (weights, config, tokenizer, template) before any library opens its files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ModelFolder:
 
 @contextmanager
 def library_faults(folder: ModelFolder, library: str) -> Iterator[None]:
-    """Turns an exception of a library inside into a `ModelLoadError` that names the file and, where possible, the field."""
+    """Turns exceptions of a library in the block into a `ModelLoadError` that names the file and, where possible, the field."""
     try:
         yield
     except RuntimeFault:
@@ -109,18 +109,18 @@ INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 32 << 20  # an index of a very large model has a few MB
 MAX_TOKENIZER_BYTES = 256 << 20
 WEIGHTS = ".safetensors"
-_OPENED = (".json", ".jinja", WEIGHTS)  # by us or by a library
+_OPENED = (".json", ".jinja", WEIGHTS)  # suffixes of files that this program or a library opens
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def open_folder(path: Path, *, backend: str = "hf", fits: Callable[[int], None] | None = None) -> ModelFolder:
-    """Checks a model folder and reads its small files; weights are hashed (once) and their headers read.
+    """Checks a model folder and reads its small files. Of the weights it reads the headers, and hashes each file once.
 
     Args:
         path: The folder; nothing is written into it.
-        backend: "hf" or "mlx", which decides about quantised weights and rope types.
-        fits: Called with the bytes of the weights, in the engine's form and the width on disk, before they are read and hashed;
-            it raises where they are too many.
+        backend: "hf" or "mlx": decides which quantisation and rope types are accepted.
+        fits: Called with the bytes of the weights, in the engine's form and the width on disk, before they are hashed; raises
+            where they are too many.
 
     Raises:
         ModelLoadError: A file or value is missing, broken, absurd or changed since the import; one line names it.
@@ -166,13 +166,13 @@ def open_folder(path: Path, *, backend: str = "hf", fits: Callable[[int], None] 
 
 
 def check_entries(folder: Path) -> tuple[str, ...]:
-    """Checks kind, size and links of every file that is hashed here or opened by a library, before any is opened.
+    """Checks kind, size and links of each file that is hashed or that a library opens, before any file is opened.
 
     Returns:
         Warnings about weights that are links to a file outside of the folder.
 
     Raises:
-        ModelLoadError: A pipe, a socket or a device; an enormous text; or a text that is a link to a file outside of the
+        ModelLoadError: A file is a pipe, a socket or a device; a text is too large, or is a link to a file outside of the
             folder. Links into the cache of huggingface_hub are accepted: its folders consist of them.
     """
     warnings = []
@@ -224,7 +224,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
-    """The safetensors files of a folder; all exist.
+    """The safetensors files of a folder's weights; all of them exist.
 
     Raises:
         ModelLoadError: There are none, or only pickles (which are never opened), or a part is missing.

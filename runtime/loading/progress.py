@@ -28,7 +28,7 @@ def ignore_progress(progress: object) -> None:
 
 
 def counting_bytes(progress: OnProgress, total: int) -> Callable[[int], None]:
-    """A function to call with the number of bytes of each read; it reports their sum as "check" every `REPORT_SECONDS`."""
+    """Returns a function to call with the bytes of each read; it reports their sum as "check" every `REPORT_SECONDS`."""
     done, reported = 0, -REPORT_SECONDS
 
     def add(count: int) -> None:
@@ -72,7 +72,7 @@ def current_listener() -> OnLoad | None:
 
 @contextmanager
 def progress_listener(on_progress: OnLoad | None) -> Iterator[None]:
-    """Calls `on_progress`, on this thread, with the progress of loads that run inside on this thread.
+    """Calls `on_progress` with the progress of loads that run in the block; both on this thread.
 
     An exception from `on_progress` ends the load and is raised unchanged, even where a library wrapped it.
     """

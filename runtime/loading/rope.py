@@ -12,17 +12,18 @@ from typing import Any
 
 from runtime.errors import ModelLoadError
 
-# Types of transformers; below its limit (if any), each rotates a token by its position alone
+# Types of transformers; below its limit (if any), each type rotates a token by its position alone
 HF = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 _PLAIN = ("default",)
-_SHARED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")  # of classes of mlx-lm that call its `initialize_rope`
+_SHARED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")  # for mlx-lm's classes that call `initialize_rope`
 MLX = {  # by model_type: proven equal to transformers' by `tests/runtime/backends/test_rope.py`
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _SHARED),
     "gemma3_text": ("default", "linear"),
     "phi3": ("default", "longrope"),
     **dict.fromkeys(("gemma2", "lfm2", "falcon_h1"), _PLAIN),
 }
-LENGTH_LIMITS = {  # types that depend on the length of the text, and the field with the longest length before the change
+# Types whose frequencies change with the length of the text, and the field with the longest length before the change
+LENGTH_LIMITS = {
     "dynamic": "max_position_embeddings",
     "longrope": "original_max_position_embeddings",
 }
@@ -69,7 +70,7 @@ def check_ropes(config: Config, backend: str, where: str) -> None:
 
 
 def is_proven(config: Config, backend: str) -> bool:
-    """Whether `check_ropes` accepts it."""
+    """Whether `check_ropes` accepts a configuration."""
     try:
         check_ropes(config, backend, "")
     except ModelLoadError:
@@ -100,7 +101,7 @@ def for_mlx(config: Config) -> dict[str, Any]:
 def _scaling(config: Config, rope: Config, edge: tuple[str, int] | None) -> dict[str, Any] | None:
     kind = _kind(rope)
     scaling = {key: value for key, value in rope.items() if value is not None}
-    if kind in ("default", "dynamic"):  # equal below the limit
+    if kind in ("default", "dynamic"):  # "dynamic" equals "default" below its limit
         return None
     if kind in ("longrope", "yarn", "llama3"):
         name = "original_max_position_embeddings"  # looked up in the order of transformers
@@ -144,7 +145,7 @@ def text_config(config: Config) -> Config:
 
 
 def _ropes(config: Config) -> Iterator[Config]:
-    """The rope fields of a configuration: of each spelling and each kind of layer."""
+    """Yields the rope fields of each spelling and each kind of layer."""
     text = text_config(config)
     for key in ("rope_parameters", "rope_scaling"):
         rope = text.get(key)
@@ -154,12 +155,12 @@ def _ropes(config: Config) -> Iterator[Config]:
 
 
 def rope_tables(config: Config) -> tuple[tuple[float, ...], ...]:
-    """The different tables of numbers among the rope fields, such as longrope's factors for short and for long texts."""
+    """The distinct tables of numbers among the rope fields, such as longrope's factors for short and for long texts."""
     return tuple(dict.fromkeys(tuple(value) for rope in _ropes(config) for value in rope.values() if _is_table(value)))
 
 
 def with_other_table(config: Config, table: tuple[float, ...]) -> dict[str, Any]:
-    """A copy in which one of `rope_tables` has other numbers."""
+    """A copy of a configuration in which one of its `rope_tables` has other numbers."""
 
     def change(value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -28,13 +28,13 @@ DTYPES = frozenset(
 
 
 def check_safetensors(path: Path) -> int:
-    """Checks the header with the library's strict reader (mlx's own accepts malformed files), then what that accepts.
+    """Checks the header with safetensors' strict reader (mlx's own accepts malformed files), then each tensor in it.
 
     Returns:
         The number of tensors.
 
     Raises:
-        ModelLoadError: The file is damaged or empty, or has a tensor that is no weight.
+        ModelLoadError: The file is damaged or has no tensors, or a tensor has an unusable name, type or shape.
     """
     try:
         header = _header(path)
@@ -51,7 +51,7 @@ def check_safetensors(path: Path) -> int:
 
 
 def _header(path: Path) -> bytes:
-    """The JSON header, which follows its length."""
+    """The JSON header, which follows its length in eight bytes."""
     with open_regular(path) as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > MAX_HEADER_BYTES:
@@ -78,7 +78,7 @@ def _check_tensor(path: Path, name: str, entry: dict[str, Any]) -> None:
 
 
 def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without duplicate keys; readers differ in which duplicate they use."""
+    """Builds an object and refuses duplicate keys, because readers differ in which duplicate they use."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -92,7 +92,7 @@ class Weights:
     """Size of a model's weights."""
 
     parameters: int  # numbers in all; each packed number counts as one
-    bytes: int  # of all tensors
+    bytes: int  # of all tensors together
     dtype: str  # the type of most bytes, as safetensors spells it ("F32", "BF16", "U32")
 
 
@@ -112,7 +112,7 @@ def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
                 sizes[dtype] += count * _width(dtype)
                 if packed is None:
                     parameters += count
-                elif name.endswith(".scales"):  # one per group of packed numbers of any width
+                elif name.endswith(".scales"):  # one scale per group of packed numbers, whatever their width
                     parameters += count * _group(packed, name.removesuffix(".scales"))
                 elif dtype != "U32" and not name.endswith(".biases"):
                     parameters += count

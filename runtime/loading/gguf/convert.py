@@ -30,7 +30,7 @@ BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, 
 
 @dataclass(frozen=True, slots=True)
 class CheckedGguf:
-    """A file that can be converted, by its header."""
+    """The checked header of a file that can be converted."""
 
     header: GgufHeader
     shape: DecoderShape
@@ -38,7 +38,7 @@ class CheckedGguf:
 
     @property
     def parameters(self) -> int:
-        """Numbers in all."""
+        """Count of numbers in all tensors."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     @property
@@ -52,10 +52,10 @@ class CheckedGguf:
 
 
 def check_gguf(path: Path) -> CheckedGguf:
-    """Reads the header and refuses what cannot be converted.
+    """Reads a file's header and refuses a file that cannot be converted.
 
     Raises:
-        ModelLoadError: Damaged, or of a kind that cannot be converted.
+        ModelLoadError: The file is damaged, or of a kind that cannot be converted.
     """
     header = read_header(path)
     if header.architecture not in FAMILIES:
@@ -75,14 +75,14 @@ def convert(checked: CheckedGguf, target: Path, report: Callable[[int, int], Non
     Args:
         checked: From `check_gguf`.
         target: An empty folder.
-        report: Called with the bytes of weights written, and in all.
-        quantised: Matrices stay quantised; all else becomes float32.
+        report: Called with the bytes of weights written so far, and in all.
+        quantised: Whether quantised matrices stay so; all else becomes float32.
 
     Returns:
         The number of parameters.
 
     Raises:
-        ModelLoadError: Tokens that do not fit together, or weights that are no numbers.
+        ModelLoadError: The tokenizer's lists contradict each other, or weights are NaN or infinity.
     """
     header = checked.header
     tokenizer = build_tokenizer(header)

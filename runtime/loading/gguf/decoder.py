@@ -21,18 +21,18 @@ class Family:
     """One architecture. All are decoders of llama's build: RMS norms, rotary positions, gated MLPs."""
 
     model_type: str  # in config.json
-    transformers: str  # the class of the model there
+    transformers: str  # class of the model in transformers
     interleaved: bool = False  # rows of q and k have llama.cpp's order of rotary pairs
     biased: bool = False  # q, k and v have biases
     normed: bool = False  # q and k are normed per head
     fused: bool = False  # q, k and v are one matrix, gate and up another
     narrow: bool = False  # all heads together are as wide as the model; its config has no head size
-    # built as Gemma: norms before and after attention and MLP, all stored 1 higher in GGUF than in the model's own folder;
+    # Gemma's build: norms before and after attention and MLP, all stored 1 higher in GGUF than in the model's own folder;
     # GELU; tied embeddings; a query scale in config.json
     gemma: bool = False
     capped: bool = False  # logits and attention scores are capped by a tanh
     windowed: bool = False  # the file's sliding window applies
-    full_every: int = 1  # every n-th layer has full attention, all others the window; 1: all have the window
+    full_every: int = 1  # every n-th layer has full attention, the others the window; 1: all have the window
     ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")  # proven kinds of ``rope_parameters``
     largest: int = 0  # layers of the largest model, whose queries are scaled by width / heads instead of the head size
 
@@ -106,7 +106,7 @@ class DecoderShape:
 
     @classmethod
     def of(cls, header: GgufHeader) -> DecoderShape:
-        """Reads the metadata.
+        """Reads the sizes from a file's metadata.
 
         Raises:
             ModelLoadError: A number is missing or absurd, or the file uses a feature that is not supported.
@@ -218,7 +218,7 @@ class DecoderShape:
         }
 
     def _gemma(self) -> dict[str, Any]:
-        """Further fields of Gemma."""
+        """Fields of config.json in which Gemma differs from other families."""
         kinds = ["full_attention" if (n + 1) % self.full_every == 0 else "sliding_attention" for n in range(self.layers)]
         found: dict[str, Any] = {
             "hidden_act": "gelu_pytorch_tanh",
@@ -238,7 +238,7 @@ class DecoderShape:
 
 
 def check_tensors(header: GgufHeader, shape: DecoderShape) -> list[Tensor]:
-    """The tensors to convert. Each must be present and of the right shape, and the file must have no others.
+    """The tensors to convert: each is in the file with the right shape, and the file has no others.
 
     Raises:
         ModelLoadError: Names the tensor.

@@ -47,7 +47,7 @@ class TensorFormat:
     size: int
 
 
-# Name, values of a block and its bytes, by ggml's type number. Missing numbers were removed from ggml or never used in files.
+# By ggml's type number: name, values and bytes of a block. Missing numbers were removed from ggml or never used in files.
 _FORMATS: Mapping[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
@@ -71,7 +71,7 @@ class TensorInfo:
 
     @property
     def values(self) -> int:
-        """Numbers in all."""
+        """Count of values."""
         return math.prod(self.shape)
 
     @property
@@ -96,7 +96,7 @@ class GgufHeader:
 
 
 def whole_number(header: GgufHeader, key: str, limit: int, default: int | None = None) -> int:
-    """A whole number from 1 to `limit`.
+    """Reads a whole number from 1 to `limit` from the metadata.
 
     Raises:
         ModelLoadError: Missing and without a default, another kind, or out of range.
@@ -108,7 +108,7 @@ def whole_number(header: GgufHeader, key: str, limit: int, default: int | None =
 
 
 def positive_number(header: GgufHeader, key: str, default: float | None = None) -> float:
-    """A positive number, as the model's own config has it: 1e-05, not 9.999999747378752e-06.
+    """Reads a positive number from the metadata, rounded as in the model's own config: 1e-05, not 9.999999747378752e-06.
 
     Raises:
         ModelLoadError: Missing and without a default, another kind, or out of range.
@@ -161,7 +161,7 @@ class _Reader:
         )
 
     def preamble(self) -> tuple[int, int]:
-        """Counts of tensors and of metadata entries."""
+        """Reads the counts of tensors and of metadata entries."""
         if self.size < len(MAGIC) or self.take(4, "the magic number") != MAGIC:
             raise ModelLoadError(f"{self.path}: not a GGUF file (it does not begin with 'GGUF')")
         if self.size < PREAMBLE_BYTES:

@@ -1,4 +1,4 @@
-"""ggml's block formats with numpy: as float32, and in affine form, as MLX has it.
+"""Decodes ggml's block formats with numpy: to float32, or to MLX's affine form.
 
 gguf-py's `quants` gives the same numbers but is not used: it would be a dependency (with requests, tqdm and PyYAML) for three
 unpackers, because the affine form needs the whole numbers, scales and offsets below anyway.
@@ -40,7 +40,7 @@ class Affine(NamedTuple):
 
 
 def form_of(name: str) -> Form | None:
-    """The affine form of one of GGUF's formats; None for plain numbers."""
+    """The affine form of one of GGUF's formats; None where it has none (plain numbers, formats that are not supported)."""
     found = _SPLITS.get(name)
     return None if found is None else found[0]
 
@@ -75,7 +75,7 @@ def dequantise(info: TensorInfo, data: Bytes) -> Floats:
         data: ``(info.nbytes,) uint8``, its bytes in the file.
 
     Raises:
-        ModelLoadError: A format that is not supported.
+        ModelLoadError: The format is not supported.
     """
     name = info.format.name
     if name not in READABLE:
@@ -107,17 +107,17 @@ def _packed(numbers: Bytes, bits: int) -> Words:
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
-    """A float16 of every block, ``(blocks, 1)``."""
+    """The float16 at byte `at` of each block, as ``(blocks, 1) float32``."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """Low halves of all bytes, then the high halves: ``(blocks, 16)`` to ``(blocks, 32)``."""
+    """The low four bits of all bytes, then the high four: ``(blocks, 16)`` to ``(blocks, 32)``."""
     return np.concatenate([packed & 15, packed >> 4], axis=1)
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
-    """Bit 4 of 32 values, from a little-endian 32-bit word."""
+    """Bit 4 of each of 32 values, from a little-endian 32-bit word: ``(blocks, 4)`` to ``(blocks, 32)``."""
     return np.unpackbits(np.ascontiguousarray(packed), axis=1, bitorder="little") * np.uint8(16)
 
 
@@ -162,7 +162,7 @@ def _q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
 
 
 def _pairs(packed: Bytes) -> Bytes:
-    """Bit pairs of halves of 128 values, 32 bytes each: ``(blocks, 64)`` to ``(blocks, 256)``."""
+    """Two bits of each value: 32 bytes for each half of 128 values, ``(blocks, 64)`` to ``(blocks, 256)``."""
     halves = packed.reshape(len(packed), 2, 1, 32)
     return ((halves >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & np.uint8(3)).reshape(len(packed), 256)
 

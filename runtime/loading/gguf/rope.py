@@ -14,16 +14,16 @@ from runtime.loading.gguf.header import GgufHeader, fault, positive_number, whol
 FACTORS = "rope_freqs.weight"  # Llama 3's divisors of the frequencies
 MAX_CONTEXT = 1 << 27
 
-# Numbers of Llama 3.1 to 3.3, which a GGUF does not have; its factors must follow from them.
+# Parameters of Llama 3.1 to 3.3. A GGUF file does not have them; its divisors must equal those computed from them.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_UNKNOWN = ("yarn_ext_factor", "yarn_attn_factor", "attn_factor", "yarn_log_multiplier")  # yarn's; not in config.json
+_UNKNOWN = ("yarn_ext_factor", "yarn_attn_factor", "attn_factor", "yarn_log_multiplier")  # of yarn; not in config.json
 
 
 def rope_parameters(header: GgufHeader, theta: float, rotated: int) -> dict[str, Any]:
     """The ``rope_parameters`` of a config.json.
 
     Raises:
-        ModelLoadError: An unsupported kind of scaling, or missing numbers.
+        ModelLoadError: The kind of scaling is not supported, or numbers are missing.
     """
     prefix = f"{header.architecture}.rope."
     stretched = header.metadata.get(f"{prefix}scaling.factor", 0) not in (0, 1)

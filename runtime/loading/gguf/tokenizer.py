@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, rebuilt with `tokenizers`, and the model's small files.
+"""The tokenizer of a GGUF file, rebuilt with `tokenizers`; its chat template and the configurations with token ids.
 
 transformers' converter (5.23, `integrations.gguf`) is not used: it has no entry for "smollm" and silently splits an unknown
 kind as GPT-2 ("x  1" of SmolLM2 gets other ids), leaves out Llama 3's `ignore_merges` and Qwen 2's NFC, is missing from the
@@ -53,10 +53,10 @@ def check_unique(header: GgufHeader, tokens: list[str]) -> None:
 
 
 def texts(header: GgufHeader, key: str) -> list[str]:
-    """A list of texts that is not empty.
+    """Reads a non-empty list of texts from the metadata.
 
     Raises:
-        ModelLoadError: Missing, or of another type.
+        ModelLoadError: It is missing, empty, or of another type.
     """
     found = header.metadata.get(key)
     if not isinstance(found, list) or not found or not isinstance(found[0], str):
@@ -65,10 +65,10 @@ def texts(header: GgufHeader, key: str) -> list[str]:
 
 
 def token_id(header: GgufHeader, key: str, count: int) -> int | None:
-    """The id under a key; None where the file has none.
+    """The token id under a key of the metadata; None where the file has none.
 
     Raises:
-        ModelLoadError: Not an id of the vocabulary.
+        ModelLoadError: The value is not an id of the vocabulary.
     """
     value = header.metadata.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count):
@@ -94,11 +94,11 @@ class PreTokenizer:
     pattern: str = ""  # regular expression of the pieces; empty: GPT-2's own
     digits: bool = False  # each digit is a piece, before the pattern applies
     composed: bool = False  # text is normalised to NFC first
-    whole: bool = False  # a piece that is a token is never merged from parts (`ignore_merges`)
+    whole: bool = False  # a piece that is a token is taken whole, without merges (`ignore_merges`)
     adds_bos: bool = False  # default for `add_bos_token`: raw text begins with a bos
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        """Splits text into pieces spelled in GPT-2's byte characters."""
+        """A pre-tokeniser that splits text into pieces, spelled in GPT-2's byte characters."""
         first: list[pre_tokenizers.PreTokenizer] = []
         if self.digits:
             first.append(pre_tokenizers.Digits(individual_digits=True))
@@ -108,7 +108,7 @@ class PreTokenizer:
         return pre_tokenizers.Sequence([*first, bytes_of]) if first else bytes_of
 
 
-# By tokenizer.ggml.pre. Each was compared with the model's own tokenizer or the library's class of it
+# By tokenizer.ggml.pre. Each was compared with the model's own tokenizer or with its class in transformers
 # (`tests/runtime/loading/test_pre_tokenizers.py`). Others are refused: a wrong split gives plausible text and wrong numbers.
 _LLAMA_BPE = PreTokenizer(_LLAMA3, whole=True, adds_bos=True)
 PRE_TOKENIZERS = {
@@ -128,7 +128,7 @@ def pre_tokenizer_of(header: GgufHeader) -> PreTokenizer:
     """The pre-tokeniser that the file names.
 
     Raises:
-        ModelLoadError: An unknown one.
+        ModelLoadError: It is unknown.
     """
     pre = header.metadata.get("tokenizer.ggml.pre")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
@@ -142,7 +142,7 @@ def byte_level(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) 
     """The tokenizer of a file whose ``tokenizer.ggml.model`` is "gpt2".
 
     Raises:
-        ModelLoadError: An unknown pre-tokeniser, or merges of tokens that are not in the vocabulary.
+        ModelLoadError: The pre-tokeniser is unknown, or a merge uses a token that is not in the vocabulary.
     """
     split = pre_tokenizer_of(header)
     merges = [_merge(header, merge) for merge in texts(header, "tokenizer.ggml.merges")]
@@ -176,14 +176,14 @@ MAX_PIECE = 512  # characters
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _TURNS = ("<start_of_turn>", "<end_of_turn>")  # Gemma's control tokens; user-defined in older files
 _AMBIGUOUS = "[INST]"  # as a control token: later Mistral tokenizers put no space after it, and the file does not say
-_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")  # special tokens that do not absorb the white space after them
 
 
 def sentencepiece(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
     """The tokenizer of a file whose ``tokenizer.ggml.model`` is "llama".
 
     Raises:
-        ModelLoadError: Not SentencePiece's BPE, or it normalises text in an unsupported way.
+        ModelLoadError: It is not SentencePiece's BPE, or uses a feature that is not supported.
     """
     _refuse_normalisation(header)
     prefixed = header.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
@@ -241,7 +241,7 @@ def _pieces(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> 
 
 
 def _merges(pieces: dict[str, int]) -> list[tuple[str, str]]:
-    """All pairs of pieces that join to a piece, best first; of one piece, the longest left half first.
+    """All pairs of pieces that join to a piece, best piece first; for one piece, the longest left half first.
 
     Two splits of a piece have the same score. Where they compete (``aa a aa``) SentencePiece takes the leftmost.
     """
@@ -254,7 +254,7 @@ def _halves(text: str, pieces: dict[str, int]) -> list[int]:
 
 
 def _has_bytes(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> bool:
-    """Whether the vocabulary has a token for each byte; it has all or none."""
+    """Whether the vocabulary has tokens for bytes; it must have all 256 or none."""
     found = {text for text, kind in zip(tokens, kinds, strict=True) if kind == BYTE}
     if found and found != set(_BYTES):
         raise fault(header, f"{len(found)} tokens stand for bytes; <0x00> to <0xFF> are possible")
@@ -284,7 +284,7 @@ def build_tokenizer(header: GgufHeader) -> Tokenizer:
     """The tokenizer of the file.
 
     Raises:
-        ModelLoadError: An unknown kind, or lists that do not fit together.
+        ModelLoadError: Its kind is unknown, or its lists contradict each other.
     """
     kind = header.metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -294,7 +294,7 @@ def build_tokenizer(header: GgufHeader) -> Tokenizer:
 
 
 def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
-    """tokenizer_config.json: the named tokens, no clean-up of decoded text."""
+    """Content of tokenizer_config.json: the named tokens, and no clean-up of decoded text."""
     tokens, _ = tokens_and_kinds(header)
     named = {
         f"{name}_token": tokens[i]
@@ -312,7 +312,7 @@ def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def generation_config(header: GgufHeader) -> dict[str, Any]:
-    """generation_config.json: ids of bos, eos (one or several) and pad."""
+    """Content of generation_config.json: ids of bos, eos (one or several) and pad."""
     tokens, kinds = tokens_and_kinds(header)
     eos = token_id(header, "tokenizer.ggml.eos_token_id", len(tokens))
     endings = [i for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED) and tokens[i] in _ENDINGS]

@@ -26,7 +26,7 @@ _Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of the file. Each has four bytes per element: float32, or words of packed numbers."""
+    """One array of the safetensors file, with four bytes per element: float32, or words of packed numbers."""
 
     name: str
     dtype: str  # as safetensors spells it
@@ -85,14 +85,14 @@ def write_weights(
     """Writes the file, durably.
 
     Args:
-        path: Of the new file.
-        header: Of the GGUF.
+        path: The new file.
+        header: Header of the GGUF file.
         tensors: In the order of writing.
-        report: Called with the bytes of weights written, and in all.
-        quantised: Matrices stay quantised.
+        report: Called with the bytes of weights written so far, and in all.
+        quantised: Whether quantised matrices stay so.
 
     Raises:
-        ModelLoadError: Weights with NaN or infinity.
+        ModelLoadError: A tensor has NaN or infinity.
     """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     total = 0
@@ -115,7 +115,7 @@ def write_weights(
 
 
 def _arrays(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[_Array]:
-    """The data of `parts_of`, in its order."""
+    """The arrays that `parts_of` describes, in the same order."""
     info = header.tensors[tensor.source]
     data = np.asarray(np.memmap(header.path, np.uint8, "r", info.offset, (info.nbytes,)))
     arrays: list[_Array] = [*affine(info, data)] if quantised and kept_form(header, tensor) else [dequantise(info, data)]
