@@ -125,7 +125,7 @@ def run_converter(
     with Child(module, str(source), str(target), *options, cwd=target, environment=environment) as child:
         progress(state)
         for line in child.lines():
-            if line is not None:
+            if line is not None and line.startswith(b"{"):  # else a native library's own words
                 answer = json.loads(line)
                 if "done" in answer:
                     state = Progress(stage, answer["done"], answer["total"])

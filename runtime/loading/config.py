@@ -195,6 +195,7 @@ _TOKEN_PATHS = (  # fields that decide which earlier tokens a layer attends to
     *("rope_parameters", "rope_scaling"),
 )
 _SHOWN = 60  # characters of a value in a message
+_MAX_DEPTH = 32  # levels of nesting; real configurations have 6
 
 
 def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,14 +312,16 @@ def shown_json(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _plain_floats(value: Any) -> Any:
-    """A deep copy in which ``{"__float__": "Infinity"}``, as written by transformers 5, is a number."""
+def _plain_floats(value: Any, depth: int = 0) -> Any:
+    """A deep copy, of few levels, in which ``{"__float__": "Infinity"}``, as written by transformers 5, is a number."""
+    if depth > _MAX_DEPTH:
+        raise ModelLoadError(f"the configuration is nested more than {_MAX_DEPTH} levels deep; fetch the file again")
     if isinstance(value, Mapping):
         tagged = value.get("__float__")
         if len(value) == 1 and tagged in ("Infinity", "-Infinity", "NaN"):
             return float(tagged)
-        return {key: _plain_floats(item) for key, item in value.items()}
-    return [_plain_floats(item) for item in value] if isinstance(value, list) else value
+        return {key: _plain_floats(item, depth + 1) for key, item in value.items()}
+    return [_plain_floats(item, depth + 1) for item in value] if isinstance(value, list) else value
 
 
 def _sliding_pattern(layer_types: object) -> int | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -69,6 +70,16 @@ def test_what_a_model_would_run_is_taken_out() -> None:
 def test_infinity_as_transformers_5_writes_it_is_a_number() -> None:
     config = normalised({"a": [0.0, {"__float__": "Infinity"}], "b": {"__float__": "-Infinity"}, "c": {"__float__": "x"}})
     assert config == {"a": [0.0, math.inf], "b": -math.inf, "c": {"__float__": "x"}}
+
+
+@pytest.mark.parametrize("read", [normalised, lambda config: check_fields(config, "config.json")])
+@pytest.mark.parametrize("name", ["a", "text_config"])
+def test_what_is_nested_too_deep_is_refused(name: str, read: Callable[[dict[str, Any]], object]) -> None:
+    config: dict[str, Any] = {"hidden_size": 64}
+    for _ in range(900):  # fewer than stop a reader of JSON
+        config = {name: config}
+    with pytest.raises(ModelLoadError, match="nested more than 32 levels deep"):
+        read(config)
 
 
 def test_the_original_is_left_alone() -> None:

@@ -110,6 +110,20 @@ def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Pa
     assert started[0].returncode is not None
 
 
+def test_a_line_of_a_native_library_is_no_answer_of_the_converter(
+    shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = subprocess.Popen
+
+    def popen(command: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
+        noisy = ["sh", "-c", 'echo "a library: loaded"; exec "$0" "$@"', *command]
+        child: subprocess.Popen[bytes] = real(noisy, **kwargs)  # type: ignore[call-overload]  # passed on as given
+        return child
+
+    monkeypatch.setattr("runtime.loading.child_process.subprocess.Popen", popen)
+    assert import_model(gguf).path.is_dir()
+
+
 def test_a_converter_that_hangs_is_stopped(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given one that says nothing and does not end, and little patience
     started: list[subprocess.Popen[bytes]] = []
