@@ -145,7 +145,7 @@ def read_peft_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
     """Reads a folder in peft's layout.
 
     Raises:
-        AdapterError: Not a plain or activated LoRA (names the setting), or damaged.
+        AdapterError: Not a plain or activated LoRA (the message names the setting), or damaged.
     """
     where, weights = folder / ADAPTER_CONFIG, folder / PEFT_WEIGHTS
     _check_peft_settings(where, config)

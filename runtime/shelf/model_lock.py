@@ -61,7 +61,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
     """Prevents loads of a model while the context is active.
 
     Raises:
-        ModelLoadError: The model is loaded somewhere.
+        ModelLoadError: The model is loaded, in this or another process.
     """
     handle = _opened(folder)
     try:

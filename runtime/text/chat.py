@@ -73,7 +73,7 @@ def render_chat_ids(
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as plain dictionaries with clean text.
+    """Checks messages; returns them as plain dictionaries with clean text.
 
     Raises:
         InvalidRequestError: There are no messages, a role is unknown, or content is not text; the error names the message's

@@ -1,4 +1,4 @@
-"""The process that renders chat templates: run by its path, imports only jinja2 and the standard library.
+"""The process that renders chat templates: run in isolation, imports only jinja2 and the standard library.
 
 Frames on standard input (a socket): four bytes little-endian length, then JSON. The first frame sets the template; each
 later one has the variables of a render. Every frame is answered by ``{"text": ...}`` or ``{"error": ...}``. The environment

@@ -18,7 +18,7 @@ class ToolCall:
 
     Attributes:
         name: The tool's name.
-        arguments: By name; plain JSON values.
+        arguments: Its arguments by name; plain JSON values.
         id: The id that the model wrote, or nine hexadecimal digits made from the call's text (mistral's templates want nine).
         span: Its place in the answer, markup included: the index of its first character, and of the one after its last.
             Calls in one list have the same span.

@@ -108,7 +108,7 @@ class ToolCallReader:
         return True
 
     def _outside(self) -> bool:
-        """In text."""
+        """In text, outside calls."""
         found = min(((at, o) for o in self._openers if (at := self._rest.find(o)) >= 0), default=None)
         if found is None:
             held = max((_overlap(self._rest, opener) for opener in self._openers), default=0)
@@ -151,7 +151,7 @@ class ToolCallReader:
         return True
 
     def _value(self) -> bool:
-        """In the JSON."""
+        """Within the JSON of a call."""
         try:
             end = self._span.take(self._rest)
         except JsonError as fault:

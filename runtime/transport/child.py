@@ -61,7 +61,7 @@ class EngineProcess:
 
     def kill(self) -> None:
         """Sends SIGKILL to the process and its own children."""
-        if not self.ended():  # not reaped yet: the group id is still that of this process
+        if not self.ended():  # not reaped yet: the group id is still the child's
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def reap_later(self) -> None:
@@ -117,7 +117,7 @@ _UNKNOWN_BYTES = 16 << 30  # assumed if only the engine knows the size of the so
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Seconds of monotonic time in the caller's process (the time of a suspended machine does not count)."""
+    """Seconds of monotonic time in the caller's process (time in which the machine is suspended does not count)."""
 
     step_seconds: float = 30.0  # one step of the owner thread in which no layer of the model is reached
     silence_seconds: float = 30.0  # without any message, once the model is loaded

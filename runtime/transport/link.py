@@ -58,7 +58,7 @@ _TERM_SECONDS = 0.2  # between SIGTERM and SIGKILL
 
 
 class Waiter(Protocol):
-    """Receives the messages of one call on the I/O thread; the last one is one call of `result` or of `fault`."""
+    """Receives the messages of one call on the I/O thread; `result` or `fault` is called once, as the last."""
 
     def chunk(self, run: TokenRun, branch: int | None) -> None:
         """Some tokens of a stream, or of one branch of it."""
@@ -151,7 +151,7 @@ class EngineLink:
         return os.getpid() != self._pid
 
     def next_id(self) -> int:
-        """A new number, for a call."""
+        """A new id, for a call."""
         return next(self._numbers)
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
@@ -380,7 +380,7 @@ def _unread(error: Exception) -> RuntimeFault:
 
 
 async def end_link(link: EngineLink, *, grace: float | None = None) -> None:
-    """Ends the engine without blocking the loop, and even if this coroutine is cancelled."""
+    """Ends the engine without blocking the loop; the engine ends even if this coroutine is cancelled."""
     await asyncio.shield(asyncio.wrap_future(link.close_soon(grace=grace)))
     link.join()  # returns at once: the thread has nothing left to do
 

@@ -312,7 +312,7 @@ def make_model(request: Load, on_progress: OnLoad | None = None) -> LanguageMode
     for name, dotted in request.backends.items():
         register_backend(name, dotted)
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in request.options.items()}
-    with progress_listener(on_progress):  # a loader of another package need not know of it
+    with progress_listener(on_progress):  # a loader of another package needs no parameter for it
         model: LanguageModel = resolve(request.loader)(request.source, request.backend, **options)
     return model
 
