@@ -12,7 +12,7 @@ import numpy as np
 from runtime.records import Float32
 
 Kind = Literal["lora", "alora"]
-ModuleShape = tuple[int, int]  # numbers in, numbers out
+ModuleShape = tuple[int, int]  # (input features, output features)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,14 +21,14 @@ class LowRank:
 
     a: Float32  # ``(rank, in) float32``
     b: Float32  # ``(out, rank) float32``
-    scaling: float  # alpha / rank, or the layout's own
-    # ``(out, in) float32``: a copy of the module's own weights, if the file has one (peft saves it for a head). A backend
-    # refuses the adapter if it differs from the model's
+    scaling: float  # peft: alpha / rank, or alpha / sqrt(rank) if rank-stabilised; mlx-lm: the file's scale
+    # ``(out, in) float32``: the file's copy of the module's own weights, if it has one (peft saves it for a head). A backend
+    # refuses the adapter if the copy differs from the model's weights
     base: Float32 | None = None
 
     @property
     def rank(self) -> int:
-        """Rank of the product."""
+        """The rank of the product."""
         return len(self.a)
 
     @property
@@ -45,7 +45,7 @@ class Adapter:
 
     @classmethod
     def of(cls, modules: Mapping[str, LowRank]) -> Adapter:
-        """An adapter with its digest."""
+        """Makes an adapter with the digest of its modules."""
         return cls(modules, digest_of(modules))
 
 

@@ -31,8 +31,8 @@ Layout = Literal["peft", "mlx"]
 def convert_adapter(source: str | Path, target: Path, layout: Layout) -> Path:
     """Writes an adapter in another layout: the same numbers, transposed and renamed.
 
-    Both backends read both layouts; this is for peft and mlx-lm. mlx-lm has one rank and one scale for all modules: smaller
-    products are padded with zeros, other scalings are multiplied into B.
+    Both backends read both layouts; this is for peft and mlx-lm. mlx-lm has one rank and one scale for all modules: products
+    of smaller rank are padded with zeros, differing scalings are multiplied into B.
 
     Args:
         source: An adapter folder, or an id on the shelf.

@@ -26,12 +26,12 @@ from runtime.loading.progress import OnProgress, counting_bytes, ignore_progress
 from runtime.options.checking import shown
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
-_NAMED = 8  # adapters in a message
-_NEVER_OPENED = (*PICKLES, ".npz")
+_NAMED = 8  # most adapters that a message names
+_NEVER_OPENED = (*PICKLES, ".npz")  # such files can run code
 
 
 def read_header(source: str | Path) -> AdapterHeader:
-    """Reads the configuration and the tensor shapes of an adapter folder, no numbers.
+    """Reads the configuration and the tensor shapes of an adapter folder, without the numbers.
 
     Args:
         source: A folder, or an id (``org/name``) on the shelf.
@@ -64,7 +64,7 @@ def adapter_folder(source: str | Path) -> Path:
     """The folder of an adapter.
 
     Raises:
-        AdapterError: Not found; names the places.
+        AdapterError: Not found; the message says where to look.
     """
     if not isinstance(source, str | Path) or "\0" in str(source):
         raise AdapterError(f"an adapter is a folder or an id on the shelf, not {shown(source)}")
@@ -135,16 +135,16 @@ def _no_weights(folder: Path, wanted: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShelvedAdapter:
-    """An adapter on the shelf, by its header.
+    """An adapter on the shelf, described by its header.
 
     Attributes:
-        name: For `add_adapter`, `push_lora` and ``--adapter``.
+        name: The name that `add_adapter`, `push_lora` and ``--adapter`` accept.
         path: Its folder.
-        bytes: Of its files.
-        base: The model it names as its base; empty without one.
-        kind: Plain or activated.
+        bytes: Bytes of its files.
+        base: The model that it names as its base; empty if it names none.
+        kind: "lora" (plain) or "alora" (activated).
         layout: "peft" or "mlx".
-        parameters: Numbers in all.
+        parameters: The number of its parameters.
         problem: Why it cannot be used; empty if it can.
     """
 
@@ -173,8 +173,8 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
 
     Args:
         path: The folder, in peft's layout or mlx-lm's; it is only read, and no other file in it is opened.
-        name: Its id: ``name`` or ``org/name@revision``; derived from the folder's name by default.
-        progress: Called while bytes are read or copied; an exception from it cancels the import.
+        name: The id: ``name`` or ``org/name@revision``; derived from the folder's name by default.
+        progress: Called while bytes are read or copied; raising in it cancels the import.
 
     Returns:
         The adapter. An existing one of the same content and name is returned as it is.
@@ -215,7 +215,7 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
 
 
 def shelf_adapter(folder: Path) -> ShelvedAdapter:
-    """The adapter in a folder of the shelf, or its problem."""
+    """Describes the adapter in a folder of the shelf; if it cannot be read, `problem` says why."""
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     try:
         header = read_header(folder)

@@ -23,36 +23,36 @@ from runtime.records import Float32
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Names of a module's two tensors, and their meaning."""
+    """The two tensors of a module's product, by name, with their rank, shape and scaling."""
 
-    a: str  # names of tensors
-    b: str
+    a: str  # name of the tensor A
+    b: str  # name of the tensor B
     transposed: bool  # A is ``(in, rank)`` and B ``(rank, out)``, as mlx-lm writes them
     rank: int
     shape: ModuleShape
     scaling: float
-    base: str | None = None  # the tensor that is a copy of the module's own weights
+    base: str | None = None  # name of the tensor that copies the module's own weights
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterHeader:
-    """An adapter folder by its configuration and the header of its weights, without the numbers."""
+    """An adapter folder, described by its configuration and the header of its weights, without the numbers."""
 
     folder: Path
     weights: Path  # a safetensors file
     layout: str  # "peft" or "mlx"
-    base: str  # the model it names as its base; empty without one
+    base: str  # the model that it names as its base; empty if it names none
     invocation: tuple[int, ...]  # token ids that activate an activated LoRA; empty for a plain one
     modules: Mapping[str, Pair]  # tensors by module path
 
     @property
     def kind(self) -> Kind:
-        """Plain or activated."""
+        """The kind: "lora" (plain) or "alora" (activated)."""
         return "alora" if self.invocation else "lora"
 
     @property
     def parameters(self) -> int:
-        """Numbers in all."""
+        """The number of its parameters."""
         return sum(pair.rank * sum(pair.shape) for pair in self.modules.values())
 
     def read(self) -> Adapter:
@@ -77,16 +77,16 @@ class AdapterHeader:
 def pairs_of(
     weights: Path, shapes: Mapping[str, tuple[int, ...]], names: tuple[str, str], *, transposed: bool
 ) -> dict[str, tuple[str, str, int, ModuleShape]]:
-    """Pairs of tensors: module path -> (name of A, name of B, rank, shape of the module).
+    """Groups tensors into pairs: module path -> (name of A, name of B, rank, shape of the module).
 
     Args:
         weights: The file, for messages.
-        shapes: Of its tensors.
-        names: Suffixes of A and of B.
+        shapes: Shapes of its tensors, by name.
+        names: Suffixes of the names of A and B.
         transposed: Whether A is ``(in, rank)`` and B ``(rank, out)``.
 
     Raises:
-        AdapterError: A tensor without its pair, or a pair of contradicting shapes.
+        AdapterError: A tensor is of another kind or lacks its partner, or the shapes of a pair contradict each other.
     """
     found: dict[str, tuple[str, str, int, ModuleShape]] = {}
     for name, shape in shapes.items():
@@ -114,7 +114,7 @@ def _number(where: Path, name: str, value: Any, *, above: float = -math.inf) -> 
     """A finite number of a configuration.
 
     Raises:
-        AdapterError: Another value, or not above `above`.
+        AdapterError: Not a finite number, or not above `above`.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= above:
         limit = "" if above == -math.inf else f" above {above:g}"
@@ -122,14 +122,14 @@ def _number(where: Path, name: str, value: Any, *, above: float = -math.inf) -> 
     return float(value)
 
 
-MAX_BYTES = 64 << 30  # of a file, which is read whole; adapters of the largest models have a few GB
+MAX_BYTES = 64 << 30  # of a weights file, which is read whole; adapters of the largest models have a few GB
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_ENDINGS = (".lora_A.weight", ".lora_B.weight")
 PEFT_BASE = ".base_layer.weight"  # peft's copy of the weights of a head or an embedding
 PEFT_PREFIX = "base_model.model."
 
-# Settings of LoraConfig about training, without effect on the computation
+# Settings of LoraConfig that are handled here, or that have no effect on the computation
 _HARMLESS = frozenset(
     {"peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"}
     | {"r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "fan_in_fan_out", "use_rslora", "bias"}
@@ -137,7 +137,7 @@ _HARMLESS = frozenset(
     | {"megatron_core", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "alora_invocation_tokens"}
     | {"alora_invocation_string", "invocation_string", "ensure_weight_tying", "runtime_config"}
 )
-# Initialisations that change the base's weights; such an adapter is right with the changed weights only
+# Initialisations that change the base's weights: such an adapter is correct only with the changed weights
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -145,7 +145,7 @@ def read_peft_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
     """Reads a folder in peft's layout.
 
     Raises:
-        AdapterError: Not a plain or activated LoRA (names the setting), or damaged.
+        AdapterError: Not a plain or activated LoRA (the message names the setting), or damaged.
     """
     where, weights = folder / ADAPTER_CONFIG, folder / PEFT_WEIGHTS
     _check_peft_settings(where, config)
@@ -186,7 +186,7 @@ def _check_peft_settings(where: Path, config: Mapping[str, Any]) -> None:
 
 
 def _scaling(where: Path, config: Mapping[str, Any], path: str, rank: int) -> float:
-    """Alpha / rank (rank-stabilised: its square root); peft's patterns may set both by module."""
+    """The scaling: alpha / rank, or alpha / sqrt(rank) if rank-stabilised; peft's patterns may set both by module."""
     named = _by_pattern(where, "rank_pattern", config, path, config.get("r", rank))
     if _number(where, "r", named, above=0) != rank:
         raise AdapterError(f"{where}: r is {named} for {path}, but its tensors have rank {rank}")
@@ -251,10 +251,10 @@ def read_mlx_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of tensors by name, from the header alone.
+    """Shapes of a file's tensors by name, from its header alone.
 
     Raises:
-        AdapterError: Damaged, empty, or a tensor that is not floating-point.
+        AdapterError: The file is damaged or has no tensors, or a tensor is not floating-point.
     """
     try:
         forms = tensor_forms([path])
@@ -268,10 +268,10 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(path: Path) -> dict[str, Float32]:
-    """All tensors in float32.
+    """All tensors of a file by name, as float32.
 
     Raises:
-        AdapterError: Damaged, or a tensor with NaN or infinity, which is named.
+        AdapterError: The file is damaged, or a tensor (named in the message) has NaN or infinity.
     """
     try:
         found: list[tuple[str, dict[str, Any]]] = deserialize(read_regular(path, MAX_BYTES))  # type: ignore[no-untyped-call]  # safetensors has no hints for it

@@ -15,10 +15,10 @@ from runtime.errors import AdapterError
 from runtime.options.checking import nearest
 from runtime.records import Float32
 
-# Prefixes that libraries and wrappers put before the path of a module
+# Prefixes that libraries and wrapper classes put before the path of a module
 _BODIES = ("base_model.", "language_model.", "model.", "transformer.", "backbone.")
 
-# Words about the form of a model: width of its numbers, quantisation, library
+# Words in a model's name about the form of its weights: precision, quantisation, library
 _FORM = re.compile(
     r"(?:^| )(?:i?q[1-8](?: (?:k|[01]|xxs|xs|s|m|l|xl|nl))*|[1-8] ?bits?|int[48]|fp?(?:8|16|32)|bf16|b?float(?:16|32)"
     r"|mxfp4|nf4|dwq|awq|gptq|bnb|mlx|gguf|hf|quantized)(?= |$)"
@@ -26,10 +26,14 @@ _FORM = re.compile(
 
 
 def matched(header: AdapterHeader, targets: Mapping[str, ModuleShape]) -> AdapterHeader:
-    """The header with the model's own module paths.
+    """The header with its module paths replaced by the model's own.
+
+    Args:
+        header: The adapter's header.
+        targets: Shapes of the model's linear modules, by path.
 
     Raises:
-        AdapterError: A module that the model lacks or has in another shape (both are named).
+        AdapterError: The model lacks a module (the message has the nearest one), or has it in another shape.
     """
     by_core: dict[str, list[str]] = {}
     for target in targets:
@@ -59,11 +63,11 @@ def check_base(header: AdapterHeader, names: Sequence[str]) -> None:
     equal: a chat model is not its base model, although all shapes agree.
 
     Args:
-        header: Of the adapter.
-        names: Of the model; if empty, the names are unknown and nothing is compared.
+        header: The adapter's header.
+        names: The model's names; if there are none, nothing is compared.
 
     Raises:
-        AdapterError: Different models.
+        AdapterError: The adapter names a different model.
     """
     asked = _plain(header.base)
     if asked and names and asked not in {_plain(name) for name in names}:
@@ -92,7 +96,7 @@ def core(path: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """The part of a model's name that identifies it."""
+    """The part of a model's name that identifies it, in lower case without separators."""
     last = Path(name.partition("@")[0].rstrip("/")).name.lower()
     words = re.sub(r"[^a-z0-9]+", " ", last)
     rest, before = words, ""

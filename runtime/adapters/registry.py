@@ -1,4 +1,4 @@
-"""Registered and loaded adapters of a model, and its current stack. Names and headers; no weights."""
+"""The registry of a model's adapters, and its current stack: names and headers, no weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Entry:
 
     name: str  # given by the caller
     header: AdapterHeader  # of its folder, with the model's own module paths
-    digest: str | None = None  # of its numbers; None while it is not loaded
-    nbytes: int = 0  # of its loaded weights
-    unloading: bool = False  # it is being unloaded and takes no new requests
+    digest: str | None = None  # SHA-256 of its numbers; None while it is not loaded
+    nbytes: int = 0  # bytes of its loaded weights
+    unloading: bool = False  # whether it is being unloaded, and takes no new requests
 
     @property
     def qualified(self) -> str:
-        """``name_type``, which distinguishes a plain and an activated adapter of one name."""
+        """The name with the kind (``NAME_lora``), which distinguishes a plain and an activated adapter of one name."""
         return f"{self.name}_{self.header.kind}"
 
     @property
@@ -55,11 +55,11 @@ class Registry:
     """The adapters of one model and its stack. Thread-safe.
 
     Args:
-        fingerprint: Of the model's KV, the first part of namespaces.
-        vocab: Size of the vocabulary, which bounds ids of invocations.
+        fingerprint: Fingerprint of the model's KV, the first part of namespaces.
+        vocab: Size of the vocabulary, which bounds the token ids of invocations.
 
     Attributes:
-        routing: Of requests that name no adapters: the current stack.
+        routing: The routing of requests that name no adapters: the current stack.
     """
 
     def __init__(self, fingerprint: str, vocab: int) -> None:
@@ -100,10 +100,10 @@ class Registry:
             return bool(self._named(name))
 
     def find(self, name: str) -> Entry:
-        """The adapter of a name, of a `name_type`, or of an id with or without revision.
+        """The adapter with this name, `qualified` name, or id with or without revision.
 
         Raises:
-            AdapterError: None or several; names the nearest, and the adapters on the shelf.
+            AdapterError: No adapter or several match; the message has the nearest names and the adapters on the shelf.
         """
         with self._lock:
             found = self._named(name)
@@ -133,14 +133,14 @@ class Registry:
     # ---- loaded weights -----------------------------------------------------------------------------------------
 
     def loaded(self, entry: Entry, digest: str, nbytes: int) -> None:
-        """Notes that its weights are loaded."""
+        """Records that an adapter's weights are loaded."""
         self._set(replace(entry, digest=digest, nbytes=nbytes, unloading=False))
 
     def begin_unloading(self, name: str) -> Entry | None:
-        """Removes an adapter from the stack and refuses new requests with it. None: it is not loaded.
+        """Removes an adapter from the stack and refuses new requests with it; returns None if it is not loaded.
 
         Raises:
-            AdapterError: Unknown, or it is being unloaded.
+            AdapterError: The adapter is unknown, or is being unloaded already.
         """
         with self._lock:
             entry = self.find(name)
@@ -153,11 +153,11 @@ class Registry:
             return entry
 
     def cancel_unloading(self, entry: Entry) -> None:
-        """Takes new requests again."""
+        """Allows new requests with the adapter again."""
         self._set(replace(entry, unloading=False))
 
     def unloaded(self, entry: Entry) -> None:
-        """Notes that its weights are unloaded."""
+        """Records that an adapter's weights are unloaded."""
         self._set(replace(entry, digest=None, nbytes=0, unloading=False))
 
     def shares_weights(self, entry: Entry) -> bool:
@@ -221,14 +221,14 @@ class Registry:
     # ---- requests -----------------------------------------------------------------------------------------------
 
     def routing_of(self, adapters: Adapters, salt: str) -> Routing:
-        """The adapters of a request for its whole duration.
+        """The adapters of a request, fixed for its whole duration.
 
         Args:
-            adapters: Of the request; None: the current stack.
-            salt: Of the request; requests with another salt do not find its KV.
+            adapters: The request's adapters; None for the current stack.
+            salt: The request's cache salt; requests with another salt do not find its KV.
 
         Raises:
-            AdapterError: An adapter that is unknown or not loaded.
+            AdapterError: An adapter is unknown, not loaded, or being unloaded.
         """
         if adapters is None:
             routing = self.routing

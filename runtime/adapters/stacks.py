@@ -1,4 +1,4 @@
-"""Stacks of adapters: the stack of each token of a request and of a forward."""
+"""Stacks of adapters: which stack applies to each token of a request, and of a forward."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Int64 = npt.NDArray[np.int64]
 
 
 def namespaced(fingerprint: str, stack: Stack) -> Hashable:
-    """Namespace of KV computed under a stack; the base's is the fingerprint alone."""
+    """The namespace of KV computed under a stack; for the base it is the fingerprint alone."""
     return (fingerprint, stack) if stack else fingerprint
 
 
 def salted(fingerprint: str, salt: str) -> str:
-    """The first part of namespaces with KV that only requests of this salt find; without a salt the fingerprint itself."""
+    """The first part of the namespaces of salted requests, whose KV no other salt finds; the fingerprint without a salt."""
     return f"{fingerprint} {hashlib.sha256(salt.encode()).hexdigest()}" if salt else fingerprint
 
 
@@ -41,14 +41,14 @@ class TokenStacks:
     """The stack of each token of a forward."""
 
     of: Int64  # ``(n,)`` indices into `table`
-    table: tuple[Stack, ...]  # the stacks
+    table: tuple[Stack, ...]  # the distinct stacks
 
     def part(self, tokens: Int64 | slice) -> TokenStacks:
         """The stacks of some tokens."""
         return TokenStacks(self.of[tokens], self.table)
 
     def runs(self) -> list[tuple[int, int]]:
-        """(start, stop) of runs under one stack."""
+        """(start, stop) of each run of tokens under one stack."""
         edges = [0, *(np.flatnonzero(np.diff(self.of)) + 1).tolist(), len(self.of)]
         return list(itertools.pairwise(edges))
 
@@ -61,13 +61,13 @@ class TokenStacks:
 class Use:
     """One adapter in one forward."""
 
-    digest: str  # of the adapter
+    digest: str  # of the adapter's numbers
     rows: Int64 | None  # ``(k,)`` indices of its tokens; None: all tokens
     scale: float | Float32  # one scale for all tokens, or ``(k,)`` scales of the rows
 
 
 def uses(stacks: TokenStacks | None) -> list[Use]:
-    """The adapters of a forward in the order of the stacks; empty where all tokens are the base's."""
+    """The adapters of a forward in the order of the stacks; empty if all tokens are the base's."""
     if stacks is None:
         return []
     present = np.unique(stacks.of).tolist()
@@ -94,17 +94,17 @@ def _use(of: Int64, digest: str, scales: dict[int, float], *, whole: bool) -> Us
 
 
 class Tags:
-    """Numbers of namespaces, so that a token and its stack are one integer.
+    """Numbers namespaces, so that one integer holds a token id and its namespace.
 
-    Owner thread only. The base's number is 0: its tokens are plain ids. A number is never reused.
+    Owner thread only. The base has number 0: its tokens are plain ids. A number is never reused.
 
     Attributes:
         base: The namespace whose number is 0.
         several: Whether a namespace other than the base's has occurred.
     """
 
-    SHIFT = 32
-    LEAST = 1024  # below this number of namespaces none is removed
+    SHIFT = 32  # bits of the token id, below the namespace's number
+    LEAST = 1024  # namespaces; with fewer, `shrink` removes none
 
     def __init__(self, base: Hashable) -> None:
         self.base = base
@@ -115,7 +115,7 @@ class Tags:
         self.several = False
 
     def shrink(self, used: Callable[[], set[int]]) -> None:
-        """Removes the namespaces whose numbers are not `used`, once there are twice as many as the last removal left."""
+        """Removes namespaces whose numbers `used` does not return, once there are twice as many as after the last removal."""
         if len(self._numbers) < max(self.LEAST, self._most):
             return
         numbers = used() | {0}
@@ -133,7 +133,7 @@ class Tags:
         return number << self.SHIFT
 
     def untag(self, tokens: Sequence[int]) -> tuple[Int64, TokenStacks | None]:
-        """Plain ids, and the stacks of the tokens (None where all tokens are the base's)."""
+        """Plain ids, and the stacks of the tokens (None if all tokens are the base's)."""
         tagged = np.array(tokens, np.int64)
         numbers = tagged >> self.SHIFT
         if not numbers.any():
@@ -145,16 +145,16 @@ class Tags:
         return tagged & ((1 << self.SHIFT) - 1), TokenStacks(of.astype(np.int64), table)
 
 
-Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # of a path: its last namespace, (end, namespace) of earlier parts
+Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # a path's last namespace, and (end, namespace) of its earlier parts
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The adapters of one request, fixed when it was made."""
+    """The adapters of one request, fixed when it is made."""
 
     fingerprint: str  # of the model's KV, `salted` for the request; the first part of namespaces
     uses: Uses = ()  # the adapters in the stack's order
-    plain: Route | None = field(init=False)  # the route of every path; None where an adapter must be activated
+    plain: Route | None = field(init=False)  # the route of every path; None if an adapter has to be activated
 
     def __post_init__(self) -> None:
         stack = tuple((digest, scale) for digest, scale, _ in self.uses)
@@ -166,7 +166,7 @@ class Routing:
         return tuple(invocation for _, _, invocation in self.uses if invocation)
 
     def uses_adapter(self, digest: str) -> bool:
-        """Whether an adapter takes part or may still be activated."""
+        """Whether an adapter applies, or may still be activated."""
         return any(digest == each for each, _, _ in self.uses)
 
     def route(self, ids: Int32) -> Route:
@@ -195,7 +195,7 @@ class Routing:
 
 
 def _begin(ids: Int32, invocation: tuple[int, ...]) -> int | None:
-    """First token of an adapter: 0, or the beginning of the last invocation sequence; None where `ids` has none."""
+    """The first token that an adapter applies to: 0, or the start of its last invocation; None if `ids` has none."""
     if not invocation:
         return 0
     found = np.flatnonzero(ids[: max(len(ids) - len(invocation) + 1, 0)] == invocation[0])

@@ -9,14 +9,14 @@ from runtime.errors import AdapterError
 from runtime.options.checking import is_number, shown
 
 AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a bare name has scale 1
-Adapters = Sequence[AdapterUse] | None  # of a request, in order; (): the base, None: the model's stack
+Adapters = Sequence[AdapterUse] | None  # of a request, in order; (): the base alone, None: the model's stack
 # (SHA-256 of an adapter's numbers, scale, ids that activate it), in order; without ids it applies from the first token on
 Uses = tuple[tuple[str, float, tuple[int, ...]], ...]
-MOST_INVOCATION = 1024  # ids of an invocation, which is searched for in every path
+MOST_INVOCATION = 1024  # largest number of ids of an invocation; every path is searched for it
 
 
 def check_adapters(adapters: object) -> tuple[tuple[str, float], ...]:
-    """Adapters as (name, scale) pairs.
+    """Checks the adapters of a request; returns (name, scale) pairs.
 
     Raises:
         AdapterError: Not a sequence of names and (name, scale) pairs, an empty name, or a scale that is not finite.
@@ -34,7 +34,7 @@ def _adapter_use(use: object) -> tuple[str, float]:
 
 
 def check_scale(name: str, scale: object) -> float:
-    """The scale of an adapter in a stack.
+    """Checks the scale of an adapter.
 
     Raises:
         AdapterError: Not a finite number.

@@ -1,6 +1,7 @@
-"""Atomic installs on the shelf: written into a hidden folder, renamed when complete.
+"""Atomic installs on the shelf: files are written into a hidden folder, which is renamed when it is complete.
 
-An error, a cancel or kill -9 before the rename leaves nothing on the list of models; the next import removes the remains.
+After an error, a cancellation or kill -9 before the rename, the shelf lists no partial model; the next import deletes the
+hidden folder.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from runtime.loading.progress import OnProgress, Progress, counting_bytes, ignor
 T = TypeVar("T")
 
 HIDDEN = ".importing-"  # prefix of folders that are being written or removed
-_COMMIT_DIGITS = 7  # as many as git shows
-_LOCK_SECONDS = 900.0  # another import may be converting a large file
-_SPARE_BYTES = 256 << 20
+_COMMIT_DIGITS = 7  # fewest digits that select a commit, as many as git shows
+_LOCK_SECONDS = 900.0  # longest wait for another import, which may be converting a large file
+_SPARE_BYTES = 256 << 20  # free disk space that an import must leave
 
 
 def install(
@@ -62,26 +63,26 @@ def install(
     progress: OnProgress = ignore_progress,
     copied: bool = False,
 ) -> T:
-    """Makes a folder of the shelf with its manifest, atomically. An existing sound one of the same content is returned.
+    """Installs a folder with its manifest on the shelf, atomically; returns an existing sound one of the same content.
 
     Args:
-        source: The file or folder that it is made from, for names and messages.
-        name: Its id on the shelf; None derives one from the source's name.
+        source: The source file or folder, for names and messages.
+        name: The id on the shelf; None derives it from the source's name.
         sha256: SHA-256 of the source's content.
-        needed: Bytes needed on the disk.
+        needed: Bytes that the folder takes on the disk.
         write: Writes all files but ``elsewise.json`` into a folder; returns the number of parameters.
-        opened: Checks a folder and reads it.
+        opened: Checks a folder and reads it; its result for the installed folder is returned.
         kind: The kind of the source.
-        title: Shown to users.
-        made_from: The source in the manifest; its file name by default.
-        suffix: Suffix of a derived name.
-        sums: SHA-256 of the written files by name, where they are known; else the files are read.
-        progress: Called during the wait for another import, and while the written files are read; raising in it cancels.
+        title: The title shown to users.
+        made_from: The source that the manifest names; its file name by default.
+        suffix: Appended to a derived name.
+        sums: Known SHA-256 of written files, by name; the other files are read to compute it.
+        hub: The repository that the source was downloaded from.
+        progress: Called while the import waits for another one, and while it reads the written files; raising in it cancels.
         copied: Whether `write` copies files of `source` unchanged.
-        hub: The repository it was downloaded from.
 
     Raises:
-        ModelLoadError: The name is taken or impossible, the disk is full, or another import does not end.
+        ModelLoadError: The name is taken or impossible, the disk is full, or another import holds the shelf too long.
     """
     with _only_one_import(ensure_models_dir(), progress) as shelf:
         model_id, present = _find_place(name, source, sha256, opened, suffix, copied=copied)
@@ -128,7 +129,7 @@ def install(
 
 
 def shelf_folders(*, adapters: bool = False) -> list[Path]:
-    """Folders of all models on the shelf, or of all adapters, complete or not; hidden ones are neither."""
+    """The folders of all models (or all adapters) on the shelf, complete or not, by name; without hidden ones."""
     try:
         folders = sorted(
             path for path in models_dir().iterdir() if not path.name.startswith(".") and (path.is_dir() or path.is_symlink())
@@ -139,11 +140,11 @@ def shelf_folders(*, adapters: bool = False) -> list[Path]:
 
 
 def link_on_shelf(source: Path, name: str | None) -> Path:
-    """Links a model folder on the shelf; nothing is copied.
+    """Links a model folder onto the shelf; copies nothing.
 
     Args:
-        source: The folder, checked.
-        name: Its id on the shelf; None derives one from the folder's name.
+        source: A folder that was checked.
+        name: The id on the shelf; None derives one from the folder's name.
 
     Returns:
         The link.
@@ -166,10 +167,10 @@ def link_on_shelf(source: Path, name: str | None) -> Path:
 
 
 def find_folder(model_id: str) -> Path | None:
-    """The folder of a model's id, or of an adapter's full id; None without one.
+    """The folder of a model or adapter by its full id; None if there is none.
 
-    An id without a revision finds the only revision. A download is also found by its requested revision and by the first
-    digits of its commit.
+    A model's id without a revision finds its only revision. A downloaded model is also found by its requested revision and by
+    the first digits of its commit.
 
     Raises:
         ModelLoadError: Several revisions match.
@@ -218,7 +219,7 @@ def _bytes_in(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _only_one_import(shelf: Path, progress: OnProgress = ignore_progress) -> Iterator[Path]:
-    """Serialises imports of all processes; removes the remains of dead ones."""
+    """Holds the lock that serialises the imports of all processes; deletes the hidden folders of interrupted ones."""
     began = time.monotonic()
 
     def waits() -> bool:
@@ -240,14 +241,14 @@ def _only_one_import(shelf: Path, progress: OnProgress = ignore_progress) -> Ite
 
 
 def _is_source(place: Path, source: Path) -> bool:
-    """Whether the source of the import is the folder of the shelf itself."""
+    """Whether the source of an import is already the folder that it would be installed to."""
     return place.is_dir() and not place.is_symlink() and place.samefile(source)
 
 
 def _find_place(
     name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str, *, copied: bool
 ) -> tuple[str, T | None]:
-    """The id of the import, and the sound model that is installed under it already, if any."""
+    """The id of an import, and the result of `opened` if a sound folder with this id and content exists, else None."""
     model_id = name or f"{id_from(source)}{suffix}"
     holder = _holder(model_id, source, copied=copied)
     if holder is not None and (isinstance(holder, Path) or holder.source_sha256 != sha256):
@@ -258,13 +259,13 @@ def _find_place(
         model_id = f"{model_id}-{sha256[:8]}"
         holder = _holder(model_id, source, copied=copied)
     if isinstance(holder, Manifest):
-        with contextlib.suppress(ModelLoadError, AdapterError):  # damaged: replaced
+        with contextlib.suppress(ModelLoadError, AdapterError):  # a damaged import is replaced
             return model_id, opened(shelf_path(model_id))
     return model_id, None
 
 
 def _holder(model_id: str, source: Path, *, copied: bool) -> Manifest | Path | None:
-    """The holder of an id: an import (its manifest), a folder, file or link that must not be replaced, or None."""
+    """What holds an id: the manifest of an import, the path of a folder, file or link that must not be replaced, or None."""
     folder = shelf_path(model_id)
     try:
         manifest = read_manifest(folder)
@@ -284,7 +285,7 @@ def id_from(source: Path) -> str:
 
 
 def _publish(hidden: Path, final: Path) -> None:
-    """Renames the finished folder; moves a damaged one of that name away."""
+    """Renames the finished folder to `final`; replaces a damaged one there."""
     if final.exists():
         aside = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=final.parent))
         final.rename(aside / "old")

@@ -1,4 +1,4 @@
-"""The chat models that Elsewise proposes, a list in the package that needs no network."""
+"""The catalogue: a list of chat models, part of the package, from which Elsewise proposes some. Needs no network."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from runtime.errors import ModelLoadError
 from runtime.loading.config import context_of, describe
 from runtime.loading.memory_estimate import Fit, estimate_fit
 
-SHA256 = "6fa03493adabb017e376570217ae1e4fd30cb284ccb49259662327ce539b698c"  # of the file
-_COMFORT = 0.6  # share of the memory, which leaves room for a longer context and other programs
-_SMALLER = 0.7  # most parameters of a proposal, relative to the one before it
+SHA256 = "6fa03493adabb017e376570217ae1e4fd30cb284ccb49259662327ce539b698c"  # of the catalogue's file
+_COMFORT = 0.6  # share of the memory that a proposal may take; the rest is for a longer context and other programs
+_SMALLER = 0.7  # largest ratio of a proposal's parameters to those of the proposal before it
 _GROUP = 64  # numbers that share a scale in the quantised repositories
 
 
@@ -28,9 +28,9 @@ class CatalogueVariant:
 
     Attributes:
         source: ``ORG/NAME``, as `fetch_model` takes it; the fetch pins the commit.
-        bytes: Of its weights, estimated from its configuration; `plan_download` has the exact number.
-        gated: A logged-in user may have to accept its licence on its page first.
-        bits: Of its weights, quantised for MLX; None for bfloat16.
+        bytes: Bytes of its weights, estimated from its configuration; `plan_download` has the exact number.
+        gated: Whether a logged-in user may have to accept its licence on its page first.
+        bits: Bits per weight of a repository quantised for MLX; None for bfloat16.
         config: The part of its ``config.json`` that `estimate_fit` reads.
     """
 
@@ -42,7 +42,7 @@ class CatalogueVariant:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Those of "hf" and "mlx" that can run it."""
+        """The backends that can run it, of "hf" and "mlx"."""
         return describe(self.config).backends
 
 
@@ -51,11 +51,11 @@ class CatalogueModel:
     """One model.
 
     Attributes:
-        name: Shown to users.
-        parameters: Numbers in all.
-        licence: Its name.
-        good_for: A short phrase.
-        variants: The plain one first.
+        name: The name shown to users.
+        parameters: The number of its parameters.
+        licence: The name of its licence.
+        good_for: Its use, as a short phrase.
+        variants: Its repositories, the plain one first.
     """
 
     name: str
@@ -66,7 +66,7 @@ class CatalogueModel:
 
     @property
     def source(self) -> str:
-        """Source of the plain variant."""
+        """The source of the plain variant."""
         return self.variants[0].source
 
     @property
@@ -75,17 +75,17 @@ class CatalogueModel:
         return context_of(self.variants[0].config) or 0
 
     def variant(self, backend: str | None = None) -> CatalogueVariant:
-        """The smallest variant for a backend ("hf" or "mlx"; by default this machine's): quantised on mlx."""
+        """The smallest variant for a backend ("hf" or "mlx"; this machine's own by default); for mlx it is a quantised one."""
         wanted = backend or default_backend()
         able = [variant for variant in self.variants if wanted in variant.backends]
         return min(able or self.variants, key=lambda variant: variant.bytes)
 
     def fit(self, backend: str | None = None, context: int | None = None) -> Fit:
-        """Estimates the memory of that variant, without the network.
+        """Estimates the memory of the backend's `variant`, without the network.
 
         Args:
             backend: "hf" or "mlx"; this machine's own by default.
-            context: Tokens; the model's own, up to `runtime.loading.memory_estimate.CONTEXT`, by default.
+            context: Tokens; by default the model's own length, up to `runtime.loading.memory_estimate.CONTEXT`.
         """
         wanted = backend or default_backend()
         chosen = self.variant(wanted)
@@ -95,7 +95,7 @@ class CatalogueModel:
 
 @cache
 def catalogue() -> tuple[CatalogueModel, ...]:
-    """All models of the list, the smallest first.
+    """All models of the catalogue, the smallest first.
 
     Raises:
         ModelLoadError: The file is missing or changed.
@@ -116,10 +116,10 @@ def catalogue() -> tuple[CatalogueModel, ...]:
 def fitting(count: int, backend: str | None = None) -> tuple[CatalogueModel, ...]:
     """Models to propose on this machine: the largest that fits comfortably, then clearly smaller ones.
 
-    Gated models are left out. Where none fits comfortably, the smallest alone.
+    Gated models are left out. If no model fits comfortably, only the smallest is proposed.
 
     Args:
-        count: Of models, at most.
+        count: The largest number of models.
         backend: "hf" or "mlx"; this machine's own by default.
 
     Raises:

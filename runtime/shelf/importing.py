@@ -26,7 +26,7 @@ from runtime.loading.paths import create_private
 from runtime.loading.progress import OnProgress, counting_bytes, ignore_progress
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
-PATIENCE_SECONDS = 120.0  # seconds beside those that grow with the file
+PATIENCE_SECONDS = 120.0  # time limit of a conversion, in addition to the seconds that grow with the file
 _SLOWEST = 2 << 20  # bytes of GGUF per second, below which a conversion counts as hung
 SOURCE = "source.gguf"  # copy of the imported file
 
@@ -44,13 +44,13 @@ def import_model(
 
     Args:
         path: The file or folder; it is only read.
-        name: Its id: ``name`` or ``org/name@revision``; derived from the file's name by default, with "-mlx" where the weights
+        name: The id: ``name`` or ``org/name@revision``; by default derived from the file's name, with "-mlx" if the weights
             stay quantised.
         progress: Called at least once a second; raising in it cancels the import.
-        title: Shown to users; by default `name`, or else the name of the file or folder.
-        keep: Also keeps a copy of the GGUF file, as ``source.gguf``.
-        keep_quantised: Of a GGUF. True: quantised weights stay so, without rounding, for mlx, and for hf on a processor; False:
-            all become float32, for every device; None: True where mlx is the default backend.
+        title: The title shown to users; by default `name`, or else the name of the file or folder.
+        keep: Whether to keep a copy of the GGUF file, as ``source.gguf``.
+        keep_quantised: For a GGUF file. True keeps quantised weights, without rounding, for mlx, and for hf on a processor;
+            False converts all weights to float32, for every device; None is True where mlx is the default backend.
 
     Returns:
         The checked model. An existing one of the same content and name is returned as it is.
@@ -112,7 +112,7 @@ def _stays_quantised(checked: CheckedGguf, wanted: bool | None) -> bool:
     """Whether weights stay quantised.
 
     Raises:
-        ModelLoadError: That is wanted, and no weights can.
+        ModelLoadError: `wanted` is True, and no weights can stay quantised.
     """
     if wanted is None:
         return plan_of(checked).keeps
@@ -125,7 +125,7 @@ def _stays_quantised(checked: CheckedGguf, wanted: bool | None) -> bool:
 
 
 def form_digest(sha256: str, *, quantised: bool) -> str:
-    """Identifies an import of a GGUF file: the file's SHA-256, or one over that and the form of the weights."""
+    """Identifies an import of a GGUF file: the file's SHA-256, or for quantised weights a SHA-256 over it and the form."""
     return digest_of_all({"gguf": sha256, "weights": "quantised"}) if quantised else sha256
 
 
@@ -150,10 +150,11 @@ class ImportPlan:
     """The two forms of an import's weights.
 
     Attributes:
-        kept: Bytes with quantised weights, for mlx, and for hf on a processor; 0 where no weights can stay quantised.
-        float32: Bytes as float32, for every device.
-        keeps: Whether the default is quantised, because mlx is the default backend.
-        widened: By format, the share of all weights in matrices without a form in MLX: float32 in its memory in either case.
+        kept: Bytes of the quantised form, for mlx, and for hf on a processor; 0 if no weights can stay quantised.
+        float32: Bytes of the float32 form, for every device.
+        keeps: Whether the quantised form is the default: it is possible, and mlx is the default backend.
+        widened: Matrices in GGUF formats that MLX lacks: their share of all weights, by format. mlx loads them as float32 from
+            either form.
     """
 
     kept: int
@@ -169,7 +170,7 @@ class ImportPlan:
 
 
 def plan_import(path: str | Path) -> ImportPlan:
-    """Plans an import from the header of a GGUF file alone. Blocks, below a second.
+    """Plans an import from the header of a GGUF file alone. Blocks for less than a second.
 
     Raises:
         ModelLoadError: The file is missing, damaged, or of a kind that cannot be converted.

@@ -1,7 +1,7 @@
 """Locks of loaded models across processes, and the time of their last use.
 
-A loaded model holds a shared lock on a small file under ``.used`` in the models folder, whose time is that of the load. The
-kernel releases it when the process ends in any way.
+A loaded model holds a shared lock on a small file under ``.used`` in the models folder. The file's modification time is the
+time of the last load. The kernel releases the lock when the process ends in any way.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _PLACE = ".used"
 
 
 class ModelLock:
-    """A model in use, until `release`, the end of the object or of the process.
+    """Marks a model as in use until `release`, or the end of this object or of the process.
 
     Args:
-        handle: The locked file; None for a folder that is not on the shelf.
+        handle: Descriptor of the locked file; None for a folder that is not on the shelf, or for a read-only shelf.
     """
 
     def __init__(self, handle: int | None) -> None:
         self._release = None if handle is None else weakref.finalize(self, os.close, handle)
 
     def release(self) -> None:
-        """Idempotent."""
+        """Releases the lock. Idempotent."""
         if self._release is not None:
             self._release()
 
@@ -58,10 +58,10 @@ def lock_model(folder: Path) -> ModelLock:
 
 @contextlib.contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Prevents loads of a model inside.
+    """Prevents loads of a model while the context is active.
 
     Raises:
-        ModelLoadError: The model is loaded somewhere.
+        ModelLoadError: The model is loaded, in this or another process.
     """
     handle = _opened(folder)
     try:
@@ -89,7 +89,7 @@ def last_used(folder: Path) -> float | None:
 
 
 def forget_last_use(folder: Path) -> None:
-    """Removes the mark of a removed model."""
+    """Deletes the lock file of a removed model, and with it the time of its last use."""
     mark = _mark(folder)
     if mark is not None:
         with contextlib.suppress(OSError):

@@ -39,25 +39,25 @@ class ShelfEntry:
     """One model of the shelf.
 
     Attributes:
-        name: Accepted by `load` and ``--model``.
-        title: Shown to users.
-        source: The file, folder or repository it was made from.
+        name: The name that `load` and ``--model`` accept.
+        title: The title shown to users.
+        source: The file, folder or repository that it was made from.
         path: Its folder.
-        bytes: Of its files.
-        parameters: Numbers in all, where known without reading weights.
+        bytes: Bytes of its files.
+        parameters: The number of its parameters; None if it is unknown.
         format: "float32, from GGUF", "from GGUF" (weights stayed quantised), "folder", "download", "link" (to the folder in
             `source`).
-        complete: Every file exists, with its size where known; content is verified by the load.
-        problem: Why it is not complete.
+        complete: Whether every file exists, with its size where that is known; the load verifies the content.
+        problem: Why it is not complete; empty if it is.
         architecture: ``model_type`` of its config.
-        quantisation: "4 bit (mlx)", another method's name; None for plain weights.
-        dtype: Of most weights on disk ("F32", "BF16"); empty where no header was read.
-        context: Tokens, where its config has a length.
-        backends: Those of "hf" and "mlx" that can run it, installed or not.
-        fingerprint: SHA-256 of weights and config; None where the weights were never read.
-        last_used: Seconds since 1970; None for never or unknown.
-        commit: Of a download.
-        weights: Bytes of its tensors; 0 where no header was read.
+        quantisation: "4 bit (mlx)", or another method's name; None for plain weights.
+        dtype: The dtype of most weights on disk ("F32", "BF16"); empty if no header was read.
+        context: The context length in tokens; None if its config has none.
+        backends: The backends that can run it, installed or not, of "hf" and "mlx".
+        fingerprint: SHA-256 of weights and config; None if the weights were never read.
+        last_used: Time of the last load in seconds since 1970; None for never or unknown.
+        commit: The commit of a download; empty otherwise.
+        weights: Bytes of its tensors; 0 if no header was read.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ModelShelf:
         return [_entry(folder) for folder in shelf_folders()]
 
     def find(self, name: str) -> ShelfEntry:
-        """One model, with the sizes in the headers of its weights.
+        """One model, with parameters, dtype and bytes from the headers of its weights.
 
         Raises:
             ModelLoadError: Not on the shelf.
@@ -101,7 +101,7 @@ class ModelShelf:
         return entry
 
     def config(self, name: str) -> dict[str, Any]:
-        """Its unchanged ``config.json``; empty without one.
+        """The unchanged ``config.json`` of a model; empty if it has none.
 
         Raises:
             ModelLoadError: Not on the shelf, or not JSON.
@@ -128,11 +128,11 @@ class ModelShelf:
         return open_folder(self.folder(name), backend=backend)
 
     def add(self, path: str | Path, name: str | None = None) -> ShelfEntry:
-        """Links a model folder on the shelf; its files are neither copied nor, later, removed.
+        """Links a model folder onto the shelf; its files are neither copied nor, later, removed.
 
         Args:
             path: The folder.
-            name: Its id; derived from the folder's name by default.
+            name: The id; derived from the folder's name by default.
 
         Raises:
             ModelLoadError: Not a sound model folder, or the name is taken or impossible.
@@ -146,7 +146,7 @@ class ModelShelf:
 
         Args:
             name: A model or an adapter.
-            progress: Called with bytes; raising in it stops.
+            progress: Called with the bytes read so far; raising in it stops.
 
         Raises:
             ModelLoadError: Not on the shelf, or a file is missing or changed.
@@ -160,7 +160,7 @@ class ModelShelf:
             The freed bytes; 0 for a link, whose folder stays.
 
         Raises:
-            ModelLoadError: Not on the shelf, loaded somewhere, or impossible to remove; then it is complete.
+            ModelLoadError: Not on the shelf, loaded in some process, or not removable; the model is still complete then.
         """
         folder = self.folder(name)
         with exclusive_lock(folder):
@@ -245,7 +245,7 @@ def _described(folder: Path) -> Mapping[str, Any]:
 
 
 def _digest(folder: Path, manifest: Manifest | None) -> str | None:
-    """The digest of `open_folder`, where every file's SHA-256 is known already; else None."""
+    """The digest that `open_folder` computes, if the SHA-256 of every file is known already; else None."""
     with contextlib.suppress(ModelLoadError):
         known: dict[str, str] = {}
         for file in (*weight_files(folder), folder / "config.json"):
@@ -277,11 +277,11 @@ def verify_folder(folder: Path, progress: OnProgress) -> None:
     """Reads each file once and compares it with its SHA-256 from the import, or from the last read.
 
     Args:
-        folder: A model's or an adapter's.
-        progress: Called with bytes; raising in it stops.
+        folder: The folder of a model or an adapter.
+        progress: Called with the bytes read so far; raising in it stops.
 
     Raises:
-        ModelLoadError: Names the first missing or changed file.
+        ModelLoadError: A file is missing or changed; the message names the first one.
     """
     manifest = read_manifest(folder)
     files = [folder / name for name in manifest.files] if manifest else _wanted(folder)
@@ -311,7 +311,7 @@ def _wanted(folder: Path) -> list[Path]:
 
 
 def _summed(progress: OnProgress, total: int) -> Callable[[int], None]:
-    """A callback for the bytes of each read that reports their sum."""
+    """A callback that takes the number of bytes of each read and reports their sum."""
     done = 0
 
     def tell(count: int) -> None:

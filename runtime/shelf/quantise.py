@@ -22,9 +22,9 @@ Bits = Literal[4, 8]
 GROUP = 64  # weights that share a scale and a bias, mlx_lm's default
 STAGE = "quantise"
 _SLOWEST = 4 << 20  # bytes of weights per second, below which a conversion counts as hung
-_PATIENCE = 180.0  # additional seconds, for Python's imports
+_PATIENCE = 180.0  # seconds in addition, for Python's imports
 _SMALL = ("generation_config.json", *TEXT_FILES)
-_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # of one weight, by safetensors dtype
 
 
 def convert_model(
@@ -40,15 +40,15 @@ def convert_model(
     Args:
         source: A folder, or a model of the shelf by its name; it is only read.
         bits: 4 or 8 for each weight of embeddings and linear layers whose width is a multiple of 64.
-        name: Its id; the source's with "-4bit" or "-8bit" by default.
-        progress: Called at least once a second with bytes written; raising in it cancels without remains.
-        title: Shown to users; the source's, with the bits, by default.
+        name: The id of the result; by default the source's with "-4bit" or "-8bit".
+        progress: Called at least once a second with the bytes written; raising in it cancels and leaves no files.
+        title: The title shown to users; by default the source's with the bits.
 
     Returns:
         The checked model. An existing one of the same content and name is returned as it is.
 
     Raises:
-        InvalidRequestError: Other bits.
+        InvalidRequestError: `bits` is neither 4 nor 8.
         BackendUnavailableError: mlx or mlx_lm is not installed.
         ModelLoadError: The source is quantised already, has no safetensors, or is of an architecture that mlx_lm does not
             know; the name is taken, the disk is full, or the conversion failed.
@@ -103,7 +103,7 @@ def _source(source: str | Path) -> Path:
 
 
 def _checked(folder: Path, bits: int) -> tuple[ModelFolder, int]:
-    """The checked source, and the bytes of the result."""
+    """The checked source, and the estimated bytes of the result."""
     checked = open_folder(folder, backend="mlx")
     method, had = quantised_with(checked.config)
     if method is not None:

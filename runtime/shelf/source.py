@@ -69,7 +69,7 @@ def only_for_mlx(source: str | Path) -> bool:
         manifest = read_manifest(folder)
         imported = manifest is not None and manifest.kind == "gguf"
         return not imported and quantised_with(read_json(folder / "config.json") or {})[0] == "mlx"
-    except ModelLoadError:  # reported when it is opened
+    except ModelLoadError:  # `open_folder` reports it
         return False
 
 
@@ -79,7 +79,7 @@ def _from_file(path: Path, backend: str) -> ModelFolder:
     if path.suffix.lower() == ".safetensors":
         raise ModelLoadError(f"{path}: weights alone are no model; give the folder that has them and config.json")
     if remembered_sha256(path) is None:
-        check_gguf(path)  # reads the header alone, before minutes of hashing a large file that is damaged
+        check_gguf(path)  # reads the header alone: a damaged file is refused before minutes of hashing
     listener = current_listener()
 
     def tell(progress: Progress) -> None:

@@ -20,7 +20,7 @@ from runtime.text.tokenizer import Tokenizer
 from runtime.text.utf8 import clean_text, spare_characters
 from runtime.tools.calls import definitions_of
 
-TEXT_PARTS = ("text", "input_text", "output_text")  # of OpenAI's two interfaces
+TEXT_PARTS = ("text", "input_text", "output_text")  # types of text parts in OpenAI's two interfaces
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -32,14 +32,15 @@ def render_chat_ids(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The ids of a conversation in the model's template.
+    """The token ids of a conversation in the model's template.
 
-    It equals transformers' `apply_chat_template` for messages without the text of a control token. Such a text is replaced by
-    a private-use character for the template, and tokenised as plain text; control tokens of the template stay control tokens.
+    They equal those of transformers' `apply_chat_template` if no message has the text of a control token. The template gets
+    such a text as a private-use character, and it is tokenised as plain text; the template's own control tokens stay control
+    tokens.
 
     Raises:
-        UnsupportedFeatureError: The model has no chat template, or a template without tools is given some.
-        InvalidRequestError: A message or tool of the wrong shape, or one that the template refuses.
+        UnsupportedFeatureError: The model has no chat template, or tools were given and its template takes none.
+        InvalidRequestError: A message or tool has the wrong shape, or the template refuses it.
     """
     if template is None:
         raise UnsupportedFeatureError(
@@ -66,16 +67,17 @@ def render_chat_ids(
     hidden = [_mapped(m, _replacer(stand_ins, keep=_own_words(m, tokenizer))) for m in checked]
     hidden_tools = None if cleaned_tools is None else [_mapped(t, _replacer(stand_ins)) for t in cleaned_tools]
     text = template.render(hidden, tools=hidden_tools, add_generation_prompt=add_generation_prompt)
-    text = _replacer(aliases)(text)  # control tokens of the template
-    text = _replacer({char: plain for plain, char in stand_ins.items()})(text)  # texts of the messages
+    text = _replacer(aliases)(text)  # control tokens that the template wrote
+    text = _replacer({char: plain for plain, char in stand_ins.items()})(text)  # texts that the messages contain
     return tokenizer.encode_renamed(text, aliases)
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as plain dictionaries with clean text.
+    """Checks messages; returns them as plain dictionaries with clean text.
 
     Raises:
-        InvalidRequestError: No messages, an unknown role, or content that is not text; the message has its number.
+        InvalidRequestError: There are no messages, a role is unknown, or content is not text; the error names the message's
+            number.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise InvalidRequestError("messages is a list of at least one {'role': ..., 'content': ...}")
@@ -100,7 +102,7 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _joined_parts(parts: Sequence[Any], where: str) -> str:
-    """Joins content in OpenAI's parts to one text, a line for each part."""
+    """Joins the content of a message in OpenAI's parts into one text, a line for each part."""
     texts: list[str] = []
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -117,7 +119,7 @@ def _listed(calls: Any, number: int) -> list[Any]:
 
 
 def _checked_call(call: Any, number: int) -> dict[str, Any]:
-    """A tool call for templates: arguments as JSON text, as in OpenAI's interface, become an object."""
+    """A tool call as templates read it: arguments in JSON text, as in OpenAI's interface, become an object."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequestError(f"message {number}: a tool call is {{'function': {{'name': ..., 'arguments': ...}}}}")
@@ -133,12 +135,12 @@ def _checked_call(call: Any, number: int) -> dict[str, Any]:
 
 
 def _control_texts(tokenizer: Tokenizer, template: ChatTemplate) -> list[str]:
-    """Texts that are tokens in the template alone: control tokens, and other added tokens in its source."""
+    """Texts that are tokens only where the template writes them: control tokens, and other added tokens in its source."""
     return [text for text in tokenizer.added if text in tokenizer.special or text in template.source]
 
 
 def _own_words(message: Message, tokenizer: Tokenizer) -> frozenset[str]:
-    """Texts that are tokens in a message too: for an assistant, added tokens that are not control tokens (``<think>``)."""
+    """Texts that are tokens in this message too: added tokens that are not control tokens (``<think>``), of an assistant."""
     return frozenset(tokenizer.added.keys() - tokenizer.special.keys()) if message["role"] == "assistant" else frozenset()
 
 
@@ -152,7 +154,7 @@ def _replacer(table: Mapping[str, str], keep: frozenset[str] = frozenset()) -> C
 
 
 def _joined(value: Any) -> str:
-    """All strings of a value, separated by NUL."""
+    """All strings in a value, joined by NUL."""
     return "\0".join(_strings(value))
 
 
@@ -167,7 +169,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy in plain containers with every string changed, keys too."""
+    """A copy in plain containers, with `change` applied to every string, keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -199,11 +201,11 @@ class ChosenFormat:
 
 
 def choose_format(options: LoadOptions, tokenizer: Tokenizer, own: ChatTemplate | None) -> ChosenFormat:
-    """The chat format of the options.
+    """Chooses the chat format of a load.
 
     Args:
         options: `chat_format`, `chat_template`, `chat_template_file` and `add_bos` are read.
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         own: The model's own template.
 
     Raises:

@@ -1,7 +1,7 @@
 """Named chat formats, for models without a template or in place of their own.
 
-Each is the published template of a family's instruct models, without tools. It begins with the beginning-of-text token where
-raw text does (`LoadOptions.add_bos`).
+Each format is the published template of a family's instruct models, without tools. It begins with the beginning-of-text
+token if raw text does (`LoadOptions.add_bos`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SYSTEM_FIRST = (
 class NamedFormat:
     """A named chat format."""
 
-    source: str  # jinja2; may use bos_token (empty where the model wants none) and eos_token
+    source: str  # jinja2; may use bos_token (empty if the model wants none) and eos_token
     marks: tuple[str, ...] = ()  # its special tokens; one that the vocabulary lacks becomes plain text
     end: str | None = None  # the mark that ends a turn; None: the model's eos
     stops: tuple[str, ...] = ()  # texts that end an answer with any vocabulary, before the next turn of the user
@@ -64,7 +64,7 @@ CHAT_FORMATS = {
         marks=("<start_of_turn>", "<end_of_turn>"),
         end="<end_of_turn>",
     ),
-    "plain": NamedFormat(  # names before colons: what a base model has seen without any training for chats
+    "plain": NamedFormat(  # names before colons, which base models know without training for chats
         _NO_TOOLS + "{{- bos_token }}{%- for message in messages %}"
         "{%- if message.role == 'user' %}{{- 'User: ' }}{%- elif message.role == 'assistant' %}{{- 'Assistant: ' }}"
         "{%- endif %}{{- message.content | trim + '\\n\\n' }}{%- endfor %}"

@@ -23,7 +23,7 @@ from runtime.errors import ForkedError, InvalidRequestError
 from runtime.loading.model_folder import ModelFolder
 from runtime.text.tokenizer import Tokenizer
 
-_START_SECONDS = 30.0  # interpreter and jinja2, on a machine that is busy
+_START_SECONDS = 30.0  # limit for the start of the interpreter and jinja2, on a busy machine
 _MAX_ANSWER_BYTES = 64 << 20
 MEMORY_ENFORCED = sys.platform != "darwin"  # the system enforces RLIMIT_AS; macOS accepts the call and does nothing
 _CLOCK_SECONDS = 0.1  # between two readings of the clock, which detect a suspended machine
@@ -33,7 +33,7 @@ _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ")  # variables of the child: for 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """Limits of one render. Time in which the machine was suspended does not count."""
+    """Limits of one render. Time in which the machine is suspended does not count."""
 
     seconds: float = 2.0
     memory_bytes: int = 512 << 20
@@ -52,7 +52,7 @@ class TemplateMemoryError(Exception):
 
 
 class ChatTemplate:
-    """A chat template in its own process, started at the first render. Thread-safe; renders take turns.
+    """A chat template in its own process, started at the first render. Thread-safe; one render runs at a time.
 
     Args:
         source: The jinja2 text.
@@ -83,12 +83,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt's text. Blocks; any thread.
+        """Renders the text of a prompt. Blocks; any thread.
 
         Raises:
             InvalidRequestError: The template refuses the messages, is broken, or exceeds its limits (its process is killed; the
                 next render starts another).
-            ForkedError: It belongs to another process.
+            ForkedError: The template was made in another process.
         """
         self._check_process()
         variables: dict[str, Any] = {
@@ -112,7 +112,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: It does not compile, or exceeds its limits.
-            ForkedError: It belongs to another process.
+            ForkedError: The template was made in another process.
         """
         self._check_process()
         with self._lock:
@@ -127,7 +127,7 @@ class ChatTemplate:
                 self._drop()
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:  # the socket belongs to the other process, and the lock may stay held
+        if os.getpid() != self._pid:  # the socket is the other process's, and the lock may be held for ever
             raise ForkedError.of(self._pid)
 
     @property
@@ -141,7 +141,7 @@ class ChatTemplate:
         return self._child.process.pid if self._child else None
 
     def _exchange(self, request: bytes | None) -> str:
-        """The rendered text of a request; None only starts the child."""
+        """The rendered text of a request; for None only starts the child, and returns an empty text."""
         for last in (False, True):
             try:
                 if self._child is None:
@@ -160,7 +160,7 @@ class ChatTemplate:
                     f"the chat template took more than {self.limits.memory_bytes >> 20:,} MiB of memory and was stopped; "
                     "choose another template"
                 ) from None
-            except (OSError, EOFError) as fault:  # it died, maybe between renders: one restart
+            except (OSError, EOFError) as fault:  # the child died, perhaps between renders: restart it once
                 self._drop()
                 if last:
                     raise InvalidRequestError(
@@ -171,7 +171,7 @@ class ChatTemplate:
 
     @property
     def _watched_bytes(self) -> int | None:
-        """Memory limit that this process watches; None where the system enforces it."""
+        """The memory limit that this process watches; None if the system enforces it."""
         return None if MEMORY_ENFORCED else self.limits.memory_bytes
 
     def _start(self) -> RenderChild:
@@ -192,12 +192,12 @@ class ChatTemplate:
 
 
 class RenderChild:
-    """The process and its socket, both closed with the object and at exit.
+    """The child process and its socket, both closed with this object, or at exit.
 
     Args:
-        process: Of `template_child`.
-        pipe: To its standard input.
-        clock: Monotonic seconds.
+        process: The process that runs `template_child`.
+        pipe: The socket that is its standard input, this process's end.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -222,12 +222,12 @@ class RenderChild:
         return cls(process, pipe)
 
     def ask(self, request: bytes, seconds: float, watched_bytes: int | None) -> dict[str, str]:
-        """Sends a frame and waits for the answer.
+        """Sends a request as a frame, and waits for the answer.
 
         Args:
-            request: JSON.
-            seconds: The answer's time limit.
-            watched_bytes: Limit of its resident memory; None: not watched.
+            request: The JSON of the request.
+            seconds: Time limit of the answer.
+            watched_bytes: Limit of the child's resident memory; None: not watched.
 
         Raises:
             TemplateTimeoutError: No complete answer after `seconds`.
@@ -273,7 +273,7 @@ class RenderChild:
             return
         try:
             resident = psutil.Process(self.process.pid).memory_info().rss
-        except psutil.Error:  # it ended, which the socket reports next
+        except psutil.Error:  # the child ended, which the socket reports next
             return
         if resident > watched_bytes:
             raise TemplateMemoryError

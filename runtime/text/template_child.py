@@ -1,8 +1,8 @@
-"""The process that renders chat templates: run by its path, imports only jinja2 and the standard library.
+"""The process that renders chat templates: run in isolation, imports only jinja2 and the standard library.
 
 Frames on standard input (a socket): four bytes little-endian length, then JSON. The first frame sets the template; each
-later one is a render and is answered by ``{"text": ...}`` or ``{"error": ...}``. The environment is the one of
-transformers (`apply_chat_template`): immutable sandbox, block trimming, loop controls, `tojson`, `raise_exception`,
+later one has the variables of a render. Every frame is answered by ``{"text": ...}`` or ``{"error": ...}``. The environment
+is that of transformers (`apply_chat_template`): immutable sandbox, block trimming, loop controls, `tojson`, `raise_exception`,
 `strftime_now`, the `generation` tag.
 """
 
@@ -41,7 +41,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _PlainNamespace(Namespace):
-    """A namespace that takes no underscored names: they would reach into CPython."""
+    """A namespace that refuses names with an underscore, through which a template could reach into CPython."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # lets a template write namespace(self=...)
         self, rest = args[0], args[1:]
@@ -85,7 +85,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """The template in its sandbox."""
+    """Compiles a template in its sandbox."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -126,7 +126,7 @@ def main() -> None:
     """Serves until the parent closes the socket."""
     with socket.socket(fileno=sys.stdin.fileno()) as pipe, pipe.makefile("rb") as stream:
         settings = _read(stream)
-        if settings["memory_bytes"] is not None:  # None: watched by the parent
+        if settings["memory_bytes"] is not None:  # None: the parent watches the memory
             resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
         try:
             template = compile_template(settings["source"])
@@ -136,7 +136,7 @@ def main() -> None:
         _write(pipe, {"text": "ready"})
         while True:
             variables = _read(stream)
-            signal.setitimer(signal.ITIMER_REAL, settings["seconds"] + 1)  # ends a loop whose parent died
+            signal.setitimer(signal.ITIMER_REAL, settings["seconds"] + 1)  # ends an endless render whose parent died
             answer = _answer(template, variables)
             signal.setitimer(signal.ITIMER_REAL, 0)
             _write(pipe, answer)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, exact to the byte, on the `tokenizers` library alone."""
+"""Text to token ids and back, exact to the byte, with the `tokenizers` library alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bytes_by_id(backend: tokenizers.Tokenizer) -> list[bytes]:
     """The bytes of every token by id; empty for an unused id. Added tokens are the bytes of their text.
 
     Raises:
-        ModelLoadError: Ids too large to be real.
+        ModelLoadError: The largest id is too large to be real.
     """
     spelling = spelling_of(backend)
     vocab = backend.get_vocab(with_added_tokens=True)
@@ -56,13 +56,13 @@ def bytes_by_id(backend: tokenizers.Tokenizer) -> list[bytes]:
         table[token_id] = token_text_bytes(text, spelling)
     for token_id, added in backend.get_added_tokens_decoder().items():
         if token_id <= top:
-            spaced = spelling == "sentencepiece" and not added.special  # Gemma's runs of spaces, which the decoder replaces too
+            spaced = spelling == "sentencepiece" and not added.special  # Gemma's runs of spaces: the decoder replaces them too
             table[token_id] = (added.content.replace(_SPACE, " ") if spaced else added.content).encode()
     return table
 
 
 def token_text_bytes(text: str, spelling: Spelling) -> bytes:
-    """The bytes of a token string of the vocabulary."""
+    """The bytes that a token string of the vocabulary spells."""
     if spelling == "byte-level":
         table = _byte_characters()
         try:
@@ -79,7 +79,7 @@ def token_text_bytes(text: str, spelling: Spelling) -> bytes:
 
 @cache
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's printable characters for the 256 bytes (Radford et al. 2019): visible Latin-1 stays, the rest moves up."""
+    """GPT-2's printable characters for the 256 bytes (Radford et al. 2019): visible Latin-1 as it is, the rest from U+0100."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -110,9 +110,9 @@ class Tokenizer:
         eos_token_ids: Ids that end a generation, the model's own first.
         bos_token_id: The beginning-of-text id, or None.
         adds_bos: Whether the model expects `bos_token_id` before raw text; `encode` never adds it.
-        special: Text to id of the control tokens.
-        added: Text to id of all added tokens, control tokens among them.
-        special_texts: Texts with a name in chat templates: bos_token, eos_token, unk_token, pad_token.
+        special: Ids of the control tokens, by text.
+        added: Ids of all added tokens, control tokens among them, by text.
+        special_texts: Texts of special tokens by their names in chat templates: bos_token, eos_token, unk_token, pad_token.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = _uncached(backend)
         self._lock = threading.Lock()  # the library's switch for special tokens is a property of the object
-        self._renamed: tuple[Mapping[str, str], tokenizers.Tokenizer] | None = None  # the last one of `encode_renamed`
+        self._renamed: tuple[Mapping[str, str], tokenizers.Tokenizer] | None = None  # of the last `encode_renamed`
         self._bytes = bytes_by_id(backend)
         decoder = backend.get_added_tokens_decoder()
         self.added: Mapping[str, int] = {token.content: i for i, token in decoder.items()}
@@ -146,7 +146,7 @@ class Tokenizer:
         """The tokenizer of a checked model folder.
 
         Raises:
-            ModelLoadError: No tokenizer.json, or one that the library rejects.
+            ModelLoadError: There is no tokenizer.json, or the library rejects it.
         """
         path = folder.path / "tokenizer.json"
         try:
@@ -168,14 +168,14 @@ class Tokenizer:
 
     @classmethod
     def from_transformers(cls, tokenizer: Any, *, eos_token_ids: Iterable[int] = ()) -> Self:
-        """A copy of the fast tokenizer in a transformers tokenizer; later changes to the original have no effect.
+        """Copies the fast tokenizer in a transformers tokenizer; later changes to the original have no effect.
 
         Args:
             tokenizer: A transformers tokenizer.
-            eos_token_ids: Of the model's generation config.
+            eos_token_ids: The ids of the model's generation config.
 
         Raises:
-            UnsupportedFeatureError: A tokenizer without a fast backend.
+            UnsupportedFeatureError: The tokenizer has no fast backend.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, tokenizers.Tokenizer):
@@ -213,7 +213,7 @@ class Tokenizer:
         return self.encode_renamed(text, {name: next(spare) for name in self.special})
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the tokens' bytes, U+FFFD where they are not UTF-8."""
+        """The text of the tokens' bytes, with U+FFFD for bytes that are not UTF-8."""
         return b"".join(self.token_bytes(i) for i in ids).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -228,7 +228,7 @@ class Tokenizer:
         return self._bytes[:width] + [b""] * (width - len(self))
 
     def str_vocab(self, width: int | None = None) -> list[str]:
-        """The text of every token by id; the tokenizer's spelling where the bytes alone are not UTF-8."""
+        """The text of every token by id; the tokenizer's own spelling if the bytes alone are not UTF-8."""
         return [self._text(i, data) for i, data in enumerate(self.byte_vocab(width))]
 
     def to_json(self) -> str:
@@ -237,7 +237,7 @@ class Tokenizer:
             return self._backend.to_str()
 
     def encode_renamed(self, text: str, aliases: Mapping[str, str]) -> list[int]:
-        """The ids of a text in which control tokens are spelt by aliases, and their own texts are plain text.
+        """The ids of a text in which aliases stand for added tokens, whose own texts are plain text there.
 
         Args:
             text: The text; an alias in it becomes its token.
@@ -276,7 +276,7 @@ def _uncached(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 @contextmanager
 def _library_faults(what: str) -> Iterator[None]:
-    """Turns any exception of the library into one clear error; its panics are BaseExceptions."""
+    """Turns any exception of the library, panics (BaseExceptions) included, into one clear error."""
     try:
         yield
     except (RuntimeFault, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -287,13 +287,13 @@ def _library_faults(what: str) -> Iterator[None]:
 
 
 def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """The id of unknown text."""
+    """The id of the token for unknown text."""
     text = getattr(backend.model, "unk_token", None)
     return backend.token_to_id(text) if isinstance(text, str) else getattr(backend.model, "unk_id", None)
 
 
 def _eos_ids(*configs: Mapping[str, Any]) -> list[int]:
-    """`eos_token_id` of each config, a number or a list."""
+    """The ids in the `eos_token_id` of each config, which is a number or a list."""
     found: list[int] = []
     for config in configs:
         value = config.get("eos_token_id")
@@ -303,7 +303,7 @@ def _eos_ids(*configs: Mapping[str, Any]) -> list[int]:
 
 
 def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Named special tokens of tokenizer_config.json, written as a string or as ``{"content": ...}``."""
+    """The named special tokens of tokenizer_config.json, each a string or ``{"content": ...}``, as texts."""
     texts: dict[str, str] = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         value = config.get(name)
@@ -314,7 +314,7 @@ def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _renamed(source: str, aliases: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """The tokenizer with some added tokens under other names, with unchanged ids."""
+    """The tokenizer with added tokens renamed to their aliases; their ids are unchanged."""
     layout = json.loads(source)
     for token in layout["added_tokens"]:
         token["content"] = aliases.get(token["content"], token["content"])

@@ -45,12 +45,12 @@ def texts_of(pieces: Sequence[bytes], stream: Utf8Stream | None = None) -> tuple
 
     Args:
         pieces: The bytes of consecutive tokens.
-        stream: Continues earlier tokens and keeps unfinished bytes. Without one the pieces are the whole text, and an
-            unfinished end becomes U+FFFD in the last text.
+        stream: Continues earlier tokens and keeps unfinished bytes. Without it the pieces are the whole text, and
+            an unfinished end becomes U+FFFD in the last text.
     """
     if stream is not None:
         return tuple(stream.feed(piece) for piece in pieces)
-    with suppress(UnicodeDecodeError):  # no character is cut, as in most texts
+    with suppress(UnicodeDecodeError):  # usual case: no token ends within a character
         return tuple(map(bytes.decode, pieces))
     whole = Utf8Stream()
     texts = [whole.feed(piece) for piece in pieces]
@@ -63,7 +63,7 @@ def clean_text(text: str) -> str:
     """Joins surrogate pairs and replaces lone surrogates by U+FFFD; NUL and control characters are kept.
 
     Raises:
-        InvalidRequestError: Not a text.
+        InvalidRequestError: `text` is not a string.
     """
     if not isinstance(text, str):
         raise InvalidRequestError(f"a text is needed, not {shown(text)}")

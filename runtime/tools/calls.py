@@ -18,10 +18,10 @@ class ToolCall:
 
     Attributes:
         name: The tool's name.
-        arguments: By name; plain JSON values.
-        id: The model's own, or nine hexadecimal digits made from the call's text (mistral's templates want nine).
-        span: Its place in the answer, markup included: its first character, and the one after its last. Calls in one list
-            have the same span.
+        arguments: Its arguments by name; plain JSON values.
+        id: The id that the model wrote, or nine hexadecimal digits made from the call's text (mistral's templates want nine).
+        span: Its place in the answer, markup included: the index of its first character, and of the one after its last.
+            Calls in one list have the same span.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ToolCalls:
 
     Attributes:
         text: The text before, between and after the calls, unchanged.
-        calls: In the order written.
+        calls: The calls, in the order written.
     """
 
     text: str
@@ -60,7 +60,7 @@ def definitions_of(tools: Sequence[Mapping[str, Any]]) -> Definitions:
     """The tools by name, from ``{"type": "function", "function": {"name": ..., "parameters": ...}}``, or the inner part alone.
 
     Raises:
-        InvalidRequestError: A definition of another shape, or two of one name; the message has its number.
+        InvalidRequestError: A definition has another shape, or two have one name; the message has the number of the tool.
     """
     found: dict[str, Mapping[str, Any]] = {}
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):

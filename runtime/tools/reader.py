@@ -36,10 +36,10 @@ class ToolCallReader:
         tools: The definitions of the offered tools; a call that does not match them is an error.
 
     Attributes:
-        begun: The place, in characters fed, where the open or malformed call begins.
+        begun: Where the open or malformed call begins, as an index of the characters fed.
 
     Raises:
-        InvalidRequestError: An unknown format; definitions of another shape.
+        InvalidRequestError: The format is unknown, or definitions have another shape.
     """
 
     def __init__(self, format: CallFormat = "auto", *, tools: Sequence[Mapping[str, Any]] | None = None) -> None:  # noqa: A002  # the word callers expect
@@ -53,7 +53,7 @@ class ToolCallReader:
         self._kind = ""  # format of the open call
         self._named: tuple[str, str | None] | None = None  # mistral's name and id before the arguments
         self._rest = ""
-        self._fed = 0  # characters
+        self._fed = 0  # characters fed so far
         self.begun = 0
         self._gap: list[str] = []
         self._span = ValueSpan()
@@ -86,7 +86,7 @@ class ToolCallReader:
         return self.certain()
 
     def certain(self) -> ToolCalls:
-        """Text and calls not returned yet; after a `ToolCallError` those before the malformed call."""
+        """The text and calls that were not returned yet; after a `ToolCallError` those before the malformed call."""
         made = ToolCalls("".join(self._text), tuple(self._calls))
         self._text, self._calls = [], []
         return made
@@ -94,7 +94,7 @@ class ToolCallReader:
     # ---- states: each returns whether to run the next state on the rest ---------------------------------------
 
     def _start(self) -> bool:
-        """Only white space so far."""
+        """At the start of the answer: only white space so far."""
         self._skip_space(self._text)
         if not self._rest:
             return False
@@ -108,7 +108,7 @@ class ToolCallReader:
         return True
 
     def _outside(self) -> bool:
-        """In text."""
+        """In text, outside calls."""
         found = min(((at, o) for o in self._openers if (at := self._rest.find(o)) >= 0), default=None)
         if found is None:
             held = max((_overlap(self._rest, opener) for opener in self._openers), default=0)
@@ -123,7 +123,7 @@ class ToolCallReader:
         return True
 
     def _open(self, kind: str) -> None:
-        """Begins a call, whose opening, if any, was removed from the rest."""
+        """Begins a call, whose opening (if it has one) was removed from the rest."""
         self.begun = self._fed - len(self._rest) - len(_OPENERS.get(kind, ""))
         self._kind, self._named, self._span, self._state = kind, None, ValueSpan(), self._begin
 
@@ -151,7 +151,7 @@ class ToolCallReader:
         return True
 
     def _value(self) -> bool:
-        """In the JSON."""
+        """Within the JSON of a call."""
         try:
             end = self._span.take(self._rest)
         except JsonError as fault:
@@ -272,7 +272,7 @@ def parse_tool_calls(
     Raises:
         ToolCallError: A call is malformed, incomplete, or does not match `tools`; the message has its number, the fault and a
             quotation.
-        InvalidRequestError: An unknown format, definitions of another shape, or an answer that is not a text.
+        InvalidRequestError: The format is unknown, definitions have another shape, or the answer is not a string.
     """
     if not isinstance(text, str):
         raise InvalidRequestError(f"an answer is a text, not {type(text).__name__}")

@@ -14,7 +14,7 @@ _INSIDE = re.compile(r'["\\]')
 
 
 class JsonError(ValueError):
-    """Not the JSON that was expected; the message says what and where."""
+    """The text is not the JSON that is expected; the message says what is wrong, and where."""
 
 
 class ValueSpan:
@@ -36,10 +36,10 @@ class ValueSpan:
         """Takes a piece; the first one begins with the value's bracket.
 
         Returns:
-            Once the value is complete, the characters of the piece that belong to it; else None.
+            The number of the piece's characters that belong to the value, if it is complete now; else None.
 
         Raises:
-            JsonError: Too long, or too deep.
+            JsonError: The value is too long, or nested too deep.
         """
         at, room = 0, MAX_CHARACTERS - self._length
         whole, piece = piece, piece[:room]
@@ -83,7 +83,8 @@ def read_strictly(text: str) -> Any:
     """The value of a JSON text whose depth and length a `ValueSpan` has bounded.
 
     Raises:
-        JsonError: Malformed, a name given twice in one object, NaN or infinity, a number too large, half a character.
+        JsonError: The text is malformed, or has a name twice in one object, NaN, infinity, a number that is too large, or a
+            lone surrogate.
     """
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
@@ -94,7 +95,7 @@ def read_strictly(text: str) -> Any:
         raise JsonError("a lone surrogate (half of a character) in a text") from fault
     except JsonError:
         raise
-    except (ValueError, RecursionError) as fault:  # an int of more digits than Python parses
+    except (ValueError, RecursionError) as fault:  # an integer with more digits than Python parses
         raise JsonError(f"no JSON that can be read: {fault}") from fault
     return value
 

@@ -13,10 +13,10 @@ from runtime.transport.server import serve
 
 
 def main() -> None:
-    """Serves until the pipe closes; ends the process itself."""
+    """Serves until the pipe closes, then ends the process."""
     if len(sys.argv) != 2 or not sys.argv[1].isdecimal():
         sys.exit("the engine process is started by runtime.spawn, which gives it a socket: python -m runtime.transport FD")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C in a terminal
     faulthandler.enable()  # a native crash leaves a trace in the log
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     pipe = socket.socket(fileno=int(sys.argv[1]))

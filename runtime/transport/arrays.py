@@ -1,4 +1,4 @@
-"""numpy arrays and token runs as plain values: dtype from a list, shape, raw bytes."""
+"""Numpy arrays and token runs as plain values: an allowed dtype, a shape, raw bytes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from runtime.records import Origin, TokenRun
 _DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i4", "<i8", "|u1", "<u2", "<u4", "|b1")}
 _MAX_DIMENSIONS = 4
 _EMPTY_RUN = TokenRun.unscored([], [], [], Origin.TEMPLATE)
+# Columns of every run: (dtype, number of dimensions)
 _RUN_COLUMNS = {name: (column.dtype, column.ndim) for name, column in _EMPTY_RUN.to_columns().items()}
 
 
 class ArrayError(RuntimeFault):
-    """The value is not an array that may cross the pipe."""
+    """A value is not an array that may cross the pipe."""
 
 
 class Array(msgspec.Struct, array_like=True, frozen=True):
-    """An array as a value of the wire, in little-endian C order."""
+    """An array in a message, in little-endian C order."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -35,7 +36,7 @@ def pack_array(array: npt.NDArray[Any]) -> Array:
     """Packs an array, without a copy if it is contiguous.
 
     Raises:
-        ArrayError: A dtype outside the list.
+        ArrayError: The dtype is not allowed.
     """
     array = np.asarray(array)
     if array.dtype.str not in _DTYPES:
@@ -48,7 +49,7 @@ def unpack_array(packed: Array) -> npt.NDArray[Any]:
     """A copy of the array: aligned, writable, independent of the message.
 
     Raises:
-        ArrayError: An unknown dtype, a negative or excessive shape, or bytes that do not fit it.
+        ArrayError: The dtype is unknown, the shape has a negative size or too many dimensions, or the bytes do not fit it.
     """
     dtype = _DTYPES.get(packed.dtype)
     if dtype is None:
@@ -62,7 +63,7 @@ def unpack_array(packed: Array) -> npt.NDArray[Any]:
 
 
 def pack_run(run: TokenRun) -> dict[str, Array]:
-    """A run's columns."""
+    """Packs the columns of a token run, by name."""
     return {name: pack_array(column) for name, column in run.to_columns().items()}
 
 
@@ -70,7 +71,7 @@ def unpack_run(columns: Mapping[str, Array]) -> TokenRun:
     """The inverse of `pack_run`.
 
     Raises:
-        ArrayError: Columns that are missing, of the wrong type, or that do not fit together.
+        ArrayError: A column is missing or has the wrong type, or the columns do not fit together.
     """
     arrays = {name: unpack_array(column) for name, column in columns.items()}
     for name, (dtype, dimensions) in _RUN_COLUMNS.items():
@@ -94,7 +95,7 @@ class Pieces(msgspec.Struct, frozen=True):
 
 
 def pack_pieces(pieces: list[bytes]) -> Pieces:
-    """Joins byte strings."""
+    """Packs byte strings into one array of bytes and one of lengths."""
     return Pieces(
         pack_array(np.frombuffer(b"".join(pieces), np.uint8)), pack_array(np.array([len(piece) for piece in pieces], np.int32))
     )
@@ -104,7 +105,7 @@ def unpack_pieces(packed: Pieces) -> list[bytes]:
     """The inverse of `pack_pieces`.
 
     Raises:
-        ArrayError: Lengths that do not fit the bytes.
+        ArrayError: The lengths do not fit the bytes.
     """
     data, lengths = unpack_array(packed.data).tobytes(), unpack_array(packed.lengths)
     if lengths.ndim != 1 or (lengths < 0).any() or int(lengths.sum(dtype=np.int64)) != len(data):

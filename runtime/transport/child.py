@@ -1,4 +1,4 @@
-"""The engine process as the operating system sees it: start, end, causes of its end, and when it counts as hung."""
+"""The engine process for the operating system: its start, its end with the cause, and when it counts as hung."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal
 
 
 class EngineProcess:
-    """A child that runs `runtime.transport` on one end of a socket pair. Used on one thread; `reap_later` is the last call."""
+    """A child that runs `runtime.transport` on one end of a socket pair. For one thread; `reap_later` is the last call."""
 
     def __init__(self, backend: str, threads: int | None, log_path: Path | None) -> None:
-        """Starts it.
+        """Starts the process.
 
         Raises:
             OSError: The log cannot be opened, or the system starts no more processes.
@@ -40,7 +40,7 @@ class EngineProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL if log is None else log,  # the caller's standard output is for results
                     stderr=log,
-                    process_group=0,  # Ctrl-C in a terminal is ours to handle; `kill` reaches its own children
+                    process_group=0,  # Ctrl-C in a terminal is for this process alone; `kill` reaches the child's own children
                 )
         except BaseException:
             self.pipe.close()
@@ -48,11 +48,11 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     def ended(self) -> bool:
-        """Whether it has ended; leaves no zombie."""
+        """Whether the process has ended; reaps it if it has."""
         return self._process.poll() is not None
 
     def terminate(self) -> None:
@@ -60,19 +60,19 @@ class EngineProcess:
         self._process.terminate()
 
     def kill(self) -> None:
-        """Sends SIGKILL to it and to its own children."""
-        if not self.ended():  # not yet reaped: the group's id is still its own
+        """Sends SIGKILL to the process and its own children."""
+        if not self.ended():  # not reaped yet: the group id is still the child's
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def reap_later(self) -> None:
-        """Waits for its end on a thread, as the system may take a while; without this it would remain a zombie."""
+        """Waits for the end of the process on a thread, as the system may take a while; otherwise it would remain a zombie."""
         threading.Thread(target=self._process.wait, name="elsewise-engine-end", daemon=True).start()
 
     def end_message(self, reason: str | None) -> str:
-        """How it ended and what to do about it, as a message to the user.
+        """The message to the user: how the process ended, and what to do about it.
 
         Args:
-            reason: Why it was ended; None if it ended by itself.
+            reason: Why it was killed; None if it ended by itself.
         """
         code = self._process.returncode
         if reason is not None:
@@ -110,19 +110,19 @@ def _meaning(number: int) -> str:
     return ""
 
 
-_LOAD_BASE_SECONDS = 120.0  # imports on a cold disk, the self-test
-_LOAD_BYTES_PER_SECOND = 20e6  # a slow disk and a conversion of dtypes
-_UNKNOWN_BYTES = 16 << 30  # assumed where only the engine knows the size
+_LOAD_BASE_SECONDS = 120.0  # for imports of libraries from a cold disk, and the self-test
+_LOAD_BYTES_PER_SECOND = 20e6  # with a slow disk and a conversion of dtypes
+_UNKNOWN_BYTES = 16 << 30  # assumed if only the engine knows the size of the source
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Seconds of monotonic time in the caller's process (the time of a suspended machine does not count)."""
+    """Seconds of monotonic time in the caller's process (time in which the machine is suspended does not count)."""
 
     step_seconds: float = 30.0  # one step of the owner thread in which no layer of the model is reached
-    silence_seconds: float = 30.0  # without any message, once loaded
-    loading_seconds: float | None = None  # None: by the size of the source
-    close_seconds: float = 1.2  # for the engine to end by itself; then it is ended
+    silence_seconds: float = 30.0  # without any message, once the model is loaded
+    loading_seconds: float | None = None  # without progress of the load; None: by the size of the source
+    close_seconds: float = 1.2  # for the engine to end by itself; afterwards it is terminated
     beat_seconds: float = 0.25  # between two beats
 
     def for_loading(self, source: str) -> float:
@@ -133,12 +133,12 @@ class EngineLimits:
 
 
 def offload_limits(source: str) -> EngineLimits:
-    """The default limits, with longer steps for a model whose weights are read from a possibly slow disk in every step."""
+    """The default limits, with longer steps, for a model whose weights are read in every step from a disk that may be slow."""
     return EngineLimits(step_seconds=EngineLimits().step_seconds + _source_bytes(source) / _LOAD_BYTES_PER_SECOND)
 
 
 class Watchdog:
-    """Decides whether an engine hangs, from its beats and from elapsed time. It has no clock and no process itself."""
+    """Decides whether an engine hangs, from its beats and from elapsed time. It has neither a clock nor a process."""
 
     def __init__(self, limits: EngineLimits, loading_seconds: float) -> None:
         self._limits, self._loading = limits, loading_seconds
@@ -147,21 +147,21 @@ class Watchdog:
         self._stuck = 0.0
 
     def message_received(self) -> None:
-        """Any message arrived."""
+        """Notes that a message of any kind arrived."""
         self._silent = 0.0
 
     def beat(self, steps: int, phase: str, progress: int = 0) -> None:
-        """A beat arrived; a step whose `progress` grows is slow and does not hang."""
+        """Notes a beat; a step whose `progress` grows is slow and does not hang."""
         if (steps, phase, progress) != self._state:
             self._state, self._stuck = (steps, phase, progress), 0.0
 
     def load(self, done: int) -> None:
-        """Progress of the load arrived; the load does not hang while `done` changes."""
+        """Notes progress of the load, which does not hang while `done` changes."""
         if done != self._done:
             self._done, self._stuck = done, 0.0
 
     def elapse(self, seconds: float) -> str | None:
-        """Time passed. Returns why the engine is to be ended, or None."""
+        """Adds elapsed time; returns why the engine must be killed, or None."""
         self._silent += seconds
         self._stuck += seconds
         steps, phase, _ = self._state
@@ -186,5 +186,5 @@ def _source_bytes(source: str) -> int:
         if path.is_dir():
             return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
         return path.stat().st_size
-    except (OSError, ValueError):  # missing, or known to the engine alone; ValueError: a NUL in the name
+    except (OSError, ValueError):  # missing, or a name that only the engine knows; ValueError: it has a NUL
         return _UNKNOWN_BYTES

@@ -67,7 +67,8 @@ class FrameParser:
         """The groups completed by `data`, each a list of payloads.
 
         Raises:
-            FrameError: Another protocol, or a payload or group over its limit. The parser cannot be used afterwards.
+            FrameError: The bytes follow another protocol, or a payload or group exceeds its limit. The parser cannot be used
+                afterwards.
         """
         groups: list[list[bytearray]] = []
         view, at = memoryview(data), 0
@@ -88,7 +89,7 @@ class FrameParser:
 
     @property
     def idle(self) -> bool:
-        """Whether no group is incomplete: an end of the stream here loses nothing."""
+        """Whether no group is incomplete, so that the stream can end here without loss."""
         return not self._head and not self._group and self._wanted is None
 
     def _open_frame(self) -> None:
@@ -115,7 +116,7 @@ _HIGH_WATER = 4 << 20  # unsent bytes above which `drained` waits
 
 
 class Connection(asyncio.Protocol):
-    """One end of the pipe. Everything here runs on its loop's thread.
+    """One end of the pipe. All methods run on its loop's thread.
 
     Args:
         on_group: Called with the payloads of each complete group. If it raises a `RuntimeFault`, the connection ends.
@@ -134,10 +135,10 @@ class Connection(asyncio.Protocol):
         self._room.set()
 
     def post(self, payloads: Sequence[bytes]) -> None:
-        """Sends encoded messages as one group (nothing for none); drops them if the pipe was closed.
+        """Sends encoded messages as one group (an empty list sends nothing); drops them if the pipe was closed.
 
         Raises:
-            FrameError: One of them is too large.
+            FrameError: A message is too large.
         """
         if not payloads:
             return
@@ -153,12 +154,12 @@ class Connection(asyncio.Protocol):
         await self._room.wait()
 
     def close(self) -> None:
-        """Closes the pipe; `on_lost` follows."""
+        """Closes the pipe; `on_lost` is called afterwards."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # a stream socket's
+        assert isinstance(transport, asyncio.Transport)  # the transport of a stream socket
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:

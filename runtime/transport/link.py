@@ -58,13 +58,13 @@ _TERM_SECONDS = 0.2  # between SIGTERM and SIGKILL
 
 
 class Waiter(Protocol):
-    """Receives the messages of one call on the I/O thread; either `result` or `fault` is called once, as the last one."""
+    """Receives the messages of one call on the I/O thread; `result` or `fault` is called once, as the last."""
 
     def chunk(self, run: TokenRun, branch: int | None) -> None:
         """Some tokens of a stream, or of one branch of it."""
 
     def progress(self, progress: PromptProgress) -> None:
-        """Progress of its prompt."""
+        """Progress of the call's prompt."""
 
     def step(self, step: BeamStep) -> None:
         """The beams of a search after one step."""
@@ -73,11 +73,11 @@ class Waiter(Protocol):
         """The answer; None at the end of a stream."""
 
     def fault(self, error: BaseException) -> None:
-        """The call failed. CancelledError: the model dropped it."""
+        """The call failed; with a CancelledError if the model cancelled it."""
 
     @property
     def abandoned(self) -> bool:
-        """Whether the caller does not wait any more."""
+        """Whether the caller waits no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,10 @@ class EngineLink:
 
     Args:
         make_load: Makes the first message, on the I/O thread; `loaded` receives its exceptions.
-        loaded: Waits for the model.
-        threads: Of the engine's numeric libraries; None leaves the choice to them.
-        log_path: File for the process's standard error; None shares this process's.
-        limits: When it counts as hung.
+        loaded: Receives the loaded model, or the error.
+        threads: Threads of the engine's numeric libraries; None leaves the choice to them.
+        log_path: File for the standard error of the engine process; None shares this process's.
+        limits: When the engine counts as hung.
         on_load: Called on the I/O thread with the progress of the load, before `loaded` has its result.
     """
 
@@ -122,7 +122,7 @@ class EngineLink:
         self._child: EngineProcess | None = None
         self._connection = Connection(self._on_group, self._on_lost)
         self._watchdog: Watchdog | None = None
-        self._kill_reason: str | None = None  # why the process was ended
+        self._kill_reason: str | None = None  # why the process was killed
         self._end_error: Callable[[], RuntimeFault] | None = None  # makes the error of later calls
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = threading.RLock()  # reentrant: a finaliser may run inside
@@ -140,18 +140,18 @@ class EngineLink:
 
     @property
     def ended(self) -> RuntimeFault | None:
-        """The error of new calls; None while the engine lives."""
+        """The error that new calls get; None while the engine lives."""
         if self.forked:
             return ForkedError.of(self._pid)
         return self._end_error() if self._end_error else None
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child of the engine's parent, in which no thread answers and any lock may be held."""
+        """Whether this is a forked child of the engine's parent, which lacks the I/O thread and may find any lock held."""
         return os.getpid() != self._pid
 
     def next_id(self) -> int:
-        """A number for a call."""
+        """A new id, for a call."""
         return next(self._numbers)
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
@@ -169,7 +169,7 @@ class EngineLink:
             self._thread.post(self._cancel, number)
 
     def drop(self, number: int, branch: int) -> None:
-        """Ends one branch of a call that was submitted before."""
+        """Ends one branch of a submitted call."""
         if not self.forked:
             self._thread.post(self._drop, number, branch)
 
@@ -177,7 +177,7 @@ class EngineLink:
         """Ends the engine without waiting; returns the same future every time.
 
         Args:
-            grace: Seconds for the engine to end by itself, at most those of the limits.
+            grace: Seconds for the engine to end by itself, at most `EngineLimits.close_seconds`.
         """
         if self.forked:  # the engine belongs to the other process and goes on
             nothing: Future[None] = Future()
@@ -213,14 +213,14 @@ class EngineLink:
             self._keep(self._watch(child, self._watchdog))
 
     async def _watch(self, child: EngineProcess, watchdog: Watchdog) -> None:
-        """Ends a hung engine, and closes the pipe of an ended one (which its own child may hold open)."""
+        """Kills a hung engine, and closes the pipe of an ended one (a child of the engine may hold it open)."""
         interval, before, ended_before = self._limits.beat_seconds, time.monotonic(), False
         while self._end_error is None:
             await asyncio.sleep(interval)
             now = time.monotonic()
-            elapsed, before = min(now - before, 2 * interval), now  # after a longer sleep the engine may have slept too
+            elapsed, before = min(now - before, 2 * interval), now  # after a longer gap the engine may have been suspended too
             if child.ended():
-                if ended_before:  # all that it wrote has been read since
+                if ended_before:  # everything that it wrote has been read meanwhile
                     self._connection.close()
                 ended_before = True
             elif (reason := watchdog.elapse(elapsed)) is not None and self._kill_reason is None:
@@ -235,7 +235,7 @@ class EngineLink:
 
     async def _wait_and_fail_calls(self) -> None:
         child = self._child
-        assert child is not None  # a pipe was lost, so there was one
+        assert child is not None  # the pipe that was lost was the child's
         if not await _wait_for_end(child, _EXIT_SECONDS):
             self._kill_reason = self._kill_reason or "it closed its pipe and went on"
             child.kill()
@@ -257,7 +257,7 @@ class EngineLink:
                             child.reap_later()
             self._connection.close()
             if child is not None:
-                child.pipe.close()  # where it never became a connection
+                child.pipe.close()  # in case it never became a connection
         finally:
             self._thread.stop()
 
@@ -292,7 +292,7 @@ class EngineLink:
             self._connection.post([encode(Drop(number, branch))])
 
     def _on_group(self, payloads: list[bytearray]) -> None:
-        assert self._watchdog is not None  # made before the pipe
+        assert self._watchdog is not None  # made before the connection
         self._watchdog.message_received()
         for reply in decode_replies(payloads):
             self._on_reply(reply, self._watchdog)
@@ -318,7 +318,7 @@ class EngineLink:
                     self._load_waiter.fault(unpack_fault(reply.fault))
                     self._load_waiter = None
             case _:
-                if (ticket := self._waiting.get(reply.id)) is not None:  # otherwise it was cancelled meanwhile
+                if (ticket := self._waiting.get(reply.id)) is not None:  # otherwise the call was cancelled meanwhile
                     self._on_call_reply(ticket, reply)
 
     def _on_push(self, news: Push) -> None:
@@ -359,7 +359,7 @@ class EngineLink:
                 ticket.waiter.fault(unpack_fault(reply.fault))
 
     async def _read_large(self, ticket: Ticket) -> None:
-        """Decodes an answer in parts on another thread: other messages would wait for the copy of a GiB."""
+        """Decodes an answer in parts, on another thread so that other messages need not wait for the copy of a GiB."""
         finish: Callable[[], None]
         try:
             answer = await asyncio.to_thread(ticket.method.read_answer, msgspec.Raw(ticket.received))
@@ -380,9 +380,9 @@ def _unread(error: Exception) -> RuntimeFault:
 
 
 async def end_link(link: EngineLink, *, grace: float | None = None) -> None:
-    """Ends the engine without blocking the loop. If this is cancelled, the engine ends nevertheless."""
+    """Ends the engine without blocking the loop; the engine ends even if this coroutine is cancelled."""
     await asyncio.shield(asyncio.wrap_future(link.close_soon(grace=grace)))
-    link.join()  # at once: the thread has nothing left to do
+    link.join()  # returns at once: the thread has nothing left to do
 
 
 async def _wait_for_end(child: EngineProcess, seconds: float) -> bool:
@@ -401,5 +401,5 @@ def _closed_error() -> SessionClosedError:
 
 
 def grace_within(seconds: float) -> float:
-    """Seconds for an engine to end by itself, if it must have ended after `seconds`."""
+    """Seconds for an engine to end by itself, so that it has certainly ended after `seconds`."""
     return max(seconds - _TERM_SECONDS - _EXIT_SECONDS, 0.0)

@@ -30,13 +30,13 @@ from runtime.transport.methods import CAPABILITIES, METHODS
 
 
 class LocalTransport:
-    """Calls the operations of an engine of this process.
+    """Calls the operations of an engine in this process.
 
     Args:
         engine: The owner thread with its backend.
         text: Tokenizer and template.
-        options: Of the load.
-        names: Names of the model; () if unknown, None for the name of the backend's `info`.
+        options: The options of the load.
+        names: Names of the model; () if they are unknown, None for the name in the backend's `info`.
         in_use: Locks that keep the shelf from removing the model's folders.
     """
 
@@ -114,7 +114,7 @@ class LocalTransport:
         await asyncio.to_thread(self.close)
 
     def forgotten(self) -> None:
-        """Frees the model, and warns with the line that loaded it."""
+        """Frees the model, and warns at the line that loaded it."""
         self.engine.end()
         name = self.names[0] if self.names else ""
         message = f"the model {name}, loaded here, was not closed; it is freed now. Use `with load(...) as model`, or close it"
@@ -122,7 +122,7 @@ class LocalTransport:
 
 
 class EngineState:
-    """The snapshots of an engine of this process."""
+    """The snapshots of an engine in this process."""
 
     def __init__(self, engine: Engine, operations: Operations) -> None:
         self._engine, self._operations = engine, operations

@@ -32,16 +32,16 @@ _CLASSES: dict[str, type[RuntimeFault]] = {
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """An error as a value of the wire."""
+    """An error in a message."""
 
     kind: str  # the class's name
-    arguments: tuple[Scalar, ...]  # of its constructor
+    arguments: tuple[Scalar, ...]  # of the class's constructor
     message: str  # for a reader that does not know the class
     notes: tuple[str, ...] = ()
 
 
 def pack_fault(error: BaseException) -> Fault:
-    """Packs an error. One whose class is not in `runtime.errors` carries its traceback as a note."""
+    """Packs an error; if its class is not in `runtime.errors`, the traceback becomes a note."""
     kind, message, notes = type(error).__name__, _clean(str(error)), [_clean(n) for n in getattr(error, "__notes__", ())]
     if isinstance(error, asyncio.CancelledError):
         return Fault(_CANCELLED, (), message)
@@ -56,7 +56,7 @@ def pack_fault(error: BaseException) -> Fault:
 
 
 def unpack_fault(fault: Fault) -> BaseException:
-    """The error to raise at the caller: of its own class if `runtime.errors` has it, otherwise a `RuntimeFault`."""
+    """The error to raise in the caller: of its own class if `runtime.errors` has it, otherwise a `RuntimeFault`."""
     if fault.kind == _CANCELLED:
         return asyncio.CancelledError(fault.message)
     error: RuntimeFault
@@ -66,7 +66,7 @@ def unpack_fault(fault: Fault) -> BaseException:
         error = RuntimeFault(
             f"the engine failed with {fault.kind}: {fault.message}; this is a fault of the program, please report it"
         )
-    except Exception as mismatch:  # noqa: BLE001  # a constructor may raise anything for arguments of another version
+    except Exception as mismatch:  # noqa: BLE001  # a constructor may raise anything if another version sent the arguments
         error = RuntimeFault(f"{fault.kind}: {fault.message} (its details were not readable: {mismatch})")
     for note in fault.notes:
         error.add_note(note)
@@ -80,7 +80,7 @@ def _constructor_arguments(error: BaseException) -> tuple[Any, ...]:
 
 
 def _clean(text: str) -> str:
-    """Text that UTF-8 can hold: an error may quote a lone surrogate."""
+    """A text that UTF-8 can encode: an error may quote a lone surrogate."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -89,18 +89,18 @@ class MessageError(RuntimeFault):
 
 
 class Load(msgspec.Struct, tag="load", frozen=True):
-    """Load the model. The first message, sent once."""
+    """Load the model: the first message, sent once."""
 
     source: str
     backend: str
     options: dict[str, Any]
     loader: str  # "package.module:callable"
-    backends: dict[str, str]  # extra ones: name -> "package.module:factory"
+    backends: dict[str, str]  # additional backends: name -> "package.module:factory"
     beat_seconds: float
 
 
 class Call(msgspec.Struct, tag="call", frozen=True):
-    """Run an operation; a Result, a stream or a Failure with the same id answers."""
+    """Run an operation; the answer is a Result, a stream or a Failure with the same id."""
 
     id: int
     method: str
@@ -114,7 +114,7 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
 
 
 class Drop(msgspec.Struct, tag="drop", frozen=True):
-    """End this branch of a stream, not the others; there is no answer."""
+    """End one branch of a stream; the others go on. There is no answer."""
 
     id: int
     branch: int
@@ -125,7 +125,7 @@ class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):
-    """Progress of the load; any number of them before Loaded."""
+    """Progress of the load; any number of these messages precede Loaded."""
 
     progress: LoadProgress
 
@@ -145,7 +145,7 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
 
 
 class Part(msgspec.Struct, tag="part", frozen=True):
-    """Some bytes of a large answer to a call, in order. Other messages may come between them; a Result follows the last."""
+    """Some bytes of a large answer to a call, in order. Other messages may come between; a Result follows the last Part."""
 
     id: int
     data: memoryview
@@ -159,7 +159,7 @@ class Result(msgspec.Struct, tag="result", frozen=True):
 
 
 class Chunk(msgspec.Struct, tag="chunk", frozen=True, omit_defaults=True):
-    """Some more tokens of a stream, or of one branch of it."""
+    """More tokens of a stream, or of one branch of it."""
 
     id: int
     columns: dict[str, Array]
@@ -187,14 +187,14 @@ class End(msgspec.Struct, tag="end", frozen=True):
 
 
 class Failure(msgspec.Struct, tag="failure", frozen=True):
-    """The call, stream or load failed; chunks sent before stay valid."""
+    """The call, stream or load failed; earlier chunks stay valid."""
 
     id: int
     fault: Fault
 
 
 class Push(msgspec.Struct, tag="push", frozen=True, omit_defaults=True):
-    """The snapshots that changed; sent without being asked for."""
+    """The snapshots that changed, sent without a request."""
 
     info: ModelInfo | None = None
     metrics: Metrics | None = None
@@ -202,7 +202,7 @@ class Push(msgspec.Struct, tag="push", frozen=True, omit_defaults=True):
 
 
 class Beat(msgspec.Struct, tag="beat", frozen=True):
-    """A sign of life: the owner thread's step counter, its phase ("loading", "idle", "step"), and progress within a step."""
+    """A sign of life: the owner thread's number of steps, its phase ("loading", "idle", "step"), progress within a step."""
 
     steps: int
     phase: str
@@ -217,10 +217,10 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode(value: object) -> bytes:
-    """A message, or the arguments or value inside one; numpy arrays become `Array`, their scalars numbers, paths text.
+    """Encodes a message, or the arguments or value in one. Numpy arrays become `Array`, numpy scalars numbers, paths text.
 
     Raises:
-        InvalidRequestError: A value that msgpack cannot hold (a lone surrogate, a number over 64 bits, a foreign object).
+        InvalidRequestError: Msgpack cannot hold a value (a lone surrogate, a number over 64 bits, a foreign object).
     """
     try:
         return _encoder.encode(value)
@@ -232,19 +232,19 @@ def encode(value: object) -> bytes:
 
 
 def decode_requests(payloads: Sequence[bytearray]) -> list[Request]:
-    """Messages to the engine process.
+    """Decodes messages to the engine process.
 
     Raises:
-        MessageError: Not a request.
+        MessageError: A payload is not a request.
     """
     return _decoded(_requests, payloads, "request")
 
 
 def decode_replies(payloads: Sequence[bytearray]) -> list[Reply]:
-    """Messages from the engine process.
+    """Decodes messages from the engine process.
 
     Raises:
-        MessageError: Not a reply.
+        MessageError: A payload is not a reply.
     """
     return _decoded(_replies, payloads, "reply")
 

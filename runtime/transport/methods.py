@@ -1,9 +1,9 @@
 """The operations of a model, with the types of their arguments and answers: the pipe's allow-list.
 
-A new operation takes 3 files: `LanguageModel`, its messages here, and `runtime.engine.operations`. If it runs in steps beside
-other requests, its job and its worker are in a fourth (`runtime.scheduler.workers`). An operation that reads arrays of the
-model goes through `read` and takes 4: `LanguageModel`, its job in `runtime.scheduler.readings`, and its hooks in
-`runtime.backends.hf.readings` and `runtime.backends.mlx.readings`. A new class for the answer takes one more.
+A new operation changes three files: `LanguageModel`, this one (its messages), and `runtime.engine.operations`. If it runs in
+steps together with other requests, its job and its worker are in a fourth (`runtime.scheduler.workers`). An operation that
+reads arrays of the model goes through `read` and changes four: `LanguageModel`, `runtime.scheduler.readings` (its job), and
+`runtime.backends.hf.readings` and `runtime.backends.mlx.readings` (its hooks). A new class of answers changes one more.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from runtime.transport.arrays import Array, pack_array, pack_run, unpack_array, 
 from runtime.transport.messages import MessageError, encode
 
 AdapterUses = list[tuple[str, float]] | None  # (name, scale)
-LARGE = 1 << 21  # bytes: larger answers are sent in parts of this size
+LARGE = 1 << 21  # bytes; a larger answer is sent in parts of this size
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keywords of an operation; the base class itself has none. Token ids are arrays, ``(n,) int32``."""
+    """Keyword arguments of an operation; this base class has none. Token ids are arrays, ``(n,) int32``."""
 
 
 class Query(Arguments, frozen=True):
-    """One path, and the adapters of its KV."""
+    """One path of token ids, and the adapters of its KV."""
 
     ids: Array
     adapters: AdapterUses
 
 
 class LogprobsBatch(Arguments, frozen=True):
-    """Several paths."""
+    """Several paths, each to be answered by a row of log-probabilities."""
 
     batch: list[Array]
     adapters: AdapterUses
@@ -51,14 +51,14 @@ class LogprobsBatch(Arguments, frozen=True):
 
 
 class TopLogprobsBatch(LogprobsBatch, frozen=True):
-    """The `n` likeliest tokens, and chosen ids."""
+    """Several paths, each to be answered by the `n` likeliest tokens and the `chosen` ids."""
 
     n: int
     chosen: list[int]
 
 
 class Score(Query, frozen=True):
-    """Scores from `start` on."""
+    """A path whose tokens from `start` on are scored."""
 
     top_k: int
     start: int
@@ -67,14 +67,14 @@ class Score(Query, frozen=True):
 
 
 class Generate(Arguments, frozen=True):
-    """One answer."""
+    """A prompt to be answered once."""
 
     ids: Array
     options: GenerationOptions
 
 
 class ContinueMany(Generate, frozen=True):
-    """`n` answers."""
+    """A prompt to be answered `n` times."""
 
     n: int
     priority: Priority
@@ -82,21 +82,21 @@ class ContinueMany(Generate, frozen=True):
 
 
 class GenerateMany(Arguments, frozen=True):
-    """An answer to each prompt."""
+    """Several prompts, each with its options."""
 
     prompts: list[Array]
     options: list[GenerationOptions]
 
 
 class BeamGenerate(Query, frozen=True):
-    """A beam search; `watched`: its Steps are sent."""
+    """A prompt to be answered by a beam search; if `watched`, Step messages are sent."""
 
     options: BeamOptions
     watched: bool
 
 
 class Embed(Arguments, frozen=True):
-    """A vector for each path."""
+    """Several paths, each to be answered by a vector."""
 
     paths: list[Array]
     pooling: Pooling
@@ -104,7 +104,7 @@ class Embed(Arguments, frozen=True):
 
 
 class Read(Query, frozen=True):
-    """One of the scheduler's readings, with its own options, at some positions."""
+    """One of `runtime.scheduler.readings` by name, with its own options, at some positions of a path."""
 
     reading: str
     positions: Array
@@ -112,13 +112,13 @@ class Read(Query, frozen=True):
 
 
 class Texts(Arguments, frozen=True):
-    """Some texts."""
+    """Texts to be tokenised."""
 
     texts: list[str]
 
 
 class RenderChat(Arguments, frozen=True):
-    """A conversation."""
+    """A conversation to be rendered as token ids."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -126,70 +126,70 @@ class RenderChat(Arguments, frozen=True):
 
 
 class Clear(Arguments, frozen=True):
-    """Whether next-token vectors are dropped in addition to the KV."""
+    """Whether the next-token vectors are dropped in addition to the KV."""
 
     vectors: bool
 
 
 class Count(Arguments, frozen=True):
-    """A number of vectors."""
+    """The most next-token vectors to cache."""
 
     count: int
 
 
 class Budget(Arguments, frozen=True):
-    """Bytes of KV."""
+    """The KV budget in bytes."""
 
     budget_bytes: int
 
 
 class Pin(Query, frozen=True):
-    """A path to keep under a number."""
+    """A path whose KV is kept in memory, and the number of the pin."""
 
     pin: int
 
 
 class Unpin(Arguments, frozen=True):
-    """A pin's number."""
+    """The number of a pin to end."""
 
     pin: int
 
 
 class SaveBlocks(Query, frozen=True):
-    """A path to save."""
+    """A path to save in the block file, in place of its first `replaces` tokens, saved before."""
 
     replaces: int | None
 
 
 class CopyBlocks(Arguments, frozen=True):
-    """Blocks, and the other file."""
+    """Names of blocks, and the path of the other block file."""
 
     keys: list[bytes]
     path: str
 
 
 class PinBlocks(Arguments, frozen=True):
-    """Blocks, and the pin's name."""
+    """Names of blocks, and the name of their pin."""
 
     name: str
     keys: list[bytes]
 
 
 class KvSnapshot(Query, frozen=True):
-    """A path, and the file it goes to."""
+    """A path of tokens, and the path of its snapshot's file."""
 
     path: str
 
 
 class KvRestore(Arguments, frozen=True):
-    """A snapshot's file."""
+    """The path of a snapshot's file; `upto`: leading tokens to load, None for all."""
 
     path: str
     upto: int | None
 
 
 class AddAdapter(Arguments, frozen=True):
-    """An adapter's folder or id."""
+    """An adapter's folder or id, and the name to register it under."""
 
     path: str
     name: str | None
@@ -197,20 +197,20 @@ class AddAdapter(Arguments, frozen=True):
 
 
 class AdapterName(Arguments, frozen=True):
-    """A registered adapter."""
+    """The name of a registered adapter."""
 
     name: str
 
 
 class PushLora(Arguments, frozen=True):
-    """An adapter, and its scale."""
+    """The name of an adapter, and its scale."""
 
     name: str
     scale: float
 
 
 class WireHypothesis(msgspec.Struct, frozen=True):
-    """One of a beam search's answers."""
+    """One answer of a beam search."""
 
     columns: dict[str, Array]
     logprob: float
@@ -252,7 +252,7 @@ def _unpack_tops(packed: Sequence[WireTop]) -> list[TopLogprobs]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a method's answer crosses the pipe: its wire type, and its conversions there and back."""
+    """How a method's answer crosses the pipe: the type in the message, and the conversions to it and back."""
 
     wire: Any
     pack: Callable[[Any], Any] = lambda value: value
@@ -266,11 +266,11 @@ NOTHING = Answer(None)
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One line of the allow-list."""
+    """One operation of the allow-list: the types of its arguments and answer, and the messages that it sends."""
 
     arguments: type[msgspec.Struct]
     answer: Answer
-    streams: bool = False  # answers by Chunks of runs, each of a branch, and an End
+    streams: bool = False  # the answer is Chunks of runs, each of a branch, and an End
     steps: bool = False  # takes `on_step`; if `watched`, Step messages precede the Result
     progresses: bool = False  # takes `on_progress`: Progress messages precede the first Chunk or the Result
     _decode_arguments: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
@@ -281,19 +281,19 @@ class Method:
         object.__setattr__(self, "_decode_answer", msgspec.msgpack.Decoder(self.answer.wire))
 
     def read_arguments(self, raw: msgspec.Raw) -> dict[str, Any]:
-        """Keywords of the operation.
+        """Decodes the keyword arguments of the operation.
 
         Raises:
-            MessageError, ArrayError: Of another type than in the table.
+            MessageError, ArrayError: They have another type than in the table.
         """
         arguments = msgspec.structs.asdict(_decoded(self._decode_arguments, raw))
         return {name: _with_ids(value) for name, value in arguments.items()}
 
     def write_answer(self, value: object) -> list[memoryview]:
-        """The bytes of the answer, for a Result, in pieces; the data of a large array is not copied."""
+        """The bytes of an answer for a Result, in pieces; the data of a large array is not copied."""
         packed = self.answer.pack(value)
         if isinstance(packed, Array) and LARGE < packed.data.nbytes < 1 << 32:
-            head = encode(msgspec.structs.replace(packed, data=b""))[:-2]  # without the type and the length of the empty data
+            head = encode(msgspec.structs.replace(packed, data=b""))[:-2]  # without type and length of the empty data
             return [memoryview(head + b"\xc6" + packed.data.nbytes.to_bytes(4, "big")), packed.data]
         return [memoryview(encode(packed))]
 
@@ -301,13 +301,13 @@ class Method:
         """The inverse of `write_answer`.
 
         Raises:
-            MessageError, ArrayError: Of another type than in the table.
+            MessageError, ArrayError: The answer has another type than in the table.
         """
         return self.answer.unpack(_decoded(self._decode_answer, raw))
 
 
 def _with_ids(value: Any) -> Any:
-    """Arrays of token ids, alone, in a list or among options, as numpy has them."""
+    """Unpacks arrays of token ids, alone, in a list or among options, into numpy arrays."""
     if isinstance(value, dict):
         return {name: _with_ids(each) for name, each in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], Array):
@@ -364,7 +364,7 @@ METHODS: dict[str, Method] = {
     "pop_lora": Method(Arguments, Answer(tuple[str, float])),
     "clear_loras": Method(Arguments, NOTHING),
 }
-# of every engine of this project, with the sampler's settings and the kinds of grammars by their names
+# The features of every engine of this project, with the sampler's settings and the kinds of grammars by their names
 CAPABILITIES = frozenset(
     {
         *("kv", "adapters", "hidden states", "lens", "scores", "speculative", "token_ids", "top logprobs", "whole_rows"),

@@ -43,7 +43,7 @@ class CallWaiter:
     on_step: OnStep | None = None
 
     def chunk(self, run: TokenRun, branch: int | None) -> None:
-        """A call has none."""
+        """Does nothing: a call gets no chunks."""
 
     def progress(self, progress: PromptProgress) -> None:
         if self.on_progress is not None:
@@ -78,7 +78,7 @@ class StreamWaiter:
         self.stream.progress(progress)
 
     def step(self, step: BeamStep) -> None:
-        """A stream has none."""
+        """Does nothing: a stream gets no steps."""
 
     def result(self, value: Any) -> None:  # noqa: ARG002  # the end of a stream has no value
         self.stream.end()
@@ -92,11 +92,11 @@ class StreamWaiter:
 
 
 class PipeTransport:
-    """Calls an engine process. Once it has ended, waiting and new calls get `EngineDiedError`.
+    """Calls an engine process. Once that has ended, waiting and new calls get `EngineDiedError`.
 
     Args:
-        link: To the process, which has loaded its model.
-        loaded: Its description of the model.
+        link: The link to the process, which has loaded its model.
+        loaded: The description of the model that the process sent.
     """
 
     capabilities = CAPABILITIES
@@ -131,7 +131,7 @@ class PipeTransport:
     async def call(
         self, method: str, *, on_progress: OnProgress | None = None, on_step: OnStep | None = None, **arguments: Any
     ) -> Any:
-        """One answer; a cancelled call is cancelled in the engine too."""
+        """Runs an operation that has one answer; a cancelled call is cancelled in the engine too."""
         check_callback(on_progress)
         check_callback(on_step, "on_step")
         self._check_answer(method, arguments)
@@ -147,9 +147,9 @@ class PipeTransport:
             raise
 
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
-        """Runs by branch as they arrive; a stream that is closed early is cancelled in the engine too."""
+        """Token runs by branch, as they arrive; a stream that is closed early is cancelled in the engine too."""
         dropped: set[int] = set()
-        running: list[Callable[[int], None]] = []  # `drop_in_engine`, while the call runs
+        running: list[Callable[[int], None]] = []  # holds `drop_in_engine` while the call runs
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             stream = Stream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
@@ -183,7 +183,7 @@ class PipeTransport:
         self._link.submit([self._ticket(method, arguments, CallWaiter(Call(queue.SimpleQueue())))])
 
     def heartbeat(self) -> tuple[int, str, int]:
-        """A constant: the link itself watches its process."""
+        """A constant: the link watches the process itself."""
         return 0, "idle", 0
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ class PipeTransport:
             _check_rows(len(arguments["paths"]), info.hidden_size, "vectors", "texts")
 
 
-_ENVELOPE_BYTES = 256  # of an answer, in addition to its array
+_ENVELOPE_BYTES = 256  # bytes of an answer in addition to its array
 
 
 def _check_rows(rows: int, width: int, what: str, unit: str) -> None:
@@ -241,23 +241,23 @@ async def spawn(
     on_progress: OnLoad | None = None,
     **options: Any,
 ) -> LanguageModel:
-    """Loads a model into an engine process of its own and returns when it is ready. Cancelled, it ends the process.
+    """Loads a model into an engine process of its own and returns when it is ready. A cancellation ends the process.
 
     Args:
         source: A model folder, a GGUF file, an id on the shelf, or "smollm2". A relative path counts from here.
-        backend: "auto" (mlx on Apple silicon, without torch, for weights quantised for it; else hf), "hf", "mlx", "mock", or a
-            registered one.
+        backend: "auto" (mlx on Apple silicon, or without torch, or for weights quantised for it; else hf), "hf", "mlx", "mock",
+            or a registered one.
         log_path: File to which the engine's warnings and native errors are appended (created with mode 0600); None: this
             process's standard error.
         limits: When the engine counts as hung.
         loader: "package.module:callable" that makes the model in the engine process.
-        progress: As of `load`.
+        progress: As in `load`.
         on_progress: Called with the progress of the weights, on the caller's loop, before this returns (hf and mlx).
         options: See `LoadOptions`.
 
     Raises:
-        InvalidRequestError: An unknown option, or one that cannot cross a pipe.
-        UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
+        InvalidRequestError: An option is unknown, or cannot cross a pipe.
+        UnknownBackendError, BackendUnavailableError: The backend does not exist; its libraries are missing.
         ModelLoadError: The model is not here (the message has the command that fetches it), incomplete or damaged.
         EngineDiedError: The process ended, or hung, while it loaded.
     """
@@ -296,10 +296,10 @@ async def spawn(
 
 
 def _importable_backends(chosen: str) -> dict[str, str]:
-    """Every backend that another process can import, by name.
+    """The backends that another process can import: dotted names by name.
 
     Raises:
-        InvalidRequestError: The chosen one was registered as an object that only this process has.
+        InvalidRequestError: The chosen backend was registered as an object that only this process has.
     """
     dotted = dotted_backends()
     if chosen not in dotted and chosen != "auto" and available_backends().get(chosen) is True:

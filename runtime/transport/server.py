@@ -1,7 +1,7 @@
 """The engine process: requests in, a model's answers out.
 
-The main thread runs the loop that reads, calls and writes; the model computes on threads of its own. So beats are sent while
-the model loads or steps, and the end of the pipe is noticed even if the model is busy.
+The main thread runs the loop that reads, calls and writes; the model computes on threads of its own. Therefore beats are sent
+while the model loads or steps, and the end of the pipe is noticed while the model is busy.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from runtime.transport.messages import (
 from runtime.transport.methods import LARGE, METHODS
 
 _log = logging.getLogger(__name__)
-_PUSH_SECONDS = 0.1  # between two pushes while a call is worked on
-_GROUP_BYTES = 1 << 20  # answers sent as one group
+_PUSH_SECONDS = 0.1  # between two pushes of counters while a call runs
+_GROUP_BYTES = 1 << 20  # bytes of messages that are sent as one group
 _ORPHAN_SECONDS = 0.5  # for the model to close when the parent has ended
-_PARENT_SECONDS = 1.0  # between two checks whether it has
+_PARENT_SECONDS = 1.0  # between two checks whether the parent has ended
 _SHUTDOWN_SECONDS = 1.5  # for the model to close when the parent asks; the parent's own limit is shorter
 
 
@@ -77,7 +77,7 @@ async def serve(pipe: socket.socket) -> NoReturn:
 
 
 class Server:
-    """One model, one pipe. All members run on the loop's thread."""
+    """Serves one model over one pipe. All members run on the loop's thread."""
 
     def __init__(self) -> None:
         self.connection = Connection(self._on_group, self._on_lost)
@@ -89,7 +89,7 @@ class Server:
         self._dropped: dict[int, set[int]] = {}  # branches that were dropped before they were read, by call
         self._background: set[asyncio.Task[None]] = set()
         self._outbox: list[bytes] = []
-        self._news_due = False  # the outbox holds the end of a request
+        self._news_due = False  # the outbox holds an answer, or the first chunk of a stream: counters must precede it
         self._pushed: Push | None = None
         self._pusher: asyncio.Task[None] | None = None
 
@@ -179,9 +179,9 @@ class Server:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             assert task is not None  # this runs in one
-            if task.cancelling():  # cancelled by the caller, which does not wait
+            if task.cancelling():  # cancelled by the caller, which waits no longer
                 return
-            payload = encode(Failure(call.id, pack_fault(error)))  # the model's own: `reset_async_queries`
+            payload = encode(Failure(call.id, pack_fault(error)))  # cancelled by the model: `reset_async_queries`
         except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all
             if not isinstance(error, RuntimeFault):
                 _log.warning("%s failed", call.method, exc_info=error)
@@ -235,7 +235,7 @@ class Server:
             async with aclosing(branches):
                 async for branch, run in branches:
                     chunk = Chunk(call, pack_run(run), branch)
-                    self._post(encode(chunk), news=first)  # counters of the prompt are sent first
+                    self._post(encode(chunk), news=first)  # counters of the prompt precede the first chunk
                     first = False
                     await self.connection.drained()
         finally:
@@ -278,7 +278,7 @@ class Server:
     async def _push_while_busy(self) -> None:
         busy = True
         while busy or self._calls:  # a call that arrives during the last round does not start another pusher
-            busy = bool(self._calls)  # one more round after the last answer, for counters that change afterwards
+            busy = bool(self._calls)  # one more round after the last answer, for counters that change after it
             await asyncio.sleep(_PUSH_SECONDS)
             self.connection.post(self._news())
         self._pusher = None
@@ -295,7 +295,7 @@ class Server:
 
 
 def _groups(payloads: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Splits messages into groups of about `_GROUP_BYTES`, so that the other side need not buffer much before it reads them."""
+    """Splits messages into groups of about `_GROUP_BYTES`, so that the reader need not buffer much before it has a group."""
     group: list[bytes] = []
     held = 0
     for payload in payloads:
@@ -312,13 +312,13 @@ def make_model(request: Load, on_progress: OnLoad | None = None) -> LanguageMode
     for name, dotted in request.backends.items():
         register_backend(name, dotted)
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in request.options.items()}
-    with progress_listener(on_progress):  # a loader of another package need not know of it
+    with progress_listener(on_progress):  # a loader of another package needs no parameter for it
         model: LanguageModel = resolve(request.loader)(request.source, request.backend, **options)
     return model
 
 
 def describe(model: LanguageModel) -> Loaded:
-    """The facts that the other side keeps, so that it need not ask again."""
+    """The facts about a model that the parent process keeps, so that it need not ask again."""
     state, text = model.transport.state, model.transport.text
     return Loaded(
         info=state.info,
