@@ -99,11 +99,7 @@ def is_on_shelf(name: object) -> bool:
 
 def on_the_shelf() -> str:
     """Names of the shelf's adapters, for messages."""
-    try:
-        folders = sorted(folder for folder in models_dir().iterdir() if not folder.name.startswith(".") and is_adapter(folder))
-    except OSError:
-        folders = []
-    names = [shelf_id(folder) for folder in folders]
+    names = [shelf_id(folder) for folder in shelf_folders(adapters=True)]
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}" if names else "none"
 

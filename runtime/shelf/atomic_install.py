@@ -166,11 +166,11 @@ def link_on_shelf(source: Path, name: str | None) -> Path:
     return place
 
 
-def find_folder(model_id: str) -> Path | None:
+def find_folder(model_id: str, *, adapters: bool = False) -> Path | None:
     """The folder of a model or adapter by its full id; None if there is none.
 
-    A model's id without a revision finds its only revision. A downloaded model is also found by its requested revision and by
-    the first digits of its commit.
+    The id of a model (or of an adapter, with `adapters`) without a revision finds its only revision. A downloaded one is also
+    found by its requested revision and by the first digits of its commit.
 
     Raises:
         ModelLoadError: Several revisions match.
@@ -183,7 +183,7 @@ def find_folder(model_id: str) -> Path | None:
     repository, _, revision = model_id.partition("@")
     found = [
         folder
-        for folder in shelf_folders()
+        for folder in shelf_folders(adapters=adapters)
         if folder.name.startswith(f"{shelf_path(repository).name}@") and (not revision or _is_revision(folder, revision))
     ]
     if len(found) > 1:

@@ -109,12 +109,12 @@ class ModelShelf:
         return read_json(self.folder(name) / "config.json") or {}
 
     def folder(self, name: str) -> Path:
-        """The folder of a model.
+        """The folder of a model or an adapter.
 
         Raises:
             ModelLoadError: Not on the shelf.
         """
-        found = find_folder(name)
+        found = find_folder(name) or find_folder(name, adapters=True)
         if found is None:
             raise ModelLoadError(f"{name}: not on the shelf (`elsewise models list` names what is)")
         return found

@@ -77,6 +77,7 @@ def test_an_import_takes_what_an_adapter_is_and_nothing_else(layout: str, shelf:
     assert list_models() == []  # it is no model
     assert reports[-1].done == reports[-1].total > 0
     ModelShelf().verify("org/mine@v1")
+    ModelShelf().verify("org/mine")  # there is one revision
     # and again there is nothing to do
     assert import_adapter(source, "org/mine@v1", reports.clear) == got  # type: ignore[arg-type]  # would fail if it were called
 
