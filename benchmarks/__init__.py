@@ -1,1 +1,1 @@
-"""`elsewise bench`: how many tokens are computed against how many are needed, beside other libraries in one run."""
+"""`elsewise bench`: tokens computed against tokens needed, in one run with other libraries."""

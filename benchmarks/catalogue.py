@@ -1,4 +1,4 @@
-"""Which parts there are, and on which models each is run."""
+"""The parts of the benchmark and the models that each is run on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.sizes import Sizes
 
 
 class On(Enum):
-    """What a part is run on."""
+    """The models that a part is run on."""
 
     ALL = "every model on every backend"
     TINY = "every tiny model on every backend"
@@ -34,7 +34,7 @@ class On(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the benchmark. `run` is told what to say of its progress."""
+    """One part of the benchmark. `run` reports its progress through its last argument."""
 
     name: str  # what `--only` takes
     title: str
@@ -42,7 +42,7 @@ class Part:
     run: Callable[[Case, Sizes, Told], Findings]
 
     def meant_for(self, case: Case, cases: Sequence[Case], *, quick: bool) -> bool:
-        """Whether it is run on this one of the models."""
+        """Whether the part is run on this one of the cases."""
         if self.on is On.ONCE or (self.on is On.TINY and not case.tiny):
             return False
         if quick and self.name in ONE_BACKEND:
@@ -52,7 +52,7 @@ class Part:
         return True
 
 
-# quick ones are run on the first backend alone
+# parts that a quick run measures on the first case only
 ONE_BACKEND = ("W4", "cpu", "rows", "kv", "pressure", "many", "W8", "swap", "grammar", "speculative", "remote", "window")
 PARTS = (
     Part("W1", "particles: counts and cpu", On.ALL, particles),
@@ -88,5 +88,5 @@ NAMES = tuple(part.name for part in PARTS)
 
 
 def chosen_parts(names: tuple[str, ...]) -> tuple[Part, ...]:
-    """The parts of these names, in the catalogue's order; all for none."""
+    """The named parts in the order of the catalogue; all parts if no name is given."""
     return tuple(part for part in PARTS if not names or part.name in names)

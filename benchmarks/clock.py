@@ -1,4 +1,4 @@
-"""Clocks of contenders that take turns, gaps of event loops, and the calibration of the machine."""
+"""Laps of contenders that take turns, gaps of event loops, and the calibration of the machine."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from typing import Any, Self
 import numpy as np
 
 Clock = Callable[[], float]  # seconds
-Told = Callable[[str], None]  # takes messages about progress
+Told = Callable[[str], None]  # receives progress messages
 
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """One contender's turn."""
+    """One timed turn of a contender."""
 
-    tokens: int  # that were made while the clock ran
+    tokens: int  # processed while the clock ran
     cpu_seconds: float  # of the whole process
     wall_seconds: float
-    outcome: str = ""  # digest of what came out; empty where nothing is to be compared
+    outcome: str = ""  # digest of the answers; empty if they are not compared
 
 
 class Stopwatch:
-    """Cpu-seconds of the process and wall time since `start`; of clocks of one's own, what they say."""
+    """Measures CPU and wall time since `start`, by default of this process; other clocks can be passed."""
 
     def __init__(self, cpu: Clock = time.process_time, wall: Clock = time.perf_counter) -> None:
         self._clocks = cpu, wall
         self._started: tuple[float, float] | None = None
 
     def start(self) -> Self:
-        """From now on."""
+        """Starts, or restarts, the measurement."""
         self._started = self._now()
         return self
 
     def lap(self, tokens: int, answers: Sequence[Sequence[int]] = ()) -> Lap:
-        """Until now.
+        """Returns the time since the start as a lap.
 
         Args:
-            tokens: Made since the start.
-            answers: What came out, for the outcome.
+            tokens: Number of tokens processed since the start.
+            answers: Token ids whose digest becomes the outcome of the lap.
 
         Raises:
-            ValueError: It was never started.
+            ValueError: The stopwatch was never started.
         """
         if self._started is None:
             raise ValueError("the clock was never started: no first token came")
@@ -60,7 +60,7 @@ class Stopwatch:
 
 
 def timed(act: Callable[[int], object], times: int, *, each: int = 1) -> Lap:
-    """A lap of an act that is told how often it was done, and makes `each` tokens."""
+    """Calls `act(0)` to `act(times - 1)` and returns their lap; each call counts as `each` tokens."""
     watch = Stopwatch().start()
     for i in range(times):
         act(i)
@@ -68,12 +68,12 @@ def timed(act: Callable[[int], object], times: int, *, each: int = 1) -> Lap:
 
 
 def timed_steps(step: Callable[[Any], Any], prompts: Any, n: int) -> Lap:
-    """Every row's `n` tokens, each made of those before it; the clock runs from the first on.
+    """Generates `n` tokens per row, step by step; the clock starts after the first token.
 
     Args:
-        step: The next token of each row, ``(rows, 1)``, after what is given.
-        prompts: ``(rows, length)``, an array of some library.
-        n: Tokens.
+        step: Takes the new tokens of each row and returns the next ones, ``(rows, 1)``.
+        prompts: ``(rows, length)``, an array of the library.
+        n: Tokens per row.
     """
     watch, tokens = Stopwatch(), step(prompts)
     watch.start()
@@ -85,7 +85,7 @@ def timed_steps(step: Callable[[Any], Any], prompts: Any, n: int) -> Lap:
 
 
 def digest(answers: Sequence[Sequence[int]]) -> str:
-    """Equal for equal answers."""
+    """Short hash of the answers: equal for equal answers."""
     told = hashlib.sha256()
     for answer in answers:
         told.update(np.asarray([*answer, -1], np.int32).tobytes())
@@ -95,16 +95,19 @@ def digest(answers: Sequence[Sequence[int]]) -> str:
 def take_turns(
     contenders: Mapping[str, Callable[[], Lap]], rounds: int, tell: Told, *, row: str = "", warm_up: bool = True
 ) -> dict[str, list[Lap]]:
-    """The first lap of each contender, then the second of each: A B A B.
+    """Runs the first lap of each contender, then the second of each: A B A B.
 
-    What is there before the first lap is kept out of the garbage collector's sight until the last one has ended.
+    Objects that exist before the first lap are frozen: the garbage collector skips them until the last lap has ended.
 
     Args:
         contenders: By name.
-        rounds: Laps of each.
-        tell: Is told the name before every lap, behind the row's.
-        row: What is measured.
-        warm_up: Whether a first round is not counted.
+        rounds: Counted laps per contender.
+        tell: Called before every lap with the row and the name of the contender.
+        row: Name of the measurement, for progress messages.
+        warm_up: Whether to run one more round first that is not counted.
+
+    Returns:
+        The counted laps of each contender, by name.
     """
     laps: dict[str, list[Lap]] = {name: [] for name in contenders}
     gc.collect()
@@ -123,17 +126,17 @@ def take_turns(
 
 
 def speed(ours: Sequence[Lap], peer: Sequence[Lap], seconds: Callable[[Lap], float]) -> float:
-    """How many times as fast: the median over rounds of the peer's seconds per token by ours in the same round."""
+    """Relative speed: the median over rounds of the peer's seconds per token divided by ours in the same round."""
     return median((seconds(b) / b.tokens) / (seconds(a) / a.tokens) for a, b in zip(ours, peer, strict=True))
 
 
 def wall(lap: Lap) -> float:
-    """Wall-clock seconds."""
+    """Wall-clock seconds of a lap."""
     return lap.wall_seconds
 
 
 def cpu(lap: Lap) -> float:
-    """Seconds that a core worked."""
+    """CPU seconds of a lap."""
     return lap.cpu_seconds
 
 
@@ -141,7 +144,7 @@ TICK_SECONDS = 0.001
 
 
 async def ticks(seconds: float) -> list[float]:
-    """Milliseconds between the ticks of a timer that runs this long; the tick itself is part of each."""
+    """Runs a timer for `seconds`; returns the milliseconds between its ticks, the 1 ms of the timer included."""
     found: list[float] = []
     end = (before := time.perf_counter()) + seconds
     while before < end:
@@ -153,7 +156,7 @@ async def ticks(seconds: float) -> list[float]:
 
 
 def gaps_of(found: Sequence[float]) -> tuple[float, float, float]:
-    """Median, 99th percentile and the longest."""
+    """Median, 99th percentile and maximum."""
     middle, high = np.percentile(found, [50, 99]).tolist()
     return middle, high, max(found)
 
@@ -161,15 +164,15 @@ def gaps_of(found: Sequence[float]) -> tuple[float, float, float]:
 ROUNDS = 20
 SIZE = 1_000_000
 IDLE_SECONDS = 0.5
-BUSY = 1.2  # wall over cpu from which the machine counts as busy
-STALLED = 5.0  # ms at the idle loop's 99th percentile from which it does as well
+BUSY = 1.2  # wall over CPU time above which the machine counts as busy
+STALLED = 5.0  # ms: 99th percentile of the idle loop's gaps above which it counts as busy, too
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """One fixed numpy kernel on one thread, and the gaps of an event loop that has nothing to do (ms)."""
+    """Times of one fixed numpy kernel on one thread, and the gaps of an idle event loop (ms)."""
 
-    when: str  # the case that was about to run
+    when: str  # title of the case that runs next
     cpu_seconds: float
     wall_seconds: float
     idle_p99: float
@@ -177,12 +180,12 @@ class Calibration:
 
     @property
     def normal(self) -> bool:
-        """Whether a missed bar counts: the kernel was not kept waiting, nor the idle loop."""
+        """Whether the machine was idle enough for a missed bar to count: neither kernel nor event loop had to wait."""
         return self.wall_seconds <= BUSY * self.cpu_seconds and self.idle_p99 <= STALLED
 
 
 def calibrate(when: str) -> Calibration:
-    """Runs the kernel (exponentials and sorts of a million float32: a quarter of a second), then idles half a second."""
+    """Runs the kernel (exp and sort of a million float32, about 0.25 s in all), then an idle event loop for 0.5 s."""
     values = np.random.default_rng(0).standard_normal(SIZE, dtype=np.float32)
     cpu, wall = time.process_time(), time.perf_counter()
     for _ in range(ROUNDS):

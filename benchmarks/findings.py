@@ -1,4 +1,4 @@
-"""Cases, the models that they share, and the results of a part: counts, times, gaps, and their bars."""
+"""Cases with their loaded models, and the results of a part: counts, times, gaps and bars."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from benchmarks.measure import Result
 
 
 class Closing(Protocol):
-    """Something with an end."""
+    """An object that can be closed."""
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees the resources of the object."""
 
 
 Held = TypeVar("Held", bound=Closing)
 
 
 class Loaded:
-    """Models of one case, each made by its first user and closed behind the last part."""
+    """Models of one case: each is loaded on first use and closed after the last part."""
 
     def __init__(self) -> None:
         self._held: dict[Any, Any] = {}
         self._ends = ExitStack()
 
     def get(self, kind: object, make: Callable[[], Held]) -> Held:
-        """The one of this kind; made where there is none yet."""
+        """The object of this kind; `make` makes it if there is none yet."""
         if kind not in self._held:
             self._held[kind] = made = make()
             self._ends.callback(made.close)
@@ -39,7 +39,7 @@ class Loaded:
         return found
 
     def close(self) -> None:
-        """Closes all, the last one first; what is asked for afterwards is made anew."""
+        """Closes all objects, the latest first; a later `get` makes new ones."""
         self._held.clear()
         self._ends.pop_all().close()
 
@@ -55,16 +55,16 @@ class Case:
     model: str  # "tiny-llama"
     folder: Path
     vocabulary: int
-    loaded: Loaded = field(default_factory=Loaded, compare=False, repr=False)  # what several parts use
+    loaded: Loaded = field(default_factory=Loaded, compare=False, repr=False)  # shared by the parts
 
     @property
     def tiny(self) -> bool:
-        """Whether it is one of the made models, in which what happens around the model shows."""
+        """Whether it is a tiny model, whose forwards are so short that the time around them shows."""
         return self.model != EMBEDDED
 
     @property
     def title(self) -> str:
-        """As tables say it."""
+        """The name of the case in tables."""
         return f"{self.backend}, {self.model}" if self.model else self.backend
 
     def verdict(
@@ -78,13 +78,13 @@ class Case:
         timed: bool = True,
         limit: Limit | None = None,
     ) -> Verdict:
-        """A figure of this model against its bar."""
+        """A figure of this case with its bar."""
         return Verdict(row, self.backend, self.model, what, figure, bar, at_least, timed, limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a token cost one contender: medians over its laps, in milliseconds."""
+    """Milliseconds per token of one contender: medians over its laps."""
 
     part: str
     backend: str
@@ -93,12 +93,12 @@ class Timing:
     wall_ms: float
     cpu_ms: float  # of the whole process
     laps: int
-    outcome: str  # digest of the tokens: equal where two contenders drew the same; empty where nothing is drawn
+    outcome: str  # digest of the drawn tokens: equal if two contenders drew the same; empty if nothing is drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """How long an event loop was away, in milliseconds: between two ticks of a 1 ms timer."""
+    """Gaps of an event loop: milliseconds between two ticks of a 1 ms timer."""
 
     part: str
     backend: str
@@ -108,35 +108,35 @@ class Gaps:
     p99: float
     max: float
     ticks: int
-    work: str  # what was done meanwhile, and how often
+    work: str  # kinds of work done meanwhile, with their counts
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How near decoding one stream comes to what reading the weights takes, which no token can do without."""
+    """Time per token of one stream, compared with reading the weights once, which every token needs."""
 
     part: str
     backend: str
     model: str
     who: str
     nbytes: int  # of the weights that a token reads
-    speed: float  # of memory: bytes a second, read one after the other in the same run
-    wall_ms: float  # of a token
+    speed: float  # of memory in bytes per second, measured by sequential reads in the same run
+    wall_ms: float  # per token
 
     @property
     def limit_ms(self) -> float:
-        """Of a token, if the weights were read and nothing else was done."""
+        """Milliseconds per token if reading the weights took all the time."""
         return self.nbytes / self.speed * 1000
 
     @property
     def gap(self) -> float:
-        """How many times that a token takes."""
+        """Time per token divided by that limit."""
         return self.wall_ms / self.limit_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """How long a part was at work on one model, loading included."""
+    """Duration of a part on one model, loading included."""
 
     part: str
     backend: str
@@ -146,25 +146,25 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a figure would be at most (or least) if Elsewise added nothing, from the same run."""
+    """The best possible value of a figure, if Elsewise added no time of its own; measured in the same run."""
 
     figure: float
-    what: str  # what reaches the figure, and why it is a bound
+    what: str  # description of the work that the limit includes
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One figure against its bar."""
+    """One figure with its bar."""
 
     row: str  # "W5 one stream"
     backend: str
     model: str
-    what: str  # the figure in words
+    what: str  # description of the figure
     figure: float
     bar: float
-    at_least: bool  # else: at most
-    timed: bool = True  # False: an exact count, which a busy machine cannot change
-    limit: Limit | None = None  # told where the bar is missed
+    at_least: bool  # True: the bar is a minimum; False: a maximum
+    timed: bool = True  # False: an exact count, independent of other load on the machine
+    limit: Limit | None = None  # reported if the bar is missed
 
     @property
     def met(self) -> bool:
@@ -174,7 +174,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Of one part, or of several together."""
+    """Results of one part, or of several together."""
 
     results: tuple[Result, ...] = ()
     timings: tuple[Timing, ...] = ()
@@ -183,7 +183,7 @@ class Findings:
     verdicts: tuple[Verdict, ...] = ()
 
     def __add__(self, other: Findings) -> Findings:
-        """Both."""
+        """The results of both."""
         return Findings(
             self.results + other.results,
             self.timings + other.timings,
@@ -194,7 +194,7 @@ class Findings:
 
 
 def timing(part: str, case: Case, who: str, laps: Sequence[Lap]) -> Timing:
-    """The medians of a contender's laps."""
+    """The timing of a contender: medians of its laps."""
     return Timing(
         part=part,
         backend=case.backend,
@@ -208,5 +208,5 @@ def timing(part: str, case: Case, who: str, laps: Sequence[Lap]) -> Timing:
 
 
 def timings(part: str, case: Case, laps: Mapping[str, Sequence[Lap]]) -> tuple[Timing, ...]:
-    """The same of every contender."""
+    """The timings of all contenders."""
     return tuple(timing(part, case, who, each) for who, each in laps.items())

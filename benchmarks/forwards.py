@@ -1,4 +1,4 @@
-"""What of Elsewise's time its calls of the model take: it could not need less, however little stood around them."""
+"""The share of Elsewise's time that its forwards take: a lower limit, even if nothing else took any time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ LIMIT = "its forwards alone, from tokens to logits in numpy"
 
 
 class Forwards:
-    """Stops the time of a model's forwards while it is entered; each is waited for, so that none hides behind other work.
+    """Context manager that measures the time of a model's forwards; each is waited for, so that none overlaps with other work.
 
     Args:
-        model: In this process, and idle whenever this is entered or left.
+        model: A model in this process; it must be idle on entry and exit.
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self._backend: Any = model.transport.engine.backend  # type: ignore[attr-defined]  # nothing public lies so deep
+        self._backend: Any = model.transport.engine.backend  # type: ignore[attr-defined]  # no public access
         self.cpu_seconds = self.wall_seconds = 0.0
-        self._began: tuple[float, float] | None = None  # the one under way; one of them may be made of the other
+        self._began: tuple[float, float] | None = None  # CPU and wall time; set during the outermost timed call
 
     def __enter__(self) -> Self:
         backend = self._backend
@@ -37,7 +37,7 @@ class Forwards:
 
         backend.compute = self._timed(backend.compute)
         backend.begin = self._timed(at_once)
-        backend.prepare = lambda *_: None  # nothing of a forward is done elsewhere
+        backend.prepare = lambda *_: None  # no part of a forward runs outside the timed calls
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -45,11 +45,11 @@ class Forwards:
             delattr(self._backend, name)
 
     def watch(self) -> Stopwatch:
-        """One that runs while the model does."""
+        """A stopwatch that runs only during forwards."""
         return Stopwatch(lambda: self.cpu_seconds, lambda: self.wall_seconds)
 
     def watch_rest(self) -> Stopwatch:
-        """One that runs while the model does not: it stands still from the beginning of each forward to its end."""
+        """A stopwatch that stops during each forward."""
         return Stopwatch(lambda: self._rest(time.process_time, 0), lambda: self._rest(time.perf_counter, 1))
 
     def _rest(self, clock: Clock, which: int) -> float:

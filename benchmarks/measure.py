@@ -1,4 +1,4 @@
-"""Subjects, workloads and the meter between them; and the fewest tokens that a workload needs (`distinct_prefixes`)."""
+"""Subjects, workloads and the meter between them; the fewest tokens that a workload needs (`distinct_prefixes`)."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Subject(Protocol):
-    """Something that answers requests: Elsewise or a peer. Blocking; one thread."""
+    """A library that answers requests: Elsewise or a peer. Calls block and come from one thread."""
 
-    name: str  # as the table shows it
+    name: str  # shown in tables
 
     @property
     def tokens_computed(self) -> int:
-        """Tokens pushed through the model since it was made, padding included."""
+        """Tokens pushed through the model since it was loaded, padding included."""
 
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
         """Log-probabilities of the token after each context, ``(len(contexts), vocab) float32``."""
 
     def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
-        """`n` tokens after each prompt, the likeliest at every step, whether or not one of them ends a text."""
+        """Greedy answers: `n` tokens after each prompt; an end-of-text token does not end them."""
 
     def forget(self) -> None:
-        """Drops everything that is cached."""
+        """Clears all caches."""
 
     def close(self) -> None:
         """Frees the model."""
@@ -42,7 +42,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One way of using a model. `play` uses nothing of the subject but `logprobs` and `answers`."""
+    """One way of using a model. `play` calls only `logprobs` and `answers` of the subject."""
 
     name: str  # "W1 particles"
     play: Callable[[Subject], None]
@@ -50,10 +50,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one workload cost with one subject: the most tokens, and medians of seconds of its own, over its laps.
+    """Cost of one workload with one subject over its laps: the largest token count and the medians of the times.
 
-    wall: from each request to its answer. cpu: of the whole process from the first request to the last answer, but for
-    what the workload itself computed between two of them.
+    Wall time is the sum over requests of the time from request to answer. CPU time is that of the whole process from the
+    first request to the last answer, without the workload's own work between requests.
     """
 
     workload: str
@@ -61,20 +61,20 @@ class Result:
     model: str
     subject: str
     tokens: int  # pushed through the model, padding included
-    ideal: int  # see `benchmarks.measure`
+    ideal: int  # fewest tokens needed, see `distinct_prefixes`
     cpu_seconds: float
     wall_seconds: float
-    outcome: str  # digest of all requests and answers: equal where two subjects drew the same tokens
+    outcome: str  # digest of all requests and answers: equal if two subjects drew the same tokens
     laps: int = 1
 
     @property
     def ratio(self) -> float:
-        """Tokens computed over ideal; 1.0 cannot be beaten."""
+        """Tokens computed divided by ideal; at least 1.0."""
         return self.tokens / self.ideal
 
 
 def measure(workload: Workload, subject: Subject, *, backend: str, model: str) -> Result:
-    """Plays a workload against a subject that remembers nothing of it."""
+    """Plays a workload once, after clearing the subject's caches, and returns its cost."""
     subject.forget()
     gc.collect()
     meter = _Meter(subject)
@@ -94,10 +94,10 @@ def measure(workload: Workload, subject: Subject, *, backend: str, model: str) -
 
 
 def medians(laps: Sequence[Result]) -> Result:
-    """One result for several of the same workload and subject.
+    """Combines the laps of one workload and subject into one result.
 
     Raises:
-        ValueError: Their requests or answers differ.
+        ValueError: The requests or answers of the laps differ.
     """
     first = laps[0]
     if len({(lap.ideal, lap.outcome) for lap in laps}) > 1:
@@ -107,14 +107,14 @@ def medians(laps: Sequence[Result]) -> Result:
 
 
 class _Meter:
-    """A subject that passes everything on to another: it stops the time and writes down what was asked."""
+    """A subject that forwards to another one, measures its time and records the contexts asked for."""
 
     def __init__(self, subject: Subject) -> None:
         self.name = subject.name
-        self.contexts: list[list[int]] = []  # each of whose prefixes had to go through the model
+        self.contexts: list[list[int]] = []  # all their prefixes had to go through the model
         self.cpu_seconds = 0.0
         self.wall_seconds = 0.0
-        self._left: tuple[float, float] | None = None  # cpu-seconds of process and thread at the last answer
+        self._left: tuple[float, float] | None = None  # CPU seconds of process and thread at the last answer
         self._subject = subject
         self._told = hashlib.sha256()
 
@@ -139,7 +139,7 @@ class _Meter:
         for prompt, answer in zip(prompts, answers, strict=True):
             if len(answer) != n:
                 raise ValueError(f"{self.name} answered {len(answer)} tokens where {n} were asked for")
-            self._note([*prompt, *answer[:-1]])  # what follows the last token was not asked for
+            self._note([*prompt, *answer[:-1]])  # the distribution after the last token was not asked for
             self._tell(answer[-1:])
         return answers
 
@@ -152,7 +152,7 @@ class _Meter:
     @contextmanager
     def _clock(self) -> Iterator[None]:
         cpu, wall = time.process_time(), time.perf_counter()
-        if self._left is not None:  # threads of the subject may have worked on after it had answered
+        if self._left is not None:  # CPU time of other threads since the last answer: the subject's, too
             process, thread = self._left
             self.cpu_seconds += max(cpu - process - (time.thread_time() - thread), 0.0)
         yield
@@ -172,12 +172,12 @@ def distinct_prefixes(contexts: Iterable[Sequence[int]]) -> int:
     """The number of different non-empty prefixes: the fewest tokens that exact answers can need.
 
     A *context* is a sequence of tokens whose next-token distribution was asked for; a generation of n tokens after a prompt
-    asks for n of them, the longest being the prompt and all generated tokens but the last. To know what follows a context, the
-    model must have seen each of its tokens behind exactly the tokens before it. A perfect cache, granular to the token,
-    unlimited, and remembering distributions as well as keys and values, computes each such token once. Padding, tokens
-    computed twice, and tokens computed ahead that were never asked about make the difference.
+    asks for n contexts, the longest being the prompt and all generated tokens but the last. The distribution after a context
+    requires that the model computes each of its tokens after exactly the tokens before it. A perfect cache (token-granular,
+    unlimited, holding distributions as well as keys and values) computes each such token once. A library computes more by
+    padding, by computing tokens twice, and by computing tokens whose distributions are never asked for.
 
-    In sorted order a context shares its longest known prefix with the one just before it; the rest is new.
+    In sorted order a context shares its longest known prefix with its predecessor; its other tokens are new.
     """
     count = 0
     before: list[int] = []
@@ -188,7 +188,7 @@ def distinct_prefixes(contexts: Iterable[Sequence[int]]) -> int:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens two sequences share."""
+    """Length of the common prefix of two sequences."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i

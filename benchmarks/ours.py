@@ -1,4 +1,4 @@
-"""Elsewise as a subject and as a contender, through the runtime's public members."""
+"""Elsewise as a subject and as a contender, mostly through the runtime's public API."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from runtime import BeamOptions, GenerationOptions, LanguageModel, Metrics, Samp
 
 
 def one_thread(backend: str) -> dict[str, Any]:
-    """The load options that keep a backend to one thread of its library."""
+    """Load options that limit the backend's library to one thread."""
     return {"threads": 1} if backend == "hf" else {}
 
 
 def open_model(folder: Path, backend: str, *, kv_cache_bytes: int | None = None, **options: Any) -> LanguageModel:
-    """A model in this process, as the benchmark loads it."""
+    """Loads a model in this process with the benchmark's options; None is the backend's default KV budget."""
     return load(folder, backend, kv_cache_bytes=kv_cache_bytes, **{**one_thread(backend), **options})
 
 
 class _Opened:
-    """A model in this process, on one thread of the library, and an event loop.
+    """A model in this process, on one thread of its library, with an event loop.
 
     Args:
-        folder: The model.
-        backend: Its backend's name.
-        options: Of `LoadOptions`, beside those of every model here.
+        folder: The folder of the model.
+        backend: Name of the backend.
+        options: Further fields of `LoadOptions`.
     """
 
     def __init__(self, folder: Path, backend: str, **options: Any) -> None:
@@ -41,26 +41,26 @@ class _Opened:
 
     @property
     def tokens_computed(self) -> int:
-        """As the scheduler counts them."""
+        """Tokens pushed through the model, as the scheduler counts them."""
         return self.model.metrics().tokens_computed
 
     def close(self) -> None:
-        """Ends the owner thread and the loop."""
+        """Closes the model and the event loop."""
         self.model.close()
         self._runner.close()
 
 
 class _Watched(_Opened):
-    """One whose laps can be timed by its forwards alone: they are stopped by the watch that `_watch` makes."""
+    """A model whose laps can be timed by its forwards alone, or without them: `_watch` makes the stopwatch of a lap."""
 
     _watch: Callable[[], Stopwatch] = Stopwatch
 
     def forwards(self, run: Callable[[], Lap]) -> Lap:
-        """A lap whose times are those of its forwards alone."""
+        """A lap that counts only the time of its forwards."""
         return self._watched(run, Forwards.watch)
 
     def rest(self, run: Callable[[], Lap]) -> Lap:
-        """A lap whose times are those of all that is not a forward, one after the other: nothing hides behind a forward."""
+        """A lap that counts only the time outside its forwards; these are waited for, so that no work overlaps with them."""
         return self._watched(run, Forwards.watch_rest)
 
     def _watched(self, run: Callable[[], Lap], watch: Callable[[Forwards], Stopwatch]) -> Lap:
@@ -73,31 +73,31 @@ class _Watched(_Opened):
 
 
 class Ours(_Opened):
-    """Generation records the usual ten alternatives per token."""
+    """Elsewise as a subject; generation makes records with the usual ten alternatives per token."""
 
     name = "elsewise"
 
     @property
     def metrics(self) -> Metrics:
-        """All counters."""
+        """All counters of the model."""
         return self.model.metrics()
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV that a token takes."""
+        """Bytes of KV per token."""
         return self.model.info.kv_bytes_per_token
 
     def forwards(self) -> Forwards:
-        """What stops the time of its forwards."""
+        """A context manager that measures the time of the model's forwards."""
         return Forwards(self.model)
 
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
-        """One batch query."""
-        loop = self._runner.get_loop()  # its own `run` would print the answer: signal.getsignal shows what it does not know
+        """Log-probabilities after each context, by one batch query."""
+        loop = self._runner.get_loop()  # Runner.run ends with signal.getsignal, which formats the whole answer as text
         return loop.run_until_complete(self.model.batch_next_token_logprobs(contexts))
 
     def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
-        """All at once."""
+        """Greedy answers of `n` tokens, all generated at once."""
 
         async def all_of_them() -> list[list[int]]:
             return await asyncio.gather(*(self._answer(prompt, n) for prompt in prompts))
@@ -105,7 +105,7 @@ class Ours(_Opened):
         return self._runner.run(all_of_them())
 
     def forget(self) -> None:
-        """Clears KV and vectors."""
+        """Clears the cache of the model."""
         self.model.clear_cache()
 
     async def _answer(self, prompt: Ids, n: int) -> list[int]:
@@ -116,18 +116,18 @@ class Ours(_Opened):
 
 
 def our_subject(case: Case) -> Ours:
-    """The one of a case, with the usual budget."""
+    """The subject of a case, with the default KV budget; loaded on first use."""
     return case.loaded.get(Ours, lambda: Ours(case.folder, case.backend))
 
 
 class OurBranches(_Watched):
-    """Every lap begins without a cache, and the prompt is a part of it."""
+    """Branches and beams; every lap begins with an empty cache and includes the prefill."""
 
     computed = 0  # tokens that the last lap pushed through the model
-    needed = 0  # the fewest that its branches need, see `benchmarks.measure`
+    needed = 0  # fewest tokens that its branches need, see `benchmarks.measure`
 
     def branches(self, prompt: Ids, n: int, tokens: int) -> Lap:
-        """`tokens` drawn in each of `n` continuations of the prompt, with records of ten alternatives."""
+        """Draws `tokens` tokens in each of `n` continuations of the prompt, with records of ten alternatives."""
         sampling = SamplingOptions(temperature=1.0)
         options = GenerationOptions(max_tokens=tokens, sampling=sampling, ignore_eos=True, seed=0, resolve=False)
 
@@ -141,11 +141,11 @@ class OurBranches(_Watched):
         watch = self._begin()
         answers = self._runner.run(main())
         lap = self._end(watch.lap(sum(map(len, answers))))
-        self.needed = distinct_prefixes([*prompt, *answer[:-1]] for answer in answers)  # the last ones are not pushed
+        self.needed = distinct_prefixes([*prompt, *answer[:-1]] for answer in answers)  # last tokens are not pushed
         return lap
 
     def beams(self, prompt: Ids, width: int, tokens: int) -> Lap:
-        """Beam search for hypotheses of `tokens`."""
+        """Beam search with `width` beams of `tokens` tokens."""
         options = BeamOptions(width, tokens, ignore_eos=True)
         watch = self._begin()
         found = self._runner.run(self.model.beam_generate(prompt, options))
@@ -157,31 +157,31 @@ class OurBranches(_Watched):
         return self._watch().start()
 
     def _end(self, lap: Lap) -> Lap:
-        self.model.prefix_match([0])  # after the last step, so that it is counted
+        self.model.prefix_match([0])  # runs after the last step, whose tokens are then counted
         self.computed += self.model.metrics().tokens_computed
         return lap
 
 
 class OurStreams(_Watched):
-    """A lap begins without a cache unless it says otherwise."""
+    """Streams and scores; a lap begins with an empty cache unless `warm` is given."""
 
     @property
     def weight_bytes(self) -> int:
-        """That a token of one stream reads of linear modules (hf)."""
-        backend: Any = self.model.transport.engine.backend  # type: ignore[attr-defined]  # nothing public lies so deep
+        """Bytes of the linear modules' weights that a token of one stream reads (hf)."""
+        backend: Any = self.model.transport.engine.backend  # type: ignore[attr-defined]  # no public access
         return int(backend.weight_bytes)
 
     def decode(self, prompts: Sequence[Ids], n: int, *, top_k: int = 10, warm: bool = False) -> Lap:
-        """`n` greedy tokens after each prompt, all at once, with records of `top_k` alternatives.
+        """Decodes `n` greedy tokens after each prompt, all at once, with records of `top_k` alternatives.
 
-        The clock starts when the last of the streams has its first token. With `warm`, the cache stays as it is.
+        The clock starts when every stream has its first token. With `warm`, the cache is not cleared before.
         """
         if not warm:
             self.model.clear_cache()
         return self._runner.run(self._decode(prompts, n, top_k))
 
     def score(self, ids: Ids) -> Lap:
-        """Records of all tokens of a text."""
+        """Scores a text: makes the records of all its tokens."""
         self.model.clear_cache()
         watch = self._watch().start()
         records = self._runner.run(self.model.score(ids))
@@ -192,7 +192,7 @@ class OurStreams(_Watched):
         options = GenerationOptions(max_tokens=n, sampling=greedy, ignore_eos=True, seed=0, resolve=False, top_k=top_k)
         watch = self._watch()
         answers: list[list[int]] = [[] for _ in prompts]
-        before = 0  # tokens that came before the clock ran
+        before = 0  # tokens that came before the clock started
 
         async def stream(prompt: Ids, answer: list[int]) -> None:
             nonlocal before
@@ -208,5 +208,5 @@ class OurStreams(_Watched):
 
 
 def our_streams(case: Case) -> OurStreams:
-    """The one of a case."""
+    """The streams of a case; loaded on first use."""
     return case.loaded.get(OurStreams, lambda: OurStreams(case.folder, case.backend))

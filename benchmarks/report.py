@@ -1,4 +1,4 @@
-"""The report of a run: tables for the terminal, JSON for programs."""
+"""The report of a run: tables for the terminal and JSON."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ LEGEND = (
 )
 BUSY = "The machine was busy: a timed bar that was missed says little; measure again on an idle one."
 STOPPED = "Stopped before the end: the parts that had ended are told."
-WIDTH = 120  # where the output is no terminal
+WIDTH = 120  # columns, if the output is no terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run."""
+    """Everything that one run measured."""
 
     quick: bool
     sizes: Sizes
-    parts: tuple[str, ...]  # names of those that ran
-    calibrations: tuple[Calibration, ...]  # before each model, in order; before the first alone if quick
+    parts: tuple[str, ...]  # names of the chosen parts
+    calibrations: tuple[Calibration, ...]  # one before each model, in order; if quick, only before the first
     findings: Findings
     took: tuple[Took, ...] = ()
-    whole: bool = True  # it was not stopped
+    whole: bool = True  # False: the run was interrupted
 
     def print(self, console: Console) -> None:
-        """Tables by backend and model, what the seconds are to be held against, and every figure beside its bar."""
+        """Prints tables by backend and model, the calibrations, the time of each part, and every figure with its bar."""
         found = self.findings
         for (backend, model), results in groupby(found.results, key=lambda r: (r.backend, r.model)):
             console.print(count_table(f"{backend}, {model}: tokens", list(results)))
@@ -64,11 +64,11 @@ class Report:
             console.print(STOPPED, highlight=False)
 
     def save(self, path: Path) -> None:
-        """Writes the same figures as JSON."""
+        """Writes the report as JSON."""
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data: format, version, machine, sizes, calibrations, results with ratios, timings, gaps, bars, seconds."""
+        """The report as plain data; the derived figures (ratio, limit, gap, met) are included."""
         found = self.findings
         return {
             "format": FORMAT,
@@ -89,7 +89,7 @@ class Report:
 
 
 def wide_console() -> Console:
-    """Standard output; as wide as the tables where it is no terminal."""
+    """A console on standard output, `WIDTH` columns wide if that is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
 
@@ -99,7 +99,7 @@ MET, NOT_MET = "[green]met[/green]", "[red]not met[/red]"
 
 
 def count_table(title: str, results: Sequence[Result]) -> Table:
-    """Tokens computed and needed, of one model."""
+    """Tokens computed and needed, for one model."""
     table = _table(title, ("workload", "who"), ("tokens", "ideal", "ratio", "cpu s", "wall s", "x cpu", "laps"), ("same",))
     for i, row, first, last in _grouped(results, lambda r: r.workload):
         figures = (f"{row.tokens:,}", f"{row.ideal:,}", f"{row.ratio:.3f}", f"{row.cpu_seconds:.2f}", f"{row.wall_seconds:.2f}")
@@ -109,7 +109,7 @@ def count_table(title: str, results: Sequence[Result]) -> Table:
 
 
 def timing_table(title: str, timings: Sequence[Timing]) -> Table:
-    """What a token cost each contender, of one model."""
+    """Time per token of each contender, for one model."""
     table = _table(title, ("part", "who"), ("ms/token", "cpu ms/token", "tokens/s", "x wall", "x cpu", "laps"), ("same",))
     for i, row, first, last in _grouped(timings, lambda t: t.part):
         figures = (f"{row.wall_ms:.3f}", f"{row.cpu_ms:.3f}", f"{1000 / row.wall_ms:,.0f}")
@@ -120,7 +120,7 @@ def timing_table(title: str, timings: Sequence[Timing]) -> Table:
 
 
 def reading_table(title: str, readings: Sequence[Reading]) -> Table:
-    """What a token takes beside what reading its weights takes."""
+    """Time per token compared with the time to read the weights once."""
     table = _table(title, ("model", "who"), ("MB a token", "GB/s", "ms at that", "ms/token", "gap"), ())
     for i, row, _, last in _grouped(readings, lambda r: f"{r.backend}, {r.model}"):
         label = f"{row.backend}, {row.model}" if i == 0 else ""
@@ -130,7 +130,7 @@ def reading_table(title: str, readings: Sequence[Reading]) -> Table:
 
 
 def gap_table(title: str, gaps: Sequence[Gaps]) -> Table:
-    """How long event loops were away."""
+    """Gaps of the event loops."""
     table = _table(title, ("model", "beside"), ("p50", "p99", "longest", "ticks"), ("work done meanwhile",))
     for i, row, _, last in _grouped(gaps, lambda g: f"{g.backend}, {g.model}"):
         label = f"{row.backend}, {row.model}" if i == 0 else ""
@@ -140,7 +140,7 @@ def gap_table(title: str, gaps: Sequence[Gaps]) -> Table:
 
 
 def calibration_table(title: str, calibrations: Sequence[Calibration]) -> Table:
-    """One fixed kernel, and an idle event loop, before each model."""
+    """Times of the fixed kernel and gaps of the idle event loop before each model."""
     table = _table(title, ("before",), ("kernel cpu s", "kernel wall s", "idle gap p99 ms", "longest ms"), ("",))
     for each in calibrations:
         seconds, gaps = (each.cpu_seconds, each.wall_seconds), (each.idle_p99, each.idle_max)
@@ -150,7 +150,7 @@ def calibration_table(title: str, calibrations: Sequence[Calibration]) -> Table:
 
 
 def took_table(title: str, took: Sequence[Took]) -> Table:
-    """The seconds of each part, all models together; then of all."""
+    """Seconds of each part, summed over its models, and the total."""
     table = _table(title, ("part",), ("models", "seconds"), ())
     for name in dict.fromkeys(each.part for each in took):
         seconds = [each.seconds for each in took if each.part == name]
@@ -161,7 +161,7 @@ def took_table(title: str, took: Sequence[Took]) -> Table:
 
 
 def verdict_table(title: str, verdicts: Sequence[Verdict]) -> Table:
-    """Every figure, its bar, met or not."""
+    """Every figure with its bar and whether it is met; below a missed bar, its limit."""
     table = _table(title, ("row", "on", "figure of"), ("figure", "bar"), ("",))
     for i, row, _, last in _grouped(sorted(verdicts, key=lambda v: v.row), lambda v: v.row):
         on = f"{row.backend}, {row.model}" if row.model else ""
@@ -177,7 +177,7 @@ def verdict_table(title: str, verdicts: Sequence[Verdict]) -> Table:
 def _table(title: str, left: Sequence[str], right: Sequence[str], end: Sequence[str]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1))
     for i, name in enumerate(left):
-        table.add_column(name, no_wrap=i == 0)  # the others give way in a narrow terminal
+        table.add_column(name, no_wrap=i == 0)  # only the others wrap in a narrow terminal
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)
     for name in end:
@@ -186,7 +186,7 @@ def _table(title: str, left: Sequence[str], right: Sequence[str], end: Sequence[
 
 
 def _grouped(rows: Sequence[Each], key: Callable[[Each], str]) -> Iterator[tuple[int, Each, Each, bool]]:
-    """Each row with its place in its group, the group's first, and whether it is the group's last."""
+    """Yields each row with its index in its group, the first row of the group, and whether it is the last one."""
     for _, group in groupby(rows, key=key):
         members = list(group)
         for i, row in enumerate(members):

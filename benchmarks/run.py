@@ -1,4 +1,4 @@
-"""One run: every part on every model it is meant for, Elsewise and its peers in turns."""
+"""One run: the chosen parts on their models, Elsewise and its peers in turns."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ NOWHERE = Case("", "", Path(), 0)
 
 
 def run_bench(*, quick: bool, model: str, backends: tuple[str, ...], only: tuple[str, ...], json_path: Path | None) -> bool:
-    """Measures, prints tables to stdout and, if asked, writes JSON. Progress goes to stderr, with a line for each part.
+    """Measures, prints tables to stdout and optionally writes JSON. Progress goes to stderr, with a line for each part.
 
-    Stopped (ctrl-C, SIGTERM), it reports what was measured until then.
+    If interrupted (ctrl-C, SIGTERM), it reports the figures measured until then.
 
     Args:
-        quick: Smaller sizes, fewer rounds.
+        quick: Whether to use smaller sizes and fewer rounds.
         model: One of `MODELS`.
-        backends: Names; empty for those of hf and mlx that run here (the embedded model: mlx on a Mac alone, where it
-            has a GPU).
+        backends: Names of backends; empty for hf and mlx where they can run (for the embedded model, mlx only on a Mac,
+            where it has a GPU).
         only: Names of parts; empty for all.
-        json_path: Where the JSON goes.
+        json_path: The JSON file to write, if any.
 
     Returns:
-        Whether it ran to its end.
+        Whether the run was completed.
 
     Raises:
-        UnknownBackendError, BackendUnavailableError: A backend that is not known, or cannot run here.
-        ModelLoadError: The embedded model is not here.
+        UnknownBackendError, BackendUnavailableError: A backend is unknown, or cannot run here.
+        ModelLoadError: The embedded model is not on the shelf.
         OSError: The JSON cannot be written.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -64,16 +64,16 @@ def run_bench(*, quick: bool, model: str, backends: tuple[str, ...], only: tuple
 
 
 def make_cases(model: str, backends: tuple[str, ...], room: Path, text: Path | None) -> list[Case]:
-    """The models of a run on each backend; tiny ones are made.
+    """The cases of a run: each model on each backend. Writes the tiny models.
 
     Args:
         model: One of `MODELS`.
-        backends: Names of backends that run here.
-        room: A folder for tiny models.
+        backends: Names of backends that can run here.
+        room: A folder for the tiny models.
         text: A folder whose tokenizer the tiny models get; None for a token per byte.
 
     Raises:
-        ModelLoadError: The embedded model is not here.
+        ModelLoadError: The embedded model is not on the shelf.
     """
     if model == EMBEDDED:
         entry = next((e for e in list_models() if e.name == EMBEDDED and e.complete), None)
@@ -89,16 +89,16 @@ def make_cases(model: str, backends: tuple[str, ...], room: Path, text: Path | N
 
 
 def measure_all(cases: list[Case], parts: tuple[Part, ...], sizes: Sizes, *, quick: bool) -> Report:
-    """Every part on every model it is meant for.
+    """Runs every part on every case that it is meant for.
 
     Args:
         cases: Models on backends.
-        parts: What is run.
-        sizes: Of the workloads.
-        quick: What the report says of the sizes.
+        parts: The chosen parts.
+        sizes: Sizes of the workloads.
+        quick: Whether this is a quick run, which calibrates once and runs some parts on fewer cases.
 
     Returns:
-        Of all parts, or of those that had ended when it was interrupted.
+        The report; if interrupted, with the parts that had ended.
     """
     plan = [(case, [part for part in parts if part.meant_for(case, cases, quick=quick)]) for case in cases]
     plan = [*plan, (NOWHERE, [part for part in parts if part.on is On.ONCE])]
@@ -126,16 +126,16 @@ def measure_all(cases: list[Case], parts: tuple[Part, ...], sizes: Sizes, *, qui
                         progress.advance(task)
         whole = True
     except KeyboardInterrupt:
-        pass  # what was measured is told
+        pass  # the report has the parts that ended
     return Report(quick, sizes, tuple(part.name for part in parts), tuple(calibrations), found, tuple(took), whole)
 
 
 def chosen_backends(names: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:
-    """The backends to measure: those named, or of the usual ones those that run here.
+    """The backends to measure: the named ones, or those of the usual ones that can run here.
 
     Raises:
-        UnknownBackendError: One that is not known.
-        BackendUnavailableError: One that cannot run here, or none can.
+        UnknownBackendError: A named backend is unknown or has no peers.
+        BackendUnavailableError: A named backend cannot run here, or none of the usual ones can.
     """
     there = available_backends()
     if not names:
@@ -156,14 +156,14 @@ def chosen_backends(names: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str
 
 
 def _progress() -> Progress:
-    """On stderr, drawn only between two measurements: a drawing thread would be counted."""
+    """A progress bar on stderr without a refresh thread, whose CPU time would be measured as well."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
 
 
 @contextmanager
 def _term_as_ctrl_c() -> Iterator[None]:
-    """What is asked to end by SIGTERM ends as by ctrl-C: with its figures."""
+    """Handles SIGTERM like ctrl-C, so that the figures measured so far are reported."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -1,4 +1,4 @@
-"""How large the workloads are, and how often they are run."""
+"""Sizes of the workloads and numbers of their laps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.workloads import branches, chat, particles
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Tokens and counts; see the workloads' own modules."""
+    """Token counts, numbers of laps and durations; the workloads and parts that use them say more."""
 
     particles: int = 32  # W1
     steps: int = 24
@@ -21,15 +21,15 @@ class Sizes:
     branches: int = 16  # W3
     transcript: int = 1500
     branch_tokens: int = 8
-    stem: int = 1500  # that eight rows of a recurrent model share
-    rounds: int = 5  # of whatever is timed
+    stem: int = 1500  # shared by eight rows of a recurrent model
+    rounds: int = 5  # laps of most timed contenders
     reopen_tokens: int = 3000  # W4
-    reopen_embedded: bool = True  # on the embedded model, whatever is measured else
-    reopen_processes: int = 5  # each opens it once; one where nothing but counts is wanted of it
+    reopen_embedded: bool = True  # on the embedded model instead of the case's; so do the cpu part and the texts of pressure
+    reopen_processes: int = 5  # each opens the session once; 1 if only counts are needed
     disk_stem: int = 2000
     decode_prompt: int = 32  # W5
     decode_tokens: int = 96
-    cpu_tokens: int = 16  # of each contender and lap, on the embedded model
+    cpu_tokens: int = 16  # per contender and lap, on the embedded model
     cpu_rounds: int = 3
     contexts: tuple[int, ...] = (300, 1000, 3000)  # per-token overhead
     overhead_tokens: int = 48
@@ -42,40 +42,40 @@ class Sizes:
     budget_tokens: int = 4000
     many_prompt: int = 256  # branches and beams
     many_tokens: int = 32
-    latency_seconds: float = 2.0  # W8, a window
+    latency_seconds: float = 2.0  # W8, per window of time
     latency_windows: int = 5
-    sampler_tokens: int = 256  # of each vocabulary, number of rows and setting: laps of 10 ms differed by a twentieth
+    sampler_tokens: int = 256  # per vocabulary, number of rows and setting; shorter laps (10 ms) varied by 5 %
     sampler_rows: tuple[int, ...] = (1, 8, 32)
     speculative_tokens: int = 64
-    serve_tokens: int = 200  # of each stream
+    serve_tokens: int = 200  # per stream
     serve_clients: int = 256
     serve_queries: int = 256  # of all clients together
-    pressed_chat: int = 1000  # tokens of one of two that do not fit together
+    pressed_chat: int = 1000  # tokens of each of two chats that exceed the KV budget together
     pressed_answer: int = 200
     pressed_laps: int = 3
-    texts: int = 100  # unrelated ones, of the embedded model
+    texts: int = 100  # unrelated texts, for the embedded model
     edges: int = 120_000  # of the KV store's trie
-    edge_queries: int = 16_384  # of one batch
+    edge_queries: int = 16_384  # in one batch
     trie_path: int = 100_000
     trie_branches: int = 10_000
     shelf_turns: int = 5000  # of one saved session
     shelf_sessions: int = 10_000  # in the list
-    shelf_searched: int = 1000
+    shelf_searched: int = 1000  # of them with text to search
     shelf_blocks: int = 46  # 138 MB
-    file_layers: int = 39  # of a GGUF file with 8 bits a weight: 10 GB
-    words: int = 128_256  # of a large vocabulary
+    file_layers: int = 39  # of a GGUF file with 8 bits per weight: 10 GB
+    words: int = 128_256  # tokens of a large vocabulary
     file_verified: int = 256 << 20  # bytes of weights that are verified
-    view_tokens: int = 100_000  # the window's transcript
-    view_sessions: int = 10_000  # and its list
-    view_turns: int = 5_000  # and its tree
+    view_tokens: int = 100_000  # in the transcript
+    view_sessions: int = 10_000  # in the session list
+    view_turns: int = 5_000  # in the tree
     window_turns: int = 5000  # of the session that the whole window opens and exports
     window_prompt: int = 2800  # tokens
     window_seconds: float = 5.0  # of an idle window, and of streaming
-    window_laps: int = 4  # of opening, of a prompt and of branches
-    starts: int = 5  # of the app, that count
+    window_laps: int = 4  # each of opening a session, prefilling a prompt and branching
+    starts: int = 5  # counted starts of the app
 
     def workloads(self, vocabulary: int) -> tuple[Workload, ...]:
-        """W1, W2, W3."""
+        """W1, W2 and W3."""
         return (
             particles(
                 vocabulary,
@@ -127,7 +127,7 @@ QUICK = Sizes(
     texts=24,
     edges=15_000,
     edge_queries=2048,
-    shelf_turns=500,  # a path of up to 400 is shown whole
+    shelf_turns=500,  # paths of up to 400 turns are shown whole
     shelf_sessions=200,
     shelf_searched=60,
     shelf_blocks=6,
@@ -142,7 +142,7 @@ QUICK = Sizes(
     file_verified=32 << 20,
     starts=1,
 )
-LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long
+LARGE_MODEL = Sizes(  # SmolLM2: a token takes twenty times as long as on a tiny model
     particles=8,
     steps=12,
     particle_prompt=64,
@@ -180,7 +180,7 @@ WARM_UP = Sizes(particles=2, steps=2, particle_prompt=8, resample_every=1, turns
 
 
 def sizes_for(*, tiny: bool, quick: bool) -> Sizes:
-    """Those of a run on tiny models or on a large one."""
+    """The sizes for tiny models or for the embedded one."""
     if tiny:
         return QUICK if quick else FULL
     return LARGE_QUICK if quick else LARGE_MODEL

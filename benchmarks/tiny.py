@@ -1,6 +1,6 @@
-"""Tiny models with random weights, written by numpy alone: every library reads them, none is needed to make them.
+"""Tiny models with random weights, written with numpy in the format that every library reads.
 
-They are large enough to be of the real architecture and small enough that what a library does around the model shows.
+They have real architectures, but forwards so short that a library's work around the model shows.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ ARCHITECTURES = ("llama", "qwen3")
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 3, 4, 2, 16
 CONTEXT = 4096  # tokens
 ROPE = 100_000.0
-INNER_SCALE = 0.2  # standard deviation of what lies between the embeddings: enough for context to matter
-OUTER_SCALE = 0.5  # of the embeddings: logits with a standard deviation of 4, about as sure as a real model
+INNER_SCALE = 0.2  # standard deviation of the layers' weights: large enough for context to matter
+OUTER_SCALE = 0.5  # of the embeddings: logits with a standard deviation of 4, about as confident as a real model
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json")
 END = "<|endoftext|>"
 
 
 def shelf_tokenizer() -> Path | None:
-    """The folder of the embedded model, whose tokenizer is used where it is there; else None."""
+    """The folder of the embedded model, which has a tokenizer to copy; None if it is not on the shelf."""
     return next((entry.path for entry in list_models() if entry.name == EMBEDDED and entry.complete), None)
 
 
 def make_tiny(architecture: str, folder: Path, text: Path | None = None, *, layers: int = LAYERS, words: int = 0) -> int:
-    """Writes the model folder of a tiny model; the same one whenever the arguments are the same.
+    """Writes the folder of a tiny model; equal arguments give equal weights.
 
     Args:
         architecture: One of `ARCHITECTURES`.
-        folder: Where; it is made.
-        text: A folder whose tokenizer is copied. None: a token per byte.
-        layers: Of attention.
-        words: The least size of its vocabulary; those that the tokenizer has not are numbers alone.
+        folder: The folder to make.
+        text: A folder whose tokenizer is copied; None for a token per byte.
+        layers: Number of layers.
+        words: Minimum size of the vocabulary; ids beyond the tokenizer's have no text.
 
     Returns:
-        The size of its vocabulary.
+        The size of the vocabulary.
     """
     folder.mkdir(parents=True)
     if text is None:
@@ -55,7 +55,7 @@ def make_tiny(architecture: str, folder: Path, text: Path | None = None, *, laye
     vocabulary = max(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size(), words)
     (folder / "config.json").write_text(json.dumps(_config(architecture, vocabulary, layers), indent=1))
     weights = dict(_weights(architecture, vocabulary, layers))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})  # transformers insists on the note
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})  # transformers requires this entry
     return vocabulary
 
 
@@ -75,8 +75,8 @@ def _config(architecture: str, vocabulary: int, layers: int) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": False,
         "tie_word_embeddings": False,
-        "rope_theta": ROPE,  # where mlx_lm reads it
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE},  # and transformers
+        "rope_theta": ROPE,  # for mlx_lm
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE},  # for transformers
         "bos_token_id": 0,
         "eos_token_id": 0,
         "dtype": "float32",
@@ -84,7 +84,7 @@ def _config(architecture: str, vocabulary: int, layers: int) -> dict[str, Any]:
 
 
 def _weights(architecture: str, vocabulary: int, layers: int) -> Iterator[tuple[str, Float32]]:
-    """Names as transformers gives them, matrices ``(out, in)``."""
+    """Yields transformers' names with their weights; matrices are ``(out, in)``."""
     rng = np.random.default_rng(ARCHITECTURES.index(architecture))
 
     def matrix(rows: int, columns: int, scale: float) -> Float32:
@@ -113,7 +113,7 @@ def _weights(architecture: str, vocabulary: int, layers: int) -> Iterator[tuple[
 
 
 def write_byte_tokenizer(folder: Path) -> None:
-    """A token per byte, and the end of a text."""
+    """Writes a tokenizer with a token per byte and an end-of-text token."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate([END, *alphabet])}, []))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -124,20 +124,20 @@ def write_byte_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
-KERNEL = 3  # tokens that a convolution sees
+KERNEL = 3  # width of a convolution, in tokens
 KINDS = ("conv", "full_attention") * 2
 
 
 def make_recurrent(folder: Path) -> int:
-    """Writes the model folder; the same one every time.
+    """Writes the folder of a tiny recurrent model (LFM2), with the same weights every time.
 
-    A token is a byte: a large head would cost more than all layers, and the same however its rows are pushed.
+    A token is a byte: a large output head would cost more than all layers, whichever way rows are batched.
 
     Args:
-        folder: Where; it is made.
+        folder: The folder to make.
 
     Returns:
-        The size of its vocabulary.
+        The size of the vocabulary.
     """
     folder.mkdir(parents=True)
     write_byte_tokenizer(folder)
@@ -156,7 +156,7 @@ def make_recurrent(folder: Path) -> int:
         "conv_L_cache": KERNEL,
         "conv_bias": False,
         "block_auto_adjust_ff_dim": False,
-        "block_ffn_dim_multiplier": 1.0,  # not used then, and mlx_lm wants both
+        "block_ffn_dim_multiplier": 1.0,  # unused without the adjustment, but mlx_lm requires both
         "block_multiple_of": 256,
         "norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": ROPE},
@@ -171,7 +171,7 @@ def make_recurrent(folder: Path) -> int:
 
 
 def _recurrent_weights(vocabulary: int) -> Iterator[tuple[str, Float32]]:
-    """Names as transformers gives them, matrices ``(out, in)``."""
+    """Yields transformers' names with their weights; matrices are ``(out, in)``."""
     rng = np.random.default_rng(len(KINDS))
 
     def matrix(*shape: int, scale: float = INNER_SCALE) -> Float32:

@@ -13,31 +13,31 @@ import numpy as np
 from benchmarks.measure import Ids, Subject, Workload
 from runtime import GenerationOptions, LanguageModel, SamplingOptions
 
-SPREAD = 2.0  # of the made-up weights, in nats: about a third of the particles die at each resampling
+SPREAD = 2.0  # standard deviation of the random log-weights, in nats: a resampling drops about a third of the particles
 
 
 def particles(vocabulary: int, *, count: int, steps: int, prompt: int, resample_every: int) -> Workload:
-    """Sequential Monte Carlo as a steered generation does it: per step one batch query, a draw each, weights, survival.
+    """Sequential Monte Carlo as in steered generation: per step one batch query and a draw per particle, then resampling.
 
     Args:
-        vocabulary: Tokens are drawn below this.
-        count: Particles.
-        steps: Tokens each of them grows by.
-        prompt: Tokens they all begin with.
+        vocabulary: Token ids are drawn below this.
+        count: Number of particles.
+        steps: Tokens drawn per particle.
+        prompt: Length of the prompt that all particles share.
         resample_every: Steps between two resamplings. Weights are random: only the pattern of copies matters here.
     """
 
     def play(subject: Subject) -> None:
         rng = np.random.default_rng(1)
         stem = rng.integers(vocabulary, size=prompt).tolist()
-        subject.logprobs([stem])  # once, before the particles: kinder to caches that know only what is finished
+        subject.logprobs([stem])  # first by itself, for caches that reuse only finished requests
         population = [list(stem) for _ in range(count)]
         for step in range(1, steps + 1):
             logprobs = subject.logprobs(population)
             for particle, row in zip(population, logprobs, strict=True):
-                # The largest log-probability plus Gumbel noise is a draw from the distribution. Unlike a search in the
-                # cumulated probabilities, it hardly ever turns on the last bits, in which libraries differ.
-                drawn = rng.standard_exponential(vocabulary, np.float32)  # now and then one of them rounds to 0
+                # The argmax of log-probabilities plus Gumbel noise is a draw from the distribution. It rarely depends on
+                # the last bits, in which libraries differ; a search in cumulative probabilities would.
+                drawn = rng.standard_exponential(vocabulary, np.float32)  # can round to 0
                 noise = -np.log(np.maximum(drawn, np.finfo(np.float32).tiny))
                 particle.append(int(np.argmax(row[:vocabulary] + noise)))
             if step % resample_every == 0:
@@ -48,11 +48,11 @@ def particles(vocabulary: int, *, count: int, steps: int, prompt: int, resample_
     return Workload("W1 particles", play)
 
 
-ANSWER_SHARE = 5  # every fifth token of a turn is the model's
+ANSWER_SHARE = 5  # a fifth of the tokens of a turn is generated
 
 
 def chat(vocabulary: int, *, turns: int, tokens: int) -> Workload:
-    """A chat of `turns` turns, `tokens` tokens long at its end; a fifth of each turn is the answer."""
+    """A chat of `turns` turns and `tokens` tokens in all; a fifth of each turn is the answer."""
 
     def play(subject: Subject) -> None:
         rng = np.random.default_rng(2)
@@ -67,13 +67,13 @@ def chat(vocabulary: int, *, turns: int, tokens: int) -> Workload:
 
 
 def branches(vocabulary: int, *, count: int, transcript: int, tokens: int) -> Workload:
-    """Branches at random places of one transcript, in random order, all asked for at once.
+    """Branches at random places of one transcript, in random order, requested at once.
 
     Args:
-        vocabulary: Tokens are drawn below this.
-        count: Branches.
-        transcript: Tokens that are there before; any but the first may be replaced.
-        tokens: Tokens generated on each branch, after the one that was picked.
+        vocabulary: Token ids are drawn below this.
+        count: Number of branches.
+        transcript: Length of the transcript; a branch replaces any token but the first.
+        tokens: Tokens generated on each branch, after the replaced one.
     """
 
     def play(subject: Subject) -> None:
@@ -81,19 +81,19 @@ def branches(vocabulary: int, *, count: int, transcript: int, tokens: int) -> Wo
         text = rng.integers(vocabulary, size=transcript).tolist()
         subject.logprobs([text])
         places = rng.permutation(np.arange(1, transcript))[:count].tolist()
-        picked = [(text[at] + 1 + int(rng.integers(vocabulary - 1))) % vocabulary for at in places]  # never the same
+        picked = [(text[at] + 1 + int(rng.integers(vocabulary - 1))) % vocabulary for at in places]  # never the original token
         subject.answers([[*text[:at], token] for at, token in zip(places, picked, strict=True)], tokens)
 
     return Workload("W3 branches", play)
 
 
-STAY = 0.4  # chance that the next visit is to the chat that was just open
+STAY = 0.4  # probability that the next visit is to the same chat
 
 
 def visits(vocabulary: int, *, chats: int, count: int, message: int, answer: int) -> Workload:
-    """Visits to `chats` chats: at each, a message of `message` tokens and an answer of `answer`.
+    """`count` visits to random chats: each adds a message of `message` tokens and an answer of `answer` tokens.
 
-    The chats begin with the same few tokens, as those of one program do.
+    All chats begin with the same `message` tokens, like those of one program with a system prompt.
     """
 
     def play(subject: Subject) -> None:
@@ -110,25 +110,25 @@ def visits(vocabulary: int, *, chats: int, count: int, message: int, answer: int
 
 
 PARTICLES = 8
-STEM, TURN, TEXT = 64, 48, 256  # tokens of the particles' prompt, a chat's turn, a text to be scored
-CHAT_TOKENS = 1500  # from which a new chat begins
-STEPS = 16  # after which the particles begin again
+STEM, TURN, TEXT = 64, 48, 256  # tokens of the particles' prompt, of a chat's message, of a text to score
+CHAT_TOKENS = 1500  # length at which a chat ends
+STEPS = 16  # steps of the particles
 BRANCHES = 4
 
 
 class Everything:
-    """Tasks that use a model in every way at once.
+    """A chat, particles, scores and branches that use one model at the same time.
 
-    They choose tokens without looking at the answers: what an event loop is kept busy with is then the library's own.
+    They choose tokens at random instead of sampling from the answers: the event loop then has no work but the library's.
     """
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._vocabulary = model.info.vocab_size
-        self.finished = {"chat": 0, "particles": 0, "score": 0, "branches": 0}  # how often each of them came round
+        self.finished = {"chat": 0, "particles": 0, "score": 0, "branches": 0}  # completed tasks of each kind
 
     async def run(self, seconds: float) -> None:
-        """Until then; what is in work is finished first."""
+        """Repeats all tasks for `seconds`, then waits for the ones under way."""
         end = time.monotonic() + seconds
         tasks = {"chat": self._chat, "particles": self._particles, "score": self._score, "branches": self._branches}
         await asyncio.gather(*(self._repeat(name, task, end) for name, task in tasks.items()))
@@ -176,7 +176,7 @@ class Everything:
 
 
 class TokenLru:
-    """Tokens held, at most `capacity` of them."""
+    """A simulated cache of at most `capacity` tokens: a trie that evicts its least recently used leaves."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -187,7 +187,7 @@ class TokenLru:
         self._offers = 0
 
     def request(self, prompt: Ids, answer: Ids) -> int:
-        """A prompt that is answered: how many tokens must be computed. The answer's last token is never pushed."""
+        """Adds a prompt and its answer; returns the tokens to compute. The answer's last token is never pushed."""
         self._clock += 1
         token, known = self._root, 0
         for each in prompt:
@@ -228,7 +228,7 @@ class TokenLru:
 
 
 class _Token:
-    """One token behind the ones before it."""
+    """A node of the trie: one token after its prefix."""
 
     __slots__ = ("children", "id", "parent", "stamp")
 
@@ -238,6 +238,6 @@ class _Token:
 
 
 def simulate(requests: Sequence[tuple[Ids, Ids]], capacity: int) -> int:
-    """Tokens that all requests together compute with a cache of `capacity` tokens."""
+    """Number of tokens that all requests compute with a cache of `capacity` tokens."""
     cache = TokenLru(max(capacity, 0))
     return sum(cache.request(prompt, answer) for prompt, answer in requests)

@@ -1,1 +1,1 @@
-"""Measurements that need a process of their own, each of which prints one line of JSON."""
+"""Measurements that need their own process; each prints one line of JSON."""

@@ -1,4 +1,4 @@
-"""A process of its own that measures, and says what it found as one line of JSON."""
+"""Runs a measurement in its own process, which prints its findings as one line of JSON."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PATIENCE_SECONDS = 570.0
 
 
 def measure_in_child(module: str, *given: object, what: str) -> dict[str, Any]:
-    """What `python -m module given...` found; empty, with a line on stderr, where it could not.
+    """Runs `python -m module given...` and returns its findings; empty, with a line on stderr, if it failed.
 
     Args:
-        module: What is run.
+        module: The module to run.
         given: Its arguments.
-        what: What is not there without it, for that line.
+        what: Begins the line on stderr, which goes on with "not measured".
     """
     command = [sys.executable, "-m", module, *map(str, given)]
     try:
@@ -31,7 +31,7 @@ def measure_in_child(module: str, *given: object, what: str) -> dict[str, Any]:
 
 
 def resident_bytes() -> int:
-    """Of this process, now; 0 where the system does not say."""
+    """Resident anonymous memory of this process, in bytes; 0 if the system has no /proc."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0

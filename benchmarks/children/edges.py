@@ -1,7 +1,7 @@
-"""A process of its own whose KV store gets many edges: seconds of queries beside them, and bytes held; JSON to stdout.
+"""Fills a KV store with many edges and measures the seconds of queries and the bytes held; JSON to stdout.
 
-`python -m benchmarks.children.edges FOLDER BACKEND VOCABULARY EDGES QUERIES`. What earlier work freed would be used again, and
-memory that edges take not be seen: so nothing but a few queries goes before.
+`python -m benchmarks.children.edges FOLDER BACKEND VOCABULARY EDGES QUERIES`. It runs in its own process, after only a few
+queries: edges that reused memory freed by earlier work would not show in the bytes of the process.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import numpy as np
 from benchmarks.children.child import resident_bytes
 from benchmarks.ours import open_model
 
-FEW = 256  # queries of one batch
+FEW = 256  # queries of a small batch
 PAUSE_SECONDS, PAUSES = 0.013, 15
-ROOM = 4 << 30  # bytes
+ROOM = 4 << 30  # bytes of the KV budget
 
 
 def main(folder: Path, backend: str, vocabulary: int, edges: int, many: int) -> dict[str, float]:
-    """Seconds of a query after a pause, without edges and beside them, and in batches; bytes, 0 where they are unknown."""
+    """Seconds per query after a pause, without and with edges, and in small and large batches; bytes held by the edges."""
     rng = np.random.default_rng(12)
     with closing(open_model(folder, backend, kv_cache_bytes=ROOM)) as model:
 
         def seconds(n: int) -> float:
-            """Of one query in a batch of `n`, none of which was asked before."""
+            """Seconds per query in a batch of `n` new contexts."""
             contexts: list[list[int]] = rng.integers(5, vocabulary - 5, (n, 4)).tolist()
             started = time.perf_counter()
             model.batch_top_logprobs_sync(contexts, 1)
             return (time.perf_counter() - started) / n
 
         def paused() -> float:
-            """A query after a pause, the median of several."""
+            """Seconds of a single query after a pause, the median of several."""
             found = []
             for _ in range(PAUSES):
                 time.sleep(PAUSE_SECONDS)
@@ -44,10 +44,10 @@ def main(folder: Path, backend: str, vocabulary: int, edges: int, many: int) -> 
             return median(found)
 
         def held() -> tuple[int, int]:
-            """By the process, and as the budget counts."""
+            """Bytes held by the process, and bytes counted in the KV budget."""
             return resident_bytes(), model.metrics().kv_bytes
 
-        paused()  # what first queries compile and allocate
+        paused()  # warm-up: first queries compile and allocate
         empty, before, small, large = paused(), held(), list[float](), list[float]()
         while model.cache_report().edges < edges:
             small.append(median(seconds(FEW) for _ in range(5)))

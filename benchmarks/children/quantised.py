@@ -1,7 +1,7 @@
-"""A process of its own that imports a GGUF file as it is quantised and loads it on hf; JSON to stdout.
+"""Imports a GGUF file, keeps it quantised and loads it on hf, in its own process; JSON to stdout.
 
-`python -m benchmarks.children.quantised FILE`: bytes of the file, of the weights on the disk, and of every tensor that the
-process holds once the model has answered.
+`python -m benchmarks.children.quantised FILE`: bytes of the file, of the imported weights on the disk, and of all CPU tensors
+of the process after the first query.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 
 def main(file: Path) -> dict[str, int]:
-    """The three figures."""
+    """The three byte counts."""
     with tempfile.TemporaryDirectory(prefix="elsewise-bench-") as shelf:
         os.environ["ELSEWISE_MODELS"] = shelf
-        import torch  # behind the variable, as all that follows
+        import torch  # like the runtime, only after the variable is set
 
         from runtime import import_model, load
 

@@ -1,4 +1,4 @@
-"""The other process of W4: loads the model, opens a saved session once, and measures what bounds it; JSON to stdout."""
+"""The second process of W4: loads the model, reopens a saved session, and measures its lower bounds; JSON to stdout."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from runtime import load
 
 
 def main(asked: dict[str, Any]) -> dict[str, float]:
-    """Figures as `benchmarks.parts.reopen.Opened` has them; seconds."""
+    """The fields of `benchmarks.parts.reopen.Opened`."""
     file, vocabulary = Path(asked["file"]), int(asked["vocabulary"])
     ids = session(int(asked["tokens"]), int(asked["turn"]), vocabulary)
     with closing(load(asked["source"], asked["backend"], **loading(asked["backend"], file))) as model:
-        model.next_token_logprobs_sync(ids_of(3, 40, vocabulary))  # warm-up of the library
+        model.next_token_logprobs_sync(ids_of(3, 40, vocabulary))  # warm-up
         per_token, cold = model.info.kv_bytes_per_token, 0.0
         before = model.metrics()
         reopen = _seconds(lambda: model.next_token_logprobs_sync([*ids, *ids_of(4, NEW, vocabulary)]))
@@ -33,7 +33,7 @@ def main(asked: dict[str, Any]) -> dict[str, float]:
         if asked["cold"]:
             other = ids_of(6, len(ids) + NEW, vocabulary)
             cold = _seconds(lambda: model.next_token_logprobs_sync(other))
-    read = _read_and_hash(file, len(ids) * per_token)  # now: the file belongs to one at a time
+    read = _read_and_hash(file, len(ids) * per_token)  # after closing the model, which holds the file exclusively
     if restored != len(ids):
         raise RuntimeError(f"{restored:,} of {len(ids):,} tokens were restored")
     return {"reopen": reopen, "read": read, "copy": copy, "forward": forward, "cold": cold, "computed": computed}
@@ -46,7 +46,7 @@ def _seconds(act: Any) -> float:
 
 
 def _read_and_hash(file: Path, most: int) -> float:
-    """Seconds to read so many bytes as SQLite has them, chunk by chunk, with their SHA-256."""
+    """Seconds to read at least `most` bytes of chunks from the SQLite file, if it has so many, and to hash them (SHA-256)."""
     held = 0
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as conn:
         started = time.perf_counter()

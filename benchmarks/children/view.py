@@ -1,8 +1,8 @@
-"""A process of its own that drives the window's widgets without a screen, and says what each frame took, as one JSON line.
+"""Drives the window's widgets without a screen, in its own process, and prints the milliseconds of each frame as one JSON line.
 
-`python -m benchmarks.children.view TOKENS SESSIONS TURNS`: a stream of so many tokens, once in paragraphs and once in one;
-then, over all that text, the mouse, jumps anywhere and other colours; a slider of *Why*; then a list of so many sessions, and
-the full-window tree of a session with so many turns.
+`python -m benchmarks.children.view TOKENS SESSIONS TURNS`: streams TOKENS tokens, once in paragraphs and once in a single one.
+In the text with paragraphs, it scrolls to random places, moves the mouse and changes the colours. Then it moves a slider of
+*Why*, fills a list of SESSIONS sessions, and opens the full-window tree of a session of TURNS turns.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from ui import (
     apply_theme,
 )
 
-FRAME_TOKENS = 5  # that arrive between two frames: 300 a second
+FRAME_TOKENS = 5  # tokens per frame: 300 a second at 60 frames
 TOP_K = 10
 VOCABULARY = 3000  # words
-PARAGRAPH = 120  # tokens, where there are paragraphs
-JUMPS, MOVES, SWITCHES = 300, 2000, 12
-MOVED, ROW_SIZE = 100, 50_000  # of a slider, and the vocabulary
-OPENED, ROW_TOKENS = 9, 60  # times, and tokens of a row
-READ_AT_FIRST = 80  # rows that are read before the tree opens
+PARAGRAPH = 120  # tokens of a paragraph
+JUMPS, MOVES, SWITCHES = 300, 2000, 12  # numbers of scrolls, mouse moves and changes of colour
+MOVED, ROW_SIZE = 100, 50_000  # moves of a slider; entries of the row of log-probabilities
+OPENED, ROW_TOKENS = 9, 60  # times the tree opens; tokens of a row
+READ_AT_FIRST = 80  # rows whose texts are read before the tree opens
 WIDTH, HEIGHT = 780, 690
 NODE = 1
 
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def made_runs(tokens: int, paragraph: int) -> list[TokenRun]:
-    """A stream in runs of one frame each: words with numbers and alternatives, a newline after each paragraph."""
+    """A stream as one run per frame: words with scores and alternatives, paragraphs separated by newlines."""
     rng = np.random.default_rng(8)
     words = [" " + "".join(chr(97 + c) for c in rng.integers(26, size=n)) for n in rng.integers(2, 9, size=VOCABULARY)]
     data = [word.encode() for word in words]
@@ -106,7 +106,7 @@ def made_runs(tokens: int, paragraph: int) -> list[TokenRun]:
                 ids=ids.astype(np.int32),
                 token_bytes=tuple(held),
                 texts=tuple(texts),
-                logprob=-rng.exponential(1.4, n).astype(np.float32),  # about two bits a token
+                logprob=-rng.exponential(1.4, n).astype(np.float32),  # mean 1.4 nats, about two bits per token
                 rank=rng.geometric(0.25, n).astype(np.int32),  # one in twenty beyond the tenth
                 entropy=rng.exponential(2.0, n).astype(np.float32),
                 top_ids=rng.integers(VOCABULARY, size=(n, TOP_K)).astype(np.int32),
@@ -121,7 +121,7 @@ def made_runs(tokens: int, paragraph: int) -> list[TokenRun]:
 
 
 def empty_view() -> TranscriptView:
-    """A transcript on the screen, with an answer that has just begun."""
+    """A transcript on the screen with an empty answer that streams."""
     view = TranscriptView()
     view.resize(WIDTH, HEIGHT)
     view.show()
@@ -133,19 +133,19 @@ def empty_view() -> TranscriptView:
 
 
 def append(view: TranscriptView, runs: Sequence[TokenRun]) -> Frames:
-    """A frame for each run: taken in, laid out, painted."""
+    """Appends the runs; a frame takes in, lays out and paints one run."""
     return [frame(view.append_tokens, NODE, run) for run in runs]
 
 
 def scroll(area: QAbstractScrollArea, jumps: int) -> Frames:
-    """Jumps anywhere, each painted."""
+    """Scrolls to random places and paints each."""
     bar = area.verticalScrollBar()
     places = np.random.default_rng(3).integers(max(bar.maximum(), 1), size=jumps).tolist()
     return [frame(bar.setValue, place) for place in places]
 
 
 def moves(view: TranscriptView) -> Frames:
-    """The mouse moves over the text: which token is under it, and what follows from that."""
+    """Moves the mouse to random places; a frame finds the token under it and updates the view."""
     viewport = view.tokens.viewport()
     spots = np.random.default_rng(4).random((MOVES, 2)) * (viewport.width(), viewport.height())
     frames = []
@@ -159,13 +159,13 @@ def moves(view: TranscriptView) -> Frames:
 
 
 def switches(view: TranscriptView) -> Frames:
-    """Other colours, painted."""
+    """Changes the measure that colours the tokens, and paints."""
     chosen = [list(Measure)[i % len(Measure)] for i in range(1, SWITCHES + 1)]
     return [frame(view.colours.colour_by, measure) for measure in chosen]
 
 
 def session_list(sessions: int) -> tuple[Frames, Frames]:
-    """The list is filled and painted; jumps anywhere in it."""
+    """Fills and paints the session list (one frame), then scrolls to random places."""
     now = time.time()
     rows = [
         SessionSummary(i, f"Session {i}: what was said", now - 3600.0 * i, 1 + i % 4, i < 5, False) for i in range(sessions)
@@ -178,7 +178,7 @@ def session_list(sessions: int) -> tuple[Frames, Frames]:
 
 
 def whole_tree(turns: int) -> Frames:
-    """The rows of a tree are found, shown and painted, their words in colours."""
+    """Opens the tree several times; a frame finds its rows, shows them and paints their coloured texts."""
     tree, tip = made_tree(turns)
     run = TokenRun.concat(made_runs(ROW_TOKENS, PARAGRAPH))
     shown: Frames = []
@@ -197,13 +197,13 @@ def whole_tree(turns: int) -> Frames:
 
         gc.collect()
         shown.append(frame(show))
-        panel.close()  # or the next one paints it again, as the window that is no longer active
+        panel.close()  # otherwise the next one repaints it as an inactive window
         panel.deleteLater()
     return shown
 
 
 def made_tree(turns: int) -> tuple[Tree, int]:
-    """Questions and answers, of which every 25th is left in its middle, as they stand before their texts were read."""
+    """A tree of questions and answers, with a branch in the middle of an answer, before its texts are read; and its tip."""
     columns, tip, number = NodeColumns(1), None, 0
     heads = []
     while number < turns:
@@ -226,7 +226,7 @@ def made_tree(turns: int) -> tuple[Tree, int]:
 
 
 def sliders() -> tuple[Frames, Frames]:
-    """A slider of *Why* moves, and all that hangs on it is shown: over what is stored of a token, and over a whole row."""
+    """Moves a slider of *Why* and updates its display: for the stored alternatives of a token, and for a whole row."""
     answer = next(run_from(node["tokens"]) for node in recorded()["nodes"] if node["role"] == "assistant")
     index = next(i for i, origin in enumerate(answer.origin.tolist()) if origin == Origin.SAMPLED)
     settings = SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05)
@@ -247,7 +247,7 @@ def sliders() -> tuple[Frames, Frames]:
 
 
 def frame(act: Callable[..., object], *given: object) -> float:
-    """Milliseconds of an act and of the turn of the event loop after it: layout that is due, the paint of what changed."""
+    """Milliseconds of an act and of the events after it: pending layout and repaints."""
     started = time.perf_counter()
     act(*given)
     QApplication.processEvents()

@@ -1,10 +1,10 @@
-"""A process of its own that opens the whole window without a screen and says, as one JSON line, how long its loop was away.
+"""Opens the whole window without a screen, in its own process, and prints the gaps of its event loop as one JSON line.
 
-`python -m benchmarks.children.window MODEL BACKEND TURNS PROMPT SECONDS LAPS`: real store, real engine, real window; a 5 ms
-timer ticks while nothing happens, while a session of so many turns opens, while a prompt of so many tokens prefills, while
-answers stream, and while the long session is exported as JSON. An answer is left by the keys of a token's card, for
-alternatives and for typed words: from the last key until the first token behind them is painted. Tokens are clicked: until the
-card is painted.
+`python -m benchmarks.children.window MODEL BACKEND TURNS PROMPT SECONDS LAPS`: real store, real engine, real window. A 5 ms
+timer ticks while the window is idle, while a session of TURNS turns opens, while that session is exported as JSON, while a
+prompt of PROMPT tokens prefills, and while answers stream. Two waits are measured as well: when the keys of a token's card
+branch an answer (by an alternative or typed words), from the last key until the first new token is painted; and from a click
+on a token until its card is painted.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from storage import SessionStore
 from ui import EngineState, MainWindow, Scheme, TurnStatus, TurnView, apply_theme
 
 TICK_MS = 5
-AFTERWARDS_SECONDS = 0.3  # of an opened session: what follows from showing it is part of it
+AFTERWARDS_SECONDS = 0.3  # measured after a session is shown, for the work that follows
 PATIENCE_SECONDS = 240.0
 POLL_SECONDS = 0.002
-KEY_SECONDS = 0.08  # between the keys of a person who types fast
+KEY_SECONDS = 0.08  # between two keys in fast typing
 SENTENCE = "What happened next?"
-LEFT_AT = 16  # tokens of an answer, the header's among them
-SEED = 7  # of an answer that does not end before
+LEFT_AT = 16  # index of the token at which the answer branches, counted with the header's
+SEED = 7  # its answer is longer than that
 
 
 class Ticks(QObject):
-    """Milliseconds between the ticks of a 5 ms timer, by what happened meanwhile."""
+    """Milliseconds between the ticks of a 5 ms timer, by scene."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Ticks(QObject):
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Ticks belong to `name` until the end; a gap that has not ended by then is part of it."""
+        """Records the ticks under `name` until the block ends, with the unfinished gap at its end."""
         self._now = self.found.setdefault(name, [])
         self._before = time.perf_counter()
         self._timer.start(TICK_MS)
@@ -81,7 +81,7 @@ class Ticks(QObject):
 
 
 class Painted(QObject):
-    """How many times a widget was painted while `counts` held."""
+    """Counts the paint events of a widget while `counts` is true."""
 
     def __init__(self, widget: QWidget, counts: Callable[[], bool] = lambda: True) -> None:
         super().__init__(widget)
@@ -90,7 +90,7 @@ class Painted(QObject):
         widget.installEventFilter(self)
 
     def since(self, times: int) -> bool:
-        """Whether it was, since it had been so many times."""
+        """Whether the widget was painted since its count was `times`."""
         return self.times > times
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:  # noqa: N802  # Qt's name
@@ -99,7 +99,7 @@ class Painted(QObject):
 
 
 class Scenes:
-    """What a person does in the window, one after the other."""
+    """Scenes of a person's work in the window, one after the other."""
 
     def __init__(self, window: MainWindow, workbench: AppWorkbench, folder: Path, room: Path) -> None:
         self._window = window
@@ -107,10 +107,16 @@ class Scenes:
         self._folder = folder
         self._room = room
         self.ticks = Ticks()
-        self.waits: dict[str, list[float]] = {"alternative": [], "typed": [], "card": []}  # milliseconds to what was asked for
+        self.waits: dict[str, list[float]] = {"alternative": [], "typed": [], "card": []}  # milliseconds to the paint
 
     async def play(self, prompt: int, seconds: float, laps: int) -> None:
-        """All of them, `seconds` for those that have no end of their own, `laps` of opening, of a prompt and of branches."""
+        """Plays all scenes.
+
+        Args:
+            prompt: Tokens of the prefilled prompt.
+            seconds: Duration of the scenes idle and stream.
+            laps: Laps each of opening, prefilling and branching.
+        """
         controller = self._window.controller
         rows = {row.is_sample: row.session_id for row in await self._workbench.sessions.list()}
         sample, long = rows[True], rows[False]
@@ -143,7 +149,7 @@ class Scenes:
         await until(lambda: path.exists() and bar.isHidden())
 
     async def _prefill(self, lap: int, tokens: int) -> None:
-        """A message that nothing of is known, until the first token of its answer."""
+        """Sends a message that is not cached, and waits for the first token of its answer."""
         await self._new_session()
         text = said(self._folder, tokens, lap)
         with self.ticks.during("prefill"):
@@ -152,7 +158,7 @@ class Scenes:
         await self._stop()
 
     async def _branches(self) -> None:
-        """An answer is left at one token by the keys of its card: for each alternative and for as many words, by turns."""
+        """Branches an answer at one token by the keys of its card: by each alternative and as many typed words, in turns."""
         await self._new_session()
         shown = self._window.controller.shown
         assert shown is not None  # the new session
@@ -169,12 +175,12 @@ class Scenes:
             await self._first_token("typed", left, f"{word}\r")
 
     async def _first_token(self, name: str, left: TurnView, keys: str) -> None:
-        """From the last of these keys, pressed at a token of `left`, to the token that follows it; then back to `left`."""
+        """Measures from the last of `keys`, pressed in a token's card, to the first new token; then selects `left` again."""
         parts, tokens = self._window.parts, self._window.parts.transcript.tokens
         painted = Painted(tokens.viewport(), lambda: self._is_other(left))
-        while not parts.pinned.isVisible():  # what is laid out late closes a card
+        while not parts.pinned.isVisible():  # a late layout closes the card
             box = tokens.token_box(left.node_id, LEFT_AT)
-            assert box is not None  # it is no token of the header's
+            assert box is not None  # the token is not in the header
             QTest.mouseClick(tokens.viewport(), Qt.MouseButton.LeftButton, pos=box.center())
             await asyncio.sleep(KEY_SECONDS)
         for key in keys:
@@ -190,14 +196,14 @@ class Scenes:
         await asyncio.sleep(AFTERWARDS_SECONDS)
 
     async def _cards(self) -> None:
-        """Tokens of the answer are clicked, one after the other; the press on the next one closes the card before."""
+        """Clicks the tokens of the answer, one after the other; each click closes the card of the one before."""
         parts, last = self._window.parts, self._last()
         assert last is not None  # there is an answer
         tokens, painted = parts.transcript.tokens, Painted(parts.pinned)
         for index in range(len(last.run)):
-            await asyncio.sleep(AFTERWARDS_SECONDS)  # nothing of the click before is left to do
+            await asyncio.sleep(AFTERWARDS_SECONDS)  # lets the work of the click before end
             box = tokens.token_box(last.node_id, index)
-            if box is None:  # one of the header's
+            if box is None:  # a token of the header
                 continue
             before, start = painted.times, time.perf_counter()
             QTest.mouseClick(tokens.viewport(), Qt.MouseButton.LeftButton, pos=box.center())
@@ -205,13 +211,13 @@ class Scenes:
             self.waits["card"].append((time.perf_counter() - start) * 1000)
 
     def _is_other(self, left: TurnView) -> bool:
-        """Whether another answer than `left` has a token of the model's behind those it was begun with."""
+        """Whether the shown answer is another one than `left` and has a sampled token after the branch."""
         last = self._last()
         other = last is not None and last.node_id != left.node_id
         return other and last is not None and len(last.run) > LEFT_AT + 1 and bool(last.run.origin[-1] == Origin.SAMPLED)
 
     async def _answer(self, end: float) -> None:
-        """One answer in a new session, whole or until the time is up."""
+        """Streams one answer in a new session, to its end or until the time `end`."""
         await self._new_session()
         self._window.controller.answers.send(SENTENCE)
         await until(lambda: generated(self._last()) > 0)
@@ -256,10 +262,10 @@ def main() -> None:
 async def played(
     data: DataFolder, folder: Path, backend: str, *, prompt: int, seconds: float, laps: int
 ) -> dict[str, list[float]]:
-    """The scenes in the app as it starts; it is closed behind them.
+    """Runs the app, plays the scenes in its window and closes it; returns the ticks and waits by name.
 
     Raises:
-        TimeoutError: Something that was asked for did not come.
+        TimeoutError: The window did not do what a scene asked for.
     """
     acting: list[asyncio.Task[dict[str, list[float]]]] = []
 
@@ -279,7 +285,7 @@ async def played(
 
 
 def said(folder: Path, tokens: int, lap: int) -> str:
-    """Words of so many tokens, others in each lap from the first on."""
+    """A text of about `tokens` tokens that differs from the first token on in each lap."""
     drawn = np.random.default_rng(lap).choice(WORDS, size=tokens)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = tokenizer.encode(f"{lap} {' '.join(drawn)}", add_special_tokens=False).ids
@@ -287,15 +293,15 @@ def said(folder: Path, tokens: int, lap: int) -> str:
 
 
 def generated(turn: TurnView | None) -> int:
-    """Tokens of an answer."""
+    """Number of tokens if the turn is an answer, else 0."""
     return len(turn.run) if turn is not None and turn.role == "assistant" else 0
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Lets the app run until the condition holds.
+    """Lets the app run until the condition is true.
 
     Raises:
-        TimeoutError: It never did.
+        TimeoutError: The condition was still false after `PATIENCE_SECONDS`.
     """
     give_up = time.monotonic() + PATIENCE_SECONDS
     while not condition():

@@ -1,1 +1,1 @@
-"""One module per part of the benchmark: what is run, and how its figures stand to the bars."""
+"""The parts of the benchmark: each module runs workloads and compares their figures with bars."""

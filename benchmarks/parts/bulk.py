@@ -1,4 +1,4 @@
-"""Many texts at once: `score_many` against padded batches of the library, on unrelated texts and on a shared beginning."""
+"""Many texts at once: `score_many` compared with padded batches of the library, for unrelated texts and a shared prefix."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ UNRELATED, SHARED = "bulk unrelated", "bulk shared"
 OURS = "elsewise, score_many"
 PADDED = {"hf": "transformers, padded batches by length", "mlx": "mlx_lm, padded batches by length"}
 SHORTEST, LONGEST = 20, 80  # tokens of an unrelated text
-PREFIX, SUFFIX = 256, 16  # of texts with a common beginning
+PREFIX, SUFFIX = 256, 16  # tokens of texts with a shared prefix
 PADDED_ROWS = 16
 TOP = 10
-UNRELATED_BAR, SHARED_BAR = 1.0, 3.0  # times the peer's throughput
+UNRELATED_BAR, SHARED_BAR = 1.0, 3.0  # least throughput relative to the peer's
 
 
 def bulk(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Texts per cpu-second, both with the log-probability of each token and the ten largest."""
+    """Throughput per CPU second of Elsewise and the peer; both return each token's log-probability and the ten largest."""
     rng = np.random.default_rng(11)
     n = sizes.bulk_texts if case.tiny else max(sizes.bulk_texts // 4, 4)
     unrelated = [_ids(rng, case, length) for length in rng.integers(SHORTEST, LONGEST, n).tolist()]
@@ -77,7 +77,7 @@ async def _lap(model: LanguageModel, texts: Sequence[Ids]) -> Lap:
 
 
 def _batches(texts: Sequence[Ids]) -> Iterator[tuple[np.ndarray[Any, Any], list[int]]]:
-    """``(rows, longest)`` ids, padded at the end, of texts of about one length; and their lengths."""
+    """Yields batches of texts of similar length: ids ``(rows, longest) int64``, padded at the end, and the lengths."""
     ordered = sorted(texts, key=len)
     for at in range(0, len(ordered), PADDED_ROWS):
         rows = ordered[at : at + PADDED_ROWS]
@@ -121,7 +121,7 @@ def _mlx(case: Case) -> Callable[[Sequence[Ids]], Lap]:
 
     def run(texts: Sequence[Ids]) -> Lap:
         watch = Stopwatch().start()
-        for ids, lengths in _batches(texts):  # what follows the end of a text is seen by none of its tokens
+        for ids, lengths in _batches(texts):  # causal attention: no token sees the padding after its text
             logits = model(mx.array(ids.astype(np.int32)))
             mx.eval(logits)
             for row, length in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""Decoding: W5, the embedded model on a processor, recurrent rows, overhead per token, W6 (scores), branches and beams."""
+"""W5 (decoding), the embedded model on a CPU, recurrent rows, overhead per token, W6 (scores), branches and beams."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Laps = Mapping[str, list[Lap]]
 
 
 def decode(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Tokens per second of each contender."""
+    """W5: decoding speed of each contender with one stream and with eight."""
     rng = np.random.default_rng(5)
     prompts: list[list[int]] = rng.integers(case.vocabulary, size=(STREAMS, sizes.decode_prompt)).tolist()
     n = sizes.decode_tokens
@@ -66,7 +66,7 @@ def decode(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def peer_streams(case: Case) -> Any:
-    """What a backend's library does by itself, the one of a case; the library is imported here."""
+    """The streams of the backend's library, loaded on first use for each case; the library is imported here."""
     if case.backend == "hf":
         from benchmarks.peers.torch_peers import TorchStreams
 
@@ -77,7 +77,7 @@ def peer_streams(case: Case) -> Any:
 
 
 def one_stream(case: Case, laps: Laps, row: str = ONE) -> list[Verdict]:
-    """The bars of one stream: contender, peer, least ratio of their speeds."""
+    """The verdicts of one stream; a bar is the least speed of a contender relative to a peer."""
     if case.backend == "mlx":
         bars = [(OURS, STREAM, 0.95), (OURS_BARE, STREAM, 1.0)]
     elif case.tiny:
@@ -93,7 +93,11 @@ def one_stream(case: Case, laps: Laps, row: str = ONE) -> list[Verdict]:
 
 
 def _limit(case: Case, laps: Laps, who: str, peer: str) -> Limit:
-    """hf: our forwards may be quicker than the library's, which the bare loop calls; mlx: they overlap with the records."""
+    """The limit of one stream's speed relative to the peer.
+
+    hf: Elsewise's forwards alone, which may be faster than the library's in the bare loop. mlx: the bare loop, since Elsewise's
+    forwards overlap with its records.
+    """
     if case.backend == "hf":
         return Limit(speed(laps[FORWARDS], laps[peer], wall), FORWARDS_LIMIT)
     return Limit(speed(laps[LOOP_RECORDS if who == OURS else LOOP], laps[peer], wall), LIMIT)
@@ -121,11 +125,11 @@ PACKED_BAR, FIRST_BAR = 1.8, 3.0  # times transformers.generate; seconds
 READ = "reading the float32 weights once, and nothing else"
 AT_MEMORY_SPEED = "its weights' bytes at the speed of memory, as the float32 ones were read in the same run"
 FIRST = "from the shelf to the first token"
-READS = 3  # of all weights, a lap
+READS = 3  # reads of all weights per lap
 
 
 def embedded_model(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """On the embedded model in a full run, on the case's in a quick one; one thread for all. hf alone."""
+    """Decoding on one thread in each form of weights, only on hf: of the embedded model or, in a quick run, of the case's."""
     if case.backend != "hf":
         return Findings()
     case = embedded(case) if sizes.reopen_embedded else replace(case, loaded=type(case.loaded)())
@@ -136,7 +140,7 @@ def embedded_model(case: Case, sizes: Sizes, tell: Told) -> Findings:
 def embedded(case: Case) -> Case:
     """The case of the embedded model."""
     entry = next((entry for entry in list_models() if entry.name == EMBEDDED), None)
-    folder = Path(EMBEDDED) if entry is None else entry.path  # loading says what is missing
+    folder = Path(EMBEDDED) if entry is None else entry.path  # the error of loading names it
     return replace(case, model=EMBEDDED, folder=folder, loaded=type(case.loaded)())
 
 
@@ -185,7 +189,7 @@ def _reading(case: Case, laps: Mapping[str, list[Lap]], form: str, weights: Mapp
 
 
 def _reader(nbytes: int) -> Callable[[], Lap]:
-    """Laps that read as many bytes as the float32 weights have, one after the other, on one thread."""
+    """Returns laps that read `nbytes` bytes (the float32 weights) sequentially on one thread, several times."""
     import torch
 
     numbers = torch.ones(max(nbytes // 4, 1))
@@ -193,7 +197,7 @@ def _reader(nbytes: int) -> Callable[[], Lap]:
 
 
 def _first_token(case: Case, prompt: list[int]) -> tuple[float, float]:
-    """Seconds, and cpu-seconds, with the libraries in place."""
+    """Wall and CPU seconds from loading the model to its first token, with the libraries imported."""
     began, cpu_began = time.perf_counter(), time.process_time()
     with closing(OurStreams(case.folder, case.backend)) as streams:
         streams.decode([prompt], 1)
@@ -206,12 +210,12 @@ RECURRENT_BRANCHES = "W3 eight branches, recurrent"
 MODEL = "tiny-lfm2"
 TOGETHER, ALONE = "rows of one forward", "one by one"
 SHARED, COPIED = "one prefix", "a copy for each row"
-# times the speed of the other way, by cpu-seconds
+# least speed of the first way relative to the second, by CPU seconds
 BARS = {RECURRENT_EIGHT: 2.5, RECURRENT_PARTICLES: 1.5, RECURRENT_BRANCHES: 1.3}
 
 
 def rows(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Both ways in turns, on a model that is made for it; streams start from prompts of different length."""
+    """Rows of a tiny recurrent model, both ways in turns: one forward or one by one, a shared prefix or a copy for each row."""
     with tempfile.TemporaryDirectory(prefix="elsewise-bench-") as made:
         folder = Path(made) / MODEL
         tell(f"{RECURRENT_EIGHT}: loading")
@@ -232,7 +236,7 @@ def rows(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def _ways(owner: Any, switch: str, run: Run, names: tuple[str, str]) -> dict[str, Run]:
-    """A lap with a switch of the backend on, and off: what the self-test falls back to, which has no option of its own."""
+    """Laps with a switch of the backend on and off; only the self-test switches it off otherwise, there is no option."""
     backend = owner.model.transport.engine.backend
 
     def lap(*, on: bool) -> Lap:
@@ -246,7 +250,7 @@ def _ways(owner: Any, switch: str, run: Run, names: tuple[str, str]) -> dict[str
 
 
 def _both(own: Case, part: str, ways: dict[str, Run], sizes: Sizes, tell: Told) -> Findings:
-    """The ways in turns, and how much faster the first one is."""
+    """Runs both ways in turns; the figure is the relative speed of the first one."""
     laps = take_turns(ways, sizes.rounds, tell, row=part)
     first, second = ways
     figure = speed(laps[first], laps[second], cpu)
@@ -263,18 +267,17 @@ def _particles(subject: Ours, case: Case, sizes: Sizes) -> Lap:
 
 OVERHEAD_ROW = "overhead"
 BAR_MS = 0.3
-TURNS = 3  # times as many as elsewhere: a lap is short
-FLAT_MS = 0.1  # by which the longest context may exceed the shortest: "flat"
+TURNS = 3  # factor of the number of rounds: laps are short
+FLAT_MS = 0.1  # ms per token by which the longest context may exceed the shortest
 RECORDS = "records alone"
 
 
 def overhead(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """One stream at several lengths of context: what a step takes beyond its forward and its record.
+    """Overhead of one stream at several context lengths: the time of a step beyond its forward and its record.
 
-    A forward's time is that of one that is waited for, a record's what torch or numpy alone take for one. What is left is what
-    Elsewise adds: scheduling, drawing, the way to the caller, and whatever makes its records dearer. On mlx most of that is
-    done while the next forward runs. Whether it grows with the context is told by laps in which nothing hides behind a forward:
-    each forward's time is taken off that of the very step it was in.
+    Forwards are timed by waiting for each, records by making them with torch or numpy alone. The rest is Elsewise's overhead:
+    scheduling, drawing, delivery to the caller, and any extra cost of its records. On mlx most of that overlaps with the next
+    forward. Growth with the context is measured by laps without overlap, which subtract each forward's time from its own step.
     """
     rng = np.random.default_rng(8)
     n = sizes.overhead_tokens
@@ -283,7 +286,7 @@ def overhead(case: Case, sizes: Sizes, tell: Told) -> Findings:
     shortest, longest = sizes.contexts[0], sizes.contexts[-1]
     prompts: dict[int, list[int]] = {each: rng.integers(case.vocabulary, size=each).tolist() for each in sizes.contexts}
     contenders: dict[tuple[str, str], Callable[[], Lap]] = {}
-    for context, prompt in prompts.items():  # all lengths take turns: the difference between two is that of one moment
+    for context, prompt in prompts.items():  # all lengths take turns, so that changes of the machine affect them alike
         decode = partial(ours.decode, [prompt], n, warm=True)
         contenders[_part(context), OURS] = decode
         contenders[_part(context), FORWARDS] = partial(ours.forwards, decode)
@@ -319,7 +322,7 @@ BARE = "bare forward, log-softmax, top-k"
 
 
 def score(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """All positions of one text, against one forward over it."""
+    """W6: scores all positions of one text, compared with one bare forward over it."""
     ids: list[int] = np.random.default_rng(6).integers(case.vocabulary, size=sizes.score_tokens).tolist()
     tell(f"{SCORE_ROW}: loading")
     ours, peer = our_streams(case), peer_streams(case)
@@ -344,10 +347,10 @@ PEER = "transformers.generate"
 
 
 def many(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Tokens computed for eight branches, against each token needed once; on hf the cpu-seconds beside transformers as well.
+    """Tokens computed over tokens needed for eight branches; on hf also CPU seconds of branches and beams over transformers'.
 
-    Needed are the prefix and every token of a branch but its last, whose successor is not asked for: prefix + 8 x (new - 1), or
-    fewer where branches begin alike.
+    Needed are the prefix and every token of a branch but the last, after which nothing is asked for: prefix + 8 x (new - 1), or
+    fewer if branches begin alike.
     """
     rng = np.random.default_rng(9)
     prompt: list[int] = rng.integers(case.vocabulary, size=sizes.many_prompt).tolist()
@@ -357,7 +360,7 @@ def many(case: Case, sizes: Sizes, tell: Told) -> Findings:
         ours.branches(prompt, N, n)
         figure, what = ours.computed / ours.needed, f"computed / needed (prefix {len(prompt)} + 8 x {n - 1}, shared ones once)"
         counted = case.verdict(MANY_TOKENS, what, figure, 1.0, timed=False)
-        if case.backend != "hf":  # mlx_lm has neither
+        if case.backend != "hf":  # mlx_lm has neither branches nor beams
             return Findings(verdicts=(counted,))
         from benchmarks.peers.torch_peers import TorchBranches
 
@@ -370,7 +373,7 @@ def many(case: Case, sizes: Sizes, tell: Told) -> Findings:
             for part, runs in parts.items():
                 runs[FORWARDS] = partial(ours.forwards, runs[OURS])
                 laps = take_turns(runs, sizes.rounds, tell, row=part)
-                share, least = (speed(laps[PEER], laps[who], cpu) for who in (OURS, FORWARDS))  # ours by theirs
+                share, least = (speed(laps[PEER], laps[who], cpu) for who in (OURS, FORWARDS))  # ours over the peer's
                 verdict = case.verdict(part, f"cpu / {PEER}", share, 1.0, limit=Limit(least, FORWARDS_LIMIT))
                 found += Findings(timings=timings(part, case, laps), verdicts=(verdict,))
     return found
@@ -380,13 +383,13 @@ SPECULATIVE_ROW = "speculative"
 SPECULATIVE_BAR = 1.3
 PLAIN, LOOKUP = "elsewise", "elsewise, prompt lookup"
 LINE = "alpha beta gamma delta epsilon zeta eta theta\n"
-TIMES = 6  # that the line stands in the prompt
+TIMES = 6  # repetitions of the line in the prompt
 GUESSES = SpeculativeOptions().num_tokens
 SPECULATIVE_LIMIT = f"{GUESSES + 1} tokens in one forward against one by one: every guess right, and none looked for"
 
 
 def speculative(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Greedy tokens after a line said over and over, of the real model whatever the case's is: a made one repeats nothing."""
+    """Greedy decoding after a repeated line, always on the embedded model: a tiny model would not repeat it."""
     tell(f"{SPECULATIVE_ROW}: loading")
     named = replace(case, model=EMBEDDED)
     with closing(load(EMBEDDED, case.backend, **one_thread(case.backend))) as model:
@@ -409,19 +412,19 @@ def speculative(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def _same(laps: dict[str, list[Lap]]) -> float:
-    """The share of laps in which both drew the same tokens."""
+    """Share of laps in which both contenders drew the same tokens."""
     same = [a.outcome == b.outcome for a, b in zip(laps[PLAIN], laps[LOOKUP], strict=True)]
     return sum(same) / len(same)
 
 
 def _all_right(model: LanguageModel, prompt: list[int], rounds: int) -> float:
-    """How many times as fast answers would come if no guess were wrong: by forwards of one token and of several."""
+    """Speed-up if every guess were right: seconds per token of one-token forwards over those of forwards with all guesses."""
     model.cache_kv(prompt)
     ratios = []
     for turn in range(rounds):
         seconds = []
         for place, count in enumerate((1, GUESSES + 1)):
-            new = [100 + 2 * turn + place] * count  # not asked for before
+            new = [100 + 2 * turn + place] * count  # not in the cache
             started = time.perf_counter()
             model.next_token_logprobs_sync([*prompt, *new])
             seconds.append((time.perf_counter() - started) / count)
@@ -430,7 +433,7 @@ def _all_right(model: LanguageModel, prompt: list[int], rounds: int) -> float:
 
 
 def _decode(model: LanguageModel, prompt: list[int], n: int, speculation: SpeculativeOptions | None) -> Lap:
-    """`n` greedy tokens, nothing of them known from before; the prompt is in the cache."""
+    """Decodes `n` greedy tokens with only the prompt in the cache."""
     model.clear_cache()
     model.cache_kv(prompt)
     greedy = SamplingOptions(temperature=0.0)

@@ -1,4 +1,4 @@
-"""Files of models: the header of a large one, whether verifying reads each byte once, and how large a quantised one stays."""
+"""Model files: checking the header of a large one, bytes read by verifying, and the size of one that stays quantised."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from benchmarks.sizes import Sizes
 from runtime import ModelShelf, models_dir, plan_import
 
 ROW = "files"
-HEADER_BAR, FLAT_BAR, ONCE_BAR = 1.0, 1.05, 1.01  # seconds; times the memory of a smaller file; times its bytes
+HEADER_BAR, FLAT_BAR, ONCE_BAR = 1.0, 1.05, 1.01  # CPU seconds; memory over a smaller file's; bytes read over bytes on disk
 WIDTH, INNER, HEADS, KV_HEADS = 4096, 14336, 32, 8  # of Llama 3 8B
-Q8_0, F32 = (8, 32, 34), (0, 1, 4)  # ggml's number of a format, values of a block, bytes of one
+Q8_0, F32 = (8, 32, 34), (0, 1, 4)  # ggml's type number, values per block, bytes per block
 VERIFIED = "model.safetensors"
 QUANTISED_ROW = "quantised"
-KEPT_BAR = 1.6  # times the bytes of the file
-SMOLLM2 = Path("smollm2", "source.gguf")  # of 4 bits, its embedding of 8
+KEPT_BAR = 1.6  # bytes on the disk or in memory over bytes of the file
+SMOLLM2 = Path("smollm2", "source.gguf")  # 4 bits per weight, the embedding 8
 
 
 def files(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """The times are of the process's processors, the median of a few."""
+    """Header and verification of model files; times are CPU seconds of the process, medians of several laps."""
     tell(ROW)
     with tempfile.TemporaryDirectory(prefix="elsewise-bench-") as name:
         folder = Path(name)
@@ -58,8 +58,8 @@ def files(case: Case, sizes: Sizes, tell: Told) -> Findings:
     )
 
 
-def quantised(case: Case, sizes: Sizes, tell: Told) -> Findings:  # noqa: ARG001  # one file, of one size
-    """What SmolLM2's own GGUF file takes on hf when it stays quantised."""
+def quantised(case: Case, sizes: Sizes, tell: Told) -> Findings:  # noqa: ARG001  # one file of one size
+    """Bytes of SmolLM2's GGUF file on hf if it stays quantised, on the disk and in memory."""
     tell(QUANTISED_ROW)
     file = models_dir() / SMOLLM2
     what = "a GGUF file of 4 bits, bytes {0} / bytes of the file"
@@ -74,7 +74,7 @@ def quantised(case: Case, sizes: Sizes, tell: Told) -> Findings:  # noqa: ARG001
 
 
 def written_gguf(path: Path, sizes: Sizes, form: tuple[int, int, int]) -> Path:
-    """A file as large as a model's: a whole header, and weights that are a hole of zeros."""
+    """Writes a sparse file of a model's size: a complete header, then a hole for the weights."""
     words, layers = sizes.words, sizes.file_layers
     tokens = [f"word{number}".encode() for number in range(words)]
     merges = [f"wo rd{number}".encode() for number in range(2 * words)]
@@ -145,7 +145,7 @@ def _seconds(path: Path) -> float:
 
 
 def _peak(path: Path) -> int:
-    """Bytes of Python and numpy that checking a file takes, at the most."""
+    """Peak bytes that Python and numpy allocate while a file is checked."""
     tracemalloc.start()
     try:
         plan_import(path)
@@ -155,7 +155,7 @@ def _peak(path: Path) -> int:
 
 
 def _verified(folder: Path, sizes: Sizes) -> float | None:
-    """What the process read while a model was verified, over the bytes of its files; None where the system does not count."""
+    """Bytes read while a model is verified, over the bytes of its files; None if the system does not count them."""
     if not hasattr(psutil.Process, "io_counters"):
         return None
     model = folder / "model"

@@ -1,6 +1,6 @@
-"""A GPU that torch sees: how often the host waits for it, what crosses to the host, and speed beside transformers.
+"""A CUDA device: waits of the host, bytes copied to the host, and speed compared with transformers.
 
-The model is made on the device, with random weights in bfloat16: a Llama of 1.2 B parameters with a vocabulary of 128,256.
+The model is a Llama of 1.2 B parameters with random weights in bfloat16 and a vocabulary of 128,256, made on the device.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SIZES = {
     "tie_word_embeddings": True,
     "eos_token_id": None,
 }
-TEXT, PROMPT, NEW, STREAMS, QUERIES, QUERY = 2048, 256, 64, 8, 64, 128  # tokens and numbers of them
+TEXT, PROMPT, NEW, STREAMS, QUERIES, QUERY = 2048, 256, 64, 8, 64, 128  # lengths in tokens, and numbers of streams and queries
 PEER_ROWS = 32
 
 
 def gpu(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Nothing where torch finds no CUDA device."""
+    """Measures on the first CUDA device; without one, there are no findings."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -52,7 +52,7 @@ def gpu(case: Case, sizes: Sizes, tell: Told) -> Findings:
     with torch.device("cuda"):
         torch.manual_seed(0)
         given, peer = (LlamaForCausalLM(LlamaConfig(**SIZES)).to(torch.bfloat16).eval() for _ in range(2))
-    peer.load_state_dict(given.state_dict(), assign=True)  # the same weights, without our attention
+    peer.load_state_dict(given.state_dict(), assign=True)  # the same weights, without Elsewise's attention
     with tempfile.TemporaryDirectory() as folder:
         make_tiny("llama", Path(folder) / "llama")
         tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "llama")
@@ -68,7 +68,7 @@ def gpu(case: Case, sizes: Sizes, tell: Told) -> Findings:
         verdicts.append(device.verdict("gpu", what, figure, bar, timed=timed))
 
     with closing(load((given, tokenizer), "hf", kv_cache_bytes=8 << 30)) as model:
-        work: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {}  # what is done, by us and by the peer; tokens
+        work: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {}  # work by Elsewise, by the peer; tokens
         (text,), streams, queries = texts(1, TEXT), texts(STREAMS, PROMPT), texts(QUERIES, QUERY)
         work["a text of 2,048 tokens scored"] = (lambda: model.score_sync(text), lambda: _score(peer, text), TEXT)
         work["one stream of 64 tokens"] = (lambda: _stream(model, streams[:1]), lambda: _generate(peer, streams[:1]), NEW)
@@ -78,7 +78,7 @@ def gpu(case: Case, sizes: Sizes, tell: Told) -> Findings:
             lambda: _answer(peer, queries),
             QUERY * QUERIES,
         )
-        ours = model.transport.engine.backend  # type: ignore[attr-defined]  # nothing public lies so deep
+        ours = model.transport.engine.backend  # type: ignore[attr-defined]  # no public access
         for what, (act, other, tokens) in work.items():
             tell(f"gpu: {what}")
             model.clear_cache()
@@ -109,7 +109,7 @@ def _seconds(act: Callable[[], Any]) -> float:
 
 @contextmanager
 def _waits() -> Iterator[list[str]]:
-    """Where the host waited for the device, as torch tells it."""
+    """Collects the places in `runtime` (file:line) at which torch warns that the host waits for the device."""
     import torch
 
     found: list[str] = []
@@ -131,7 +131,7 @@ def _waits() -> Iterator[list[str]]:
 
 @contextmanager
 def crossing(backend: str) -> Iterator[list[int]]:
-    """The bytes of each of the library's arrays that is made the host's; a processor may stand for the device."""
+    """Collects the bytes of each array that the library copies to the host; it counts on a CPU as well."""
     owner: Any
     if backend == "hf":
         from torch import Tensor as Array

@@ -1,4 +1,4 @@
-"""The KV store: bytes held, tokens computed again, unrelated texts in one call and one by one; its token trie alone."""
+"""The KV store: bytes held, tokens recomputed, unrelated texts in one call and one by one; the token trie; adapter swaps."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from runtime import GenerationOptions, LanguageModel, Trie, Weight, load
 
 ROW = "kv"
 STEM, TURNS, MESSAGE, ANSWER = 2000, 20, 30, 30  # tokens of a chat
-LAYERS = 24  # of the chat's model, as real ones have: with a token per byte its KV, not its logits, is what is held
+LAYERS = 24  # of the chat's model, as in real ones; with a token per byte, it holds mostly KV, few bytes of logits
 PROMPTS, LENGTH = 192, 100  # unrelated texts
-AGAIN, AGAIN_PROMPT, AGAIN_ANSWER = 24, 64, 80  # answers to one prompt, one after the other; tokens
+AGAIN, AGAIN_PROMPT, AGAIN_ANSWER = 24, 64, 80  # successive answers to one prompt; tokens of prompt and answer
 
 
 def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """The rows of one backend."""
+    """Bytes held by a chat, tokens recomputed at a small budget, batches of unrelated prompts, repeated prompts."""
     rng = np.random.default_rng(0)
 
     def text(n: int, vocabulary: int = case.vocabulary) -> list[int]:
         return [int(token) for token in rng.integers(5, vocabulary - 5, n)]
 
     verdict = partial(case.verdict, ROW)
-    share = 1 if sizes.rounds > 1 else 4  # a quick run has a quarter of each
+    share = 1 if sizes.rounds > 1 else 4  # with a single round, a quarter of each
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / case.model
         byte_text = partial(text, vocabulary=make_tiny(case.model.removeprefix("tiny-"), folder, layers=LAYERS))
@@ -48,7 +48,7 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
         with closing(_opened(folder, case.backend)) as model:
             ids, held = _chat(model, byte_text, STEM // share, TURNS // share)
             chat_bytes = len(ids) * model.info.kv_bytes_per_token
-            # the allocator's own copies while a buffer grows are in the peak, and kept logits and scores
+            # the peak includes the allocator's copies of growing buffers, and cached logits and scores
             what = f"peak KV held / KV of the chat's tokens, {LAYERS} layers"
             verdicts = [verdict(what, held / chat_bytes, 1.10, timed=False)]
         tell("kv: one chat at 1.2 x its bytes")
@@ -79,7 +79,7 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def _again(model: LanguageModel, text: Callable[[int], list[int]], count: int) -> float:
-    """What a token of the second half of the answers to one prompt takes, against first answers to others, by turns."""
+    """Seconds per token of later answers to one prompt (the second half) over those of first answers to other prompts."""
     same, others = text(AGAIN_PROMPT), list[float]()
     again = list[float]()
 
@@ -105,7 +105,7 @@ def _answered(model: LanguageModel, ids: list[int], count: int) -> list[int]:
 
 
 def _chat(model: LanguageModel, text: Callable[[int], list[int]], stem: int, turns: int) -> tuple[list[int], int]:
-    """A chat that grows; its tokens, and the most bytes that were held."""
+    """Plays a growing chat; returns its tokens and the peak bytes held."""
     ids = text(stem)
     for _ in range(turns):
         ids += text(MESSAGE)
@@ -123,17 +123,17 @@ def _seconds(model: LanguageModel, act: Callable[[], Any]) -> float:
 TRIE_ROW = "trie"
 PATH_BAR_MS = 50.0
 TOKEN_BYTES = 1024
-ROOM = 1 << 40  # bytes: nothing is evicted unless asked for
+ROOM = 1 << 40  # bytes: large enough that nothing is evicted by itself
 NAMESPACE = "bench"
 TRIE_STEM, TAIL = 1500, 8  # tokens
-PLACES = 20  # of the stem, at which branches leave it
-FIRST_TAIL = 50_000  # ids from here on begin a branch
-RUN = 512  # tokens that a prefill publishes at a time
+PLACES = 20  # positions of the stem at which branches leave it
+FIRST_TAIL = 50_000  # lowest token id that begins a branch
+RUN = 512  # tokens that a prefill inserts at a time
 LEAST = "ms to copy those runs and compare them once, which a store that keeps and finds them must"
 
 
 class _Weights:
-    """Payloads are token counts."""
+    """Payload operations of the trie for payloads that are token counts."""
 
     def split(self, payload: int, n: int) -> tuple[int, int]:
         return n, payload - n
@@ -146,7 +146,7 @@ class _Weights:
 
     cut = split
 
-    def extend(self, payload: int, more: int) -> bool:  # noqa: ARG002  # every join would be a copy
+    def extend(self, payload: int, more: int) -> bool:  # noqa: ARG002  # no payload can grow in place
         return False
 
     def hold(self, payload: int, node: object) -> None:
@@ -157,7 +157,7 @@ class _Weights:
 
 
 def trie(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """One long path in, found and out; many branches off one stem, weighed."""
+    """Inserts, finds and evicts one long path; counts the bytes of many branches of one stem."""
     tell(TRIE_ROW)
     laps = [(_long_path(ids), _copied(ids)) for ids in [_path(sizes.trie_path)] * 5]
     path_ms, least_ms = (median(seconds) * 1000 for seconds in zip(*laps, strict=True))
@@ -176,7 +176,7 @@ def _path(tokens: int) -> npt.NDArray[np.int32]:
 
 
 def _copied(ids: npt.NDArray[np.int32]) -> float:
-    """Seconds to copy the runs of a path and to compare all of them once."""
+    """Seconds to copy the runs of a path and to compare each once."""
     started = time.perf_counter()
     kept = [ids[start : start + RUN].copy() for start in range(0, len(ids), RUN)]
     same = [np.array_equal(run, ids[i * RUN : (i + 1) * RUN]) for i, run in enumerate(kept)]
@@ -187,7 +187,7 @@ def _copied(ids: npt.NDArray[np.int32]) -> float:
 
 
 def _long_path(ids: npt.NDArray[np.int32]) -> float:
-    """Seconds to insert a path in runs as a prefill does, to find all but its last token, and to evict it."""
+    """Seconds to insert a path in runs like a prefill, to look up all but its last token, and to evict it."""
     tokens = len(ids)
     started = time.perf_counter()
     tree = Trie(_Weights(), ROOM)
@@ -205,7 +205,7 @@ def _long_path(ids: npt.NDArray[np.int32]) -> float:
 
 
 def _branches(count: int) -> tuple[int, int]:
-    """Bytes held, and bytes of one stem and all tails, for branches that leave it at several places."""
+    """For branches that leave a stem at several places: bytes held, and bytes of the stem and all tails once each."""
     rng = np.random.default_rng(10)
     stem = rng.integers(FIRST_TAIL, size=TRIE_STEM).astype(np.int32)
     places = rng.choice(np.arange(1, TRIE_STEM + 1), size=PLACES, replace=False).tolist()
@@ -213,7 +213,7 @@ def _branches(count: int) -> tuple[int, int]:
     with tree.lookup([(NAMESPACE, stem)]) as lease:
         tree.insert(lease, NAMESPACE, stem, TRIE_STEM)
     for branch in range(count):
-        tail = np.array([FIRST_TAIL + branch, *range(TAIL - 1)], np.int32)  # no two begin alike
+        tail = np.array([FIRST_TAIL + branch, *range(TAIL - 1)], np.int32)  # first tokens all differ
         with tree.lookup([(NAMESPACE, stem[: places[branch % PLACES]])]) as lease:
             tree.insert(lease, NAMESPACE, tail, TAIL)
     return tree.bytes, (TRIE_STEM + count * TAIL) * TOKEN_BYTES
@@ -222,13 +222,13 @@ def _branches(count: int) -> tuple[int, int]:
 SWAP_ROW = "adapter swap"
 RANK = 4
 MODULES = ("q_proj", "v_proj")
-SWAP_TURNS = 4  # each stack has so many, one token each
+SWAP_TURNS = 4  # turns per stack, each with one new token
 
 
 def swap(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """The base, two adapters and both of them, by turns, each going on from the prompt that it has computed once.
+    """The base, two adapters and both together take turns; each continues the prompt that it has computed once.
 
-    The bar is exact: besides the one new token of each turn nothing is computed, whichever stack was in force before.
+    The bar is exact: each turn computes only its one new token, whichever stack was active before.
     """
     prompt: Ids = np.random.default_rng(9).integers(case.vocabulary, size=sizes.transcript).tolist()
     tell(f"{SWAP_ROW}: loading")
@@ -249,7 +249,7 @@ def swap(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def _ask(model: LanguageModel, stack: Sequence[str], ids: Ids) -> Float32:
-    """As a person swaps: the stack in force is changed, and the next request has it."""
+    """Makes `stack` the active adapters, then queries the distribution after `ids`."""
     model.clear_loras()
     for name in stack:
         model.push_lora(name)
@@ -257,7 +257,7 @@ def _ask(model: LanguageModel, stack: Sequence[str], ids: Ids) -> Float32:
 
 
 def write_adapter(model: Path, folder: Path, seed: int) -> Path:
-    """A random adapter in peft's layout for a llama-like model folder; its own folder."""
+    """Writes a random adapter in peft's layout for a llama-like model; returns its folder."""
     config = json.loads((model / "config.json").read_text("utf-8"))
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     width = config.get("head_dim") or hidden // heads

@@ -1,4 +1,4 @@
-"""Requests beside others that are nothing to them: too many chats, streams, texts, edges; what branches read, what crosses."""
+"""Unrelated requests side by side: chats, streams, texts, edges; KV read by branches, bytes copied to the host."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from runtime import GenerationOptions, LanguageModel, SamplingOptions, register_
 OURS = Ours.name
 CHATS_ROW, STREAMS_ROW, TEXTS_ROW, EDGES_ROW = "two chats", "streams", "texts", "edges"
 READ_ROW, CROSSED_ROW = "branches read", "host bytes"
-LAYERS = 24  # of the chats' model: with a token per byte its KV, not its logits, is what is held
+LAYERS = 24  # of the chats' model; with a token per byte, it holds mostly KV, few bytes of logits
 QUERY = 8  # tokens
-ROOM = 1.5  # times the KV of one chat: there is none for two
+ROOM = 1.5  # KV budget over the KV of one chat: two do not fit
 STREAMS, PROMPT, NEW = 8, 256, 64
 BARE, BARE_LIMIT = (
     "transformers, bare loop",
@@ -44,15 +44,15 @@ BARE, BARE_LIMIT = (
 )
 LENGTH, PADDED_ROWS, TOP = 30, 20, 10
 STEM, BRANCHES = 1500, 8
-SCORED = ((1, 1000), (8, LENGTH))  # texts of so many tokens
+SCORED = ((1, 1000), (8, LENGTH))  # number of texts, tokens of each
 STAYING = "bench-staying"
-AT_ONCE, CHUNK = 1e6, 2048  # tokens a second, as far as the scheduler knows, and of one forward
+AT_ONCE, CHUNK = 1e6, 2048  # speed given to the scheduler in tokens per second; tokens of one forward
 
-Text = Callable[[int], list[int]]  # of so many tokens
+Text = Callable[[int], list[int]]  # makes a random text of that many tokens
 
 
 def pressure(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """The rows of one backend."""
+    """All rows of one backend."""
     text = partial(_text, np.random.default_rng(12), case.vocabulary)
     found = _two_chats(case, sizes, tell)
     found += _streams(case, text, sizes.rounds, tell)
@@ -71,7 +71,7 @@ def _text(rng: np.random.Generator, vocabulary: int, n: int) -> list[int]:
 
 @contextmanager
 def _tiny(case: Case, **sizes: Any) -> Iterator[tuple[Path, int]]:
-    """A model like the case's own, with a token per byte: its folder, and its vocabulary."""
+    """Makes a tiny model of the case's architecture with a token per byte; its folder and the size of its vocabulary."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "tiny"
         yield folder, make_tiny(case.model.removeprefix("tiny-") if case.tiny else "llama", folder, **sizes)
@@ -81,7 +81,7 @@ def _tiny(case: Case, **sizes: Any) -> Iterator[tuple[Path, int]]:
 
 
 def _two_chats(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """One answers, the other waits for its room, and a small query comes meanwhile."""
+    """One chat is answered while the other waits for memory; meanwhile a small query arrives."""
     verdict = partial(case.verdict, CHATS_ROW)
     with _tiny(case, layers=LAYERS) as (folder, vocabulary):
         text = partial(_text, np.random.default_rng(13), vocabulary)
@@ -89,7 +89,7 @@ def _two_chats(case: Case, sizes: Sizes, tell: Told) -> Findings:
         tell(f"{CHATS_ROW}: loading")
         with closing(open_model(folder, case.backend)) as model:
             model.set_kv_budget(int(ROOM * (sizes.pressed_chat + new) * model.info.kv_bytes_per_token))
-            asyncio.run(_answered(model, chats[0], new))  # the first answer is slow
+            asyncio.run(_answered(model, chats[0], new))  # warm-up: the first answer is slow
             alone, slow, waits = [], [], []
             before = 0
             for lap in range(sizes.pressed_laps):
@@ -126,7 +126,7 @@ async def _answered(model: LanguageModel, prompt: Ids, n: int, begun: asyncio.Ev
 
 
 async def _beside(model: LanguageModel, chats: Sequence[Ids], n: int, query: Ids) -> tuple[float, float]:
-    """Seconds of the first chat's answer, and of the query that comes while the second one waits."""
+    """Seconds of the first chat's answer, and of a query that arrives while the second chat waits."""
     begun, second = asyncio.Event(), asyncio.Event()
     first = asyncio.create_task(_answered(model, chats[0], n, begun))
     await begun.wait()
@@ -146,7 +146,7 @@ async def _beside(model: LanguageModel, chats: Sequence[Ids], n: int, query: Ids
 
 
 def _streams(case: Case, text: Text, rounds: int, tell: Told) -> Findings:
-    """The peer on all cores, ours on one: with two pools of OpenMP's threads in a process these outnumber the cores."""
+    """Eight streams; the peer has all cores, Elsewise one: two OpenMP pools would have more threads than there are cores."""
     prompts = [text(PROMPT) for _ in range(STREAMS)]
     tell(f"{STREAMS_ROW}: loading")
     peer: Any
@@ -181,19 +181,19 @@ def _lap(subject: Any, prompts: Sequence[Ids]) -> Lap:
 
 
 def _forwards(model: LanguageModel, run: Callable[[], Lap]) -> Lap:
-    """A lap of whose time that of forwards alone counts."""
+    """A lap that counts only the time of its forwards."""
     with Forwards(model) as forwards:
         lap = run()
     return replace(lap, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)
 
 
 def _share(laps: dict[str, list[Lap]], who: str, peer: str, seconds: Callable[[Lap], float]) -> float:
-    """Of the peer's seconds, the median of the rounds."""
+    """A contender's seconds over the peer's in the same round: the median over rounds."""
     return median(seconds(a) / seconds(b) for a, b in zip(laps[who], laps[peer], strict=True))
 
 
 def _texts(case: Case, text: Text, count: int, tell: Told) -> Findings:
-    """The cpu-seconds of unrelated texts in one call, beside padded batches of transformers."""
+    """CPU seconds of unrelated texts in one call, compared with batches of transformers."""
     from benchmarks.peers.torch_peers import TorchStreams
 
     rows = [text(LENGTH) for _ in range(count)]
@@ -228,11 +228,11 @@ def _texts(case: Case, text: Text, count: int, tell: Told) -> Findings:
     return found
 
 
-# ---- many edges, what is read and what crosses --------------------------------------------------------------------------
+# ---- many edges, KV read by attention, bytes copied to the host ----------------------------------------------------------
 
 
 def _edges(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """What a query costs beside many edges, and in a large batch; what an edge takes beside what the budget counts."""
+    """Time of a query with many edges in the KV store, and in a large batch; bytes per edge that the budget does not count."""
     tell(EDGES_ROW)
     with _tiny(case) as (folder, vocabulary):
         given = folder, case.backend, vocabulary, sizes.edges, sizes.edge_queries
@@ -252,7 +252,7 @@ def _edges(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def _host_bytes(case: Case, words: int, tell: Told) -> Findings:
-    """What crosses to the host of scored texts, as on a GPU: logits stay, and as many tokens as may go into one forward do."""
+    """Bytes copied to the host per scored token, as on a GPU: logits stay on the device, forwards are as large as allowed."""
     load = import_module(f"runtime.backends.{case.backend}.backend").load
 
     def staying(*given: Any) -> Any:
@@ -281,7 +281,7 @@ def _host_bytes(case: Case, words: int, tell: Told) -> Findings:
 
 
 def _branches_read(case: Case, text: Text, tell: Told) -> Findings:
-    """What attention is handed of keys and values in one step of eight branches, against what the family holds."""
+    """Bytes of keys and values passed to attention per step of eight branches, over the KV bytes of stem and branches."""
     tell(READ_ROW)
     stem = text(STEM)
     with closing(Ours(case.folder, case.backend)) as ours:
@@ -297,7 +297,7 @@ def _branches_read(case: Case, text: Text, tell: Told) -> Findings:
 
 @contextmanager
 def _attention(backend: str) -> Iterator[list[int]]:
-    """The bytes of keys and values that each call of the library's attention is handed, those that it repeats as often."""
+    """Collects the bytes of keys and values passed to each call of the library's attention, with all repetitions."""
     where = "runtime.backends.hf.forward" if backend == "hf" else "mlx.core.fast"
     name = "scaled_dot_product_attention"
     plain, handed = getattr(import_module(where), name), list[int]()

@@ -1,4 +1,4 @@
-"""What `elsewise serve` costs beside the library, what clients that go away leave behind, and queries through `connect`."""
+"""`elsewise serve`: its cost compared with the library, leases and memory left by many clients, queries through `connect`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from runtime import GenerationOptions, LanguageModel, connect, load, spawn
 ROW = "remote"
 LIBRARY, SERVED = "spawned, read by the library", "elsewise serve"
 HERE, CONNECTED = "in this process", "connect to elsewise serve"
-ASKING = (1, 64)  # clients that query at a time, each one query after the other
-LIKELIEST = 20  # tokens that a query asks for
+ASKING = (1, 64)  # concurrent clients, each with one query after the other
+LIKELIEST = 20  # likeliest tokens that a query returns
 STREAMS = 8
-BAR_MS = 0.3  # of a processor for each streamed token, beside the library's own
+BAR_MS = 0.3  # CPU ms per streamed token beyond the library's
 GROWTH_BAR = 5.0  # per cent
 PATIENCE_SECONDS = 60.0
-ANSWER_TOKENS = 24  # of each of many clients
+ANSWER_TOKENS = 24  # per client of a crowd
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,17 @@ class Server:
     process: psutil.Process
 
     def cpu(self) -> float:
-        """Cpu-seconds of the server, without its engine."""
+        """CPU seconds of the server without its engine process."""
         times = self.process.cpu_times()
         return times.user + times.system
 
     def rss(self) -> int:
-        """Bytes of the server and of its engine."""
+        """Resident bytes of the server and its engine process."""
         return sum(each.memory_info().rss for each in (self.process, *self.process.children()))
 
 
 def remote(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Streams over HTTP and from an engine process; queries through `connect` and here; many clients, of which half go away."""
+    """Streams over HTTP and from a spawned engine; queries through `connect` and in process; crowds, half of which go away."""
     tell(f"{ROW}: loading")
     tokens = sizes.serve_tokens
     with asyncio.Runner() as runner, _server(case) as server:
@@ -103,7 +103,7 @@ def _prompt(place: int) -> list[int]:
 
 
 def _queries(case: Case, server: Server, runner: asyncio.Runner, sizes: Sizes, tell: Told) -> list[Timing]:
-    """What a query takes through the server, beside a model in this process: each of a context that was not asked before."""
+    """Times of queries through the server and of a model in this process; every context is new."""
     found: list[Timing] = []
     fresh = count()
     with load(case.folder, case.backend) as here:
@@ -156,7 +156,7 @@ async def _streamed(server: Server, tokens: int) -> Lap:
 
 
 async def _ask(port: int, place: int, tokens: int, *, leave: bool) -> None:
-    """One stream to its end, or left after its first piece."""
+    """Reads one stream to its end, or with `leave` closes the connection after the first event."""
     body = {"prompt": _prompt(place), "max_tokens": tokens, "ignore_eos": True, "seed": place, "stream": True}
     sent = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(sent)}\r\n"
@@ -178,9 +178,9 @@ async def _ask(port: int, place: int, tokens: int, *, leave: bool) -> None:
 
 
 async def _crowds(server: Server, clients: int) -> tuple[float, int]:
-    """Per cent by which the third crowd grows the memory, and the leases that are left.
+    """Memory growth of a third crowd of clients in per cent, and the leases left after it.
 
-    How many of a crowd run together depends on timing, and so do the buffers of its largest batches: the first two warm up.
+    The first two crowds warm up: the largest batches, and so the size of their buffers, depend on timing.
     """
     sizes, leases = [], 0
     for _ in range(3):
@@ -191,10 +191,10 @@ async def _crowds(server: Server, clients: int) -> tuple[float, int]:
 
 
 async def _settled(port: int) -> int:
-    """Leases once nothing runs any more."""
+    """Waits until no request runs; returns the number of leases."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            await _ask(port, 0, 1, leave=False)  # a step, after which the report is new
+            await _ask(port, 0, 1, leave=False)  # a step updates the metrics
             figures = await _figures(port)
             if figures["vllm:num_requests_running"] == 0:
                 return int(figures["elsewise:leases"])

@@ -1,4 +1,4 @@
-"""W4: a long session is saved, and opened again in another process; what that writes, reads and holds up."""
+"""W4: saves a long session and reopens it in another process; blocks written, bytes on the disk, times and stalls."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ REOPEN, SAVE, DISK = "W4 reopen", "W4 save", "W4 disk"
 LIMIT_BAR, COLD_BAR, LLAMA = 1.5, 0.08, 0.027
 BLOCKS_BAR, ENGINE_BAR_MS, STALL_BAR_MS, DISK_BAR = 5, 100.0, 50.0, 1.3
 TURN = 200  # tokens
-TAIL, BRANCHES = 100, 10  # tokens of a branch off the stem on the disk, and how many there are
-NEW = 1  # tokens after the session that is opened again
+TAIL, BRANCHES = 100, 10  # tokens of each branch of the stem on the disk; number of branches
+NEW = 1  # tokens after the reopened session
 PATIENCE_SECONDS = 900.0
-BESIDE = 48  # tokens of the stream beside a save
-BUDGET = 8 << 30  # bytes on the disk
+BESIDE = 48  # tokens of the stream during a save
+BUDGET = 8 << 30  # bytes of the block file
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a process found that opened a saved session; seconds. See `benchmarks.children.reopen`."""
+    """Seconds of a process that reopened a saved session, see `benchmarks.children.reopen`."""
 
-    reopen: float
-    read: float  # the same bytes out of the same file, and their SHA-256
-    copy: float
-    forward: float  # of one token, after that session
-    cold: float  # an unsaved session of the same length; 0: not measured
-    computed: int  # tokens
+    reopen: float  # restoring the session and computing one token
+    read: float  # reading the same bytes from the same file, with their SHA-256
+    copy: float  # copying them in memory
+    forward: float  # of one token after the session
+    cold: float  # prefill of an unsaved session of the same length; 0: not measured
+    computed: int  # tokens computed by `reopen`
 
     @property
     def limit(self) -> float:
-        """Below this nothing can come that reads, checks and copies those bytes and computes a token."""
+        """Lower bound of `reopen`: reading, checking and copying the bytes, and computing a token."""
         return self.read + self.copy + self.forward
 
 
 def reopen(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """On the embedded model in a full run, on the case's in a quick one: its times are mostly those of Python.
+    """Uses the embedded model in a full run. A quick one uses the case's, without times: they would be mostly Python's.
 
-    Bytes on disk do not depend on the model: they are counted on the case's model.
+    Bytes on the disk, relative to the KV, do not depend on the model: they are counted on the case's.
     """
     own, where = case, str(case.folder)
     if sizes.reopen_embedded:
@@ -76,18 +76,18 @@ def reopen(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def ids_of(seed: int, n: int, vocabulary: int) -> list[int]:
-    """The tokens of a made-up session."""
+    """Random token ids of a session."""
     ids: list[int] = np.random.default_rng(seed).integers(vocabulary, size=n).tolist()
     return ids
 
 
 def session(tokens: int, turn: int, vocabulary: int) -> list[int]:
-    """The session with one of its last turns, which are siblings."""
+    """The session with its last turn, one of several alternatives by number."""
     return [*ids_of(1, tokens, vocabulary), *ids_of(10 + turn, TURN, vocabulary)]
 
 
 def loading(backend: str, file: Path) -> dict[str, Any]:
-    """How both processes load the model."""
+    """Load options of both processes."""
     return {"blocks": {"factory": "storage:open_blocks", "path": str(file), "budget": BUDGET}, **one_thread(backend)}
 
 
@@ -111,7 +111,7 @@ def _in_another_process(case: Case, source: str, file: Path, sizes: Sizes, *, co
     """Runs `benchmarks.children.reopen`.
 
     Raises:
-        RuntimeError: It failed; its words are in the message.
+        RuntimeError: It failed; the message has the end of its stderr.
     """
     asked = json.dumps(
         {
@@ -133,9 +133,9 @@ def _in_another_process(case: Case, source: str, file: Path, sizes: Sizes, *, co
 
 
 def _save(case: Case, source: str, file: Path, sizes: Sizes, tell: Told) -> tuple[Verdict, ...]:
-    """A session of the usual length is saved, then a turn is added to it and saved beside another stream."""
+    """Saves a session of the usual length; then, in each lap, adds a turn and saves it while a stream runs."""
     ids = ids_of(1, sizes.reopen_tokens, case.vocabulary)
-    written, engine_ms, stalls = 0, 0.0, list[float]()  # ms, the longest of each lap
+    written, engine_ms, stalls = 0, 0.0, list[float]()  # longest stall of each lap in ms
     with closing(load(source, case.backend, **loading(case.backend, file))) as model:
         tell(f"{SAVE}: the session")
         model.cache_kv(ids)
@@ -157,7 +157,11 @@ def _save(case: Case, source: str, file: Path, sizes: Sizes, tell: Told) -> tupl
 
 
 async def _beside_a_stream(model: LanguageModel, ids: list[int], vocabulary: int) -> tuple[Any, float]:
-    """What `save_blocks` says, and by how much the longest gap between tokens meanwhile exceeded the usual one before."""
+    """Saves `ids` during a stream.
+
+    Returns the answer of `save_blocks_async`, and the seconds by which the longest gap between tokens during the save exceeds
+    the median gap before it.
+    """
     options = GenerationOptions(max_tokens=BESIDE, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
     prompt = ids_of(99, 16, vocabulary)
     times: list[float] = []
@@ -184,7 +188,7 @@ async def _beside_a_stream(model: LanguageModel, ids: list[int], vocabulary: int
 
 
 def _disk(case: Case, source: str, file: Path, length: int) -> Verdict:
-    """Bytes of branches off one stem, against those of their tokens once each."""
+    """Bytes on the disk of branches of one stem, over the KV bytes of each token once."""
     stem = ids_of(2, length, case.vocabulary)
     with closing(load(source, case.backend, **loading(case.backend, file))) as model:
         model.cache_kv(stem)

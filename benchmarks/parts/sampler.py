@@ -1,13 +1,14 @@
-"""Draws: the sampler and its records beside torch's three calls; masks and steps of answers under a grammar.
+"""Draws: the sampler and its records compared with three calls of torch; masks and steps of answers under a grammar.
 
-The sampler goes from a step's raw logits to drawn tokens and their numbers. A row that misses its bar is printed with the
-least that the same numbers take in numpy, all measured in the same run: the same steps with next to no entries (the first
-1,024), which is what the calls themselves cost, and what numpy's bare passes over the whole rows take more than over so few,
-with no draw and no record made of them (`_passes`). A row's log-probabilities, normaliser and entropy are six passes, one of
-them exp, its likeliest entries one more; a cut beyond the first few compares every entry once; stages that are told have the
-normaliser of each temperature, which is an exp of every entry. None can be left out, since records hold what each gives. The
-calls are some eighty (twice as many with stages): they cost the same however large the vocabulary is, so that small
-vocabularies, one row at a time, come nearest to the bar.
+The sampler turns the raw logits of a step into drawn tokens and their records. A missed bar is reported with its limit, the
+least time of the same results in numpy, measured in the same run. The limit is the sum of two parts: the cost of the calls,
+from the same steps with only the first 1,024 entries of each row; and the time that numpy's bare passes (`_passes`, without
+draws and records) take for whole rows beyond that for 1,024 entries.
+
+The log-probabilities, normaliser and entropy of a row are six passes, one of them exp; its likeliest entries are one more. A
+cut beyond the first few entries compares every entry once; reported stages need the normaliser at each temperature, an exp of
+every entry. Records hold the result of each pass, so that none can be left out. The calls are about eighty (twice as many with
+stages) and cost the same for every vocabulary, so that small vocabularies, one row at a time, come nearest to the bar.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROW = "sampler"
 BAR = 1.5
 ALTERNATIVES = 10
 VOCABULARIES = (50_000, 256_000)
-SAID, PHRASE = 512, 20  # tokens of prompt and answer, for penalties; of those, the last that repeat the first
+SAID, PHRASE = 512, 20  # tokens of the history, for penalties; tokens at its end that repeat its beginning
 SETTINGS = {
     "chat": SamplingOptions(temperature=0.8, top_p=0.95, top_k=40),
     "open": SamplingOptions(temperature=1.0),
@@ -43,23 +44,23 @@ SETTINGS = {
     "XTC": SamplingOptions(xtc_probability=0.5, xtc_threshold=0.05),
     "DRY": SamplingOptions(dry_multiplier=0.8),
     "bias": SamplingOptions(logit_bias=dict.fromkeys(range(100, 200), 2.0), banned_tokens=tuple(range(200, 300))),
-    "stages": SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),  # the preset, with what each stage did
+    "stages": SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),  # the preset, with a report of each stage
 }
 USUAL = ("chat", "open", "preset", "top-p", "penalties")
-FEW_ROWS = 8  # up to which the others are measured too
+FEW_ROWS = 8  # most rows for which all settings are measured, not only the usual ones
 OURS, TORCH, PASSES = "elsewise", "log_softmax, topk, entropy", "numpy's passes alone"
 CALLS, FEW_PASSES = "elsewise, 1,024 entries", "numpy's passes, 1,024 entries"
 FEW_ENTRIES = 1024
-STRIPES = 64  # a row laid out as a rectangle has its largest entries found in one pass
-FRESH, FRESH_ENTRIES, FEWEST = 16, 2_000_000, 3  # so many steps have rows of their own, or as many as have so many entries
+STRIPES = 64  # one max over the columns of a row reshaped to (64, width) narrows down its largest entries
+FRESH, FRESH_ENTRIES, FEWEST = 16, 2_000_000, 3  # different steps: at most 16, of 2,000,000 entries in all, but at least 3
 LIMIT = "the same calls with 1,024 entries, and what numpy's bare passes over whole rows take more than over those"
 
 
 def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Draws and records of whole steps, for the usual settings of a chat, those of the app, single stages, and none.
+    """Draws and records of whole steps, for the usual settings of a chat, those of the app, single stages, and no stage.
 
-    The rows are normal logits whose spread makes distributions from nearly certain to a few hundred likely tokens. Steps have
-    different ones in turn, as those of a stream do: a processor learns by heart where the large entries of one row lie.
+    Rows are normally distributed logits whose spread gives distributions from nearly certain to a few hundred likely tokens.
+    Successive steps have different rows, as in a stream: a CPU adapts to the positions of the large entries of one row.
     """
     measured: list[Timing] = []
     verdicts: list[Verdict] = []
@@ -90,7 +91,7 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def step_logits(rows: int, vocabulary: int, *, steps: int) -> npt.NDArray[np.float32]:
-    """``(steps, rows, vocabulary)``: entropies from about 6 nats down to a fraction of one."""
+    """Random logits, ``(steps, rows, vocabulary) float32``, with entropies from about 6 nats down to a fraction of one."""
     spread = np.linspace(3.0, 6.0, rows) if rows > 1 else np.array([4.0])
     rng = np.random.default_rng(rows)
     return np.stack([(rng.normal(size=(rows, vocabulary)) * spread[:, None]).astype(np.float32) for _ in range(steps)])
@@ -100,8 +101,8 @@ def _ours(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int
     fresh, rows, vocabulary = logits.shape
     samplers = [make_sampler(settings, seed) for seed in range(rows)]
     phrase = np.random.default_rng(1).integers(0, vocabulary, SAID - PHRASE, np.int32)
-    said = np.concatenate([phrase, phrase[:PHRASE]])  # its end has been there before, which is what DRY looks for
-    histories = [History(said) if each.remembers else None for each in samplers]  # counted as they grow, as in a stream
+    said = np.concatenate([phrase, phrase[:PHRASE]])  # the repeated end is what DRY looks for
+    histories = [History(said) if each.remembers else None for each in samplers]  # with counts, as in a stream
 
     def step(i: int) -> object:
         told: list[Any] | None = [] if stages else None
@@ -121,7 +122,7 @@ def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
         -(logprobs.exp() * logprobs).sum(dim=-1)
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # ours has one
+    torch.set_num_threads(1)  # like Elsewise
     try:
         return timed(three_calls, steps, each=logits.shape[1])
     finally:
@@ -129,12 +130,12 @@ def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
 
 
 def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int, *, stages: bool) -> Lap:
-    """What every entry must be read for, in as few calls as numpy can do it."""
+    """The passes over all entries that the sampler and its records need, in as few numpy calls as possible."""
     fresh, rows, vocabulary = logits.shape
     width = vocabulary // STRIPES
     deep = (settings.typical_p or settings.top_p) is not None and settings.top_k is None
-    deep = deep and (stages or settings.min_p is None)  # nothing cuts before it
-    cut = np.partition(logits, -width // 2, axis=-1)[..., -width // 2] if deep else None  # one for each row
+    deep = deep and (stages or settings.min_p is None)  # no earlier cut
+    cut = np.partition(logits, -width // 2, axis=-1)[..., -width // 2] if deep else None  # (steps, rows): a border per row
     temperature = np.float32(settings.temperature or 1.0)
 
     def passes(i: int) -> None:
@@ -172,7 +173,7 @@ PERSON = {
     "required": ["name", "age", "colour", "scores"],
     "additionalProperties": False,
 }
-ENDLESS = (  # longer than any lap, so that every row counts to its end
+ENDLESS = (  # answers are longer than any lap, so that no row ends early
     Grammar.json_schema({"type": "array", "items": PERSON, "minItems": 1000}),
     Grammar.regex(r"([A-Z][a-z]{1,8} ([a-z]{1,9}[ ,]){3,12}[.!?]\n?){1000,}"),
     Grammar.lark('start: item{1000,}\nitem: NAME "=" (NAME | NUMBER | "(" item+ ")") ";"\nNAME: /[a-z_]+/\nNUMBER: /[0-9]+/'),
@@ -180,7 +181,7 @@ ENDLESS = (  # longer than any lap, so that every row counts to its end
 
 
 def grammar(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Eight rows, each under one of three grammars, beside the same rows without."""
+    """Eight rows, each under one of three grammars, compared with the same rows without a grammar."""
     tell(f"{GRAMMAR_ROW}: loading")
     with closing(open_model(case.folder, case.backend)) as model, asyncio.Runner() as runner:
         prompts = [[1 + i % 7, *range(20, 20 + sizes.decode_prompt)] for i in range(ROWS)]
@@ -195,7 +196,7 @@ def grammar(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
         contenders = {PLAIN: partial(turn, free), CONSTRAINED: partial(turn, bound)}
         for run in contenders.values():
-            run()  # compiles
+            run()  # warm-up: compiles the grammars
         before = model.metrics()
         laps = take_turns(contenders, sizes.rounds, tell, row=GRAMMAR_ROW, warm_up=False)
         after = model.metrics()
@@ -228,13 +229,13 @@ def _options(tokens: int, *, constrained: bool) -> list[GenerationOptions]:
 
 
 def _library_alone(model: LanguageModel, options: Sequence[GenerationOptions], answers: Sequence[list[int]]) -> float:
-    """Milliseconds a token that llguidance itself takes for the same answers: its mask's bits, and its step."""
-    transport: Any = model.transport  # of this process
+    """Milliseconds per token of llguidance alone for the same answers: the bits of the mask, and the step."""
+    transport: Any = model.transport  # in this process
     grammars = transport.operations.grammars
     seconds = 0.0
     for each, answer in zip(options, answers, strict=True):
         constraint = grammars.constraint(each.grammar)
-        matcher, bits = constraint._matcher, constraint._bits  # noqa: SLF001  # the same
+        matcher, bits = constraint._matcher, constraint._bits  # noqa: SLF001  # no public access
         for token in answer:
             began = time.thread_time()
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)

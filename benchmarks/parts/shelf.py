@@ -1,4 +1,4 @@
-"""Saved sessions without a model: a long one opened, a long list, a search; and KV blocks read from their file."""
+"""Saved sessions without a model: opening a long one, a long list, a search; reading KV blocks from their file."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ ROW = "shelf"
 OPEN_BAR_MS = 300.0
 LIST_BAR_MS = 200.0
 SEARCH_BAR_MS = 50.0
-READ_BAR = 1.5  # times reading and hashing the same bytes from a plain file
-SHARE_BAR = 1.05  # of the share of turns that is shown at first: what is read of the path
-OUT_OF_SIGHT_BAR = 0.02  # of the memory that a turn takes which is shown: its place in the tree, nothing of what it says
+READ_BAR = 1.5  # CPU time over that of reading and hashing the same bytes from a plain file
+SHARE_BAR = 1.05  # share of the path's tokens that is read over the share of its turns that is shown
+OUT_OF_SIGHT_BAR = 0.02  # memory of a turn out of sight (its place in the tree, no text) over that of a shown turn
 SHOWN = 100  # turns
 TURN = 40  # tokens
 TOP = 10
@@ -39,7 +39,7 @@ BLOCK_BYTES = 3_000_000  # 64 tokens of SmolLM2
 MODEL = "bench"
 SAID = "the quick brown fox jumps over a lazy dog while rain falls on Lisbon and trams climb past tiled walls"
 WORDS = tuple(SAID.split())
-MADE = {  # what an answer says of itself, as much as one of the window's
+MADE = {  # provenance of an answer, as large as in the window
     "made": {
         "options": {name: [1.0, 0.95, 0] for name in WORDS} | {"order": list(WORDS)},
         "sources": {"model": list(WORDS), "session": ["seed", "temperature"]},
@@ -56,7 +56,7 @@ MADE = {  # what an answer says of itself, as much as one of the window's
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What the block file is given."""
+    """A block to store in the block file."""
 
     key: bytes
     parent: bytes | None
@@ -65,7 +65,7 @@ class _Block:
 
 
 def shelf(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Times are of the process's processors, the median of a few."""
+    """Sessions and KV blocks; times are CPU time of the process, medians of several laps."""
     with tempfile.TemporaryDirectory() as name:
         tell(f"{ROW}: saving sessions")
         short, long, many = (Path(name) / each / "sessions.sqlite3" for each in ("short", "long", "many"))
@@ -94,9 +94,9 @@ def shelf(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 async def _opened(path: Path, sizes: Sizes) -> tuple[float, float]:
-    """Milliseconds until the first picture of the transcript, and which part of the path's tokens was read."""
+    """CPU milliseconds until the transcript is first painted, and the share of the path's tokens that was read."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-    from PySide6.QtWidgets import QApplication  # the other parts need no window
+    from PySide6.QtWidgets import QApplication  # here, as other parts need no window
 
     from ui.transcript import TranscriptView
 
@@ -123,8 +123,8 @@ async def _opened(path: Path, sizes: Sizes) -> tuple[float, float]:
 
 
 async def _memory(path: Path) -> int:
-    """The most bytes of Python and numpy that opening a session takes, whatever of it is read on the way."""
-    await _peak(path)  # what is made once in a process is made by now
+    """Peak bytes that Python and numpy allocate while a session opens."""
+    await _peak(path)  # warm-up: objects made once per process
     return await _peak(path)
 
 
@@ -151,7 +151,7 @@ async def _listed(path: Path, sizes: Sizes) -> tuple[float, float]:
 
 
 def _blocks(folder: Path, sizes: Sizes) -> float:
-    """Processor time of reading blocks, over that of reading the same bytes from a plain file; both check a SHA-256."""
+    """CPU time of reading blocks over that of reading the same bytes from a plain file; both compute the SHA-256."""
     rng = np.random.default_rng(3)
     datas = [rng.bytes(BLOCK_BYTES) for _ in range(sizes.shelf_blocks)]
     keys = [hashlib.sha256(bytes([n])).digest() for n in range(len(datas))]
@@ -185,7 +185,7 @@ async def _cpu_ms(work: Callable[[], Awaitable[object]], rounds: int) -> float:
 
 
 async def save_long(path: Path, turns: int) -> None:
-    """One session of so many turns, saved in a new file; every second one is an answer with its numbers."""
+    """Saves one session of `turns` turns in a new file; every second turn is an answer with its provenance."""
     async with SessionStore.open(path) as store:
         session, parent = await store.create_session("long"), None
         for turn in range(turns):

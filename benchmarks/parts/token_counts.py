@@ -1,4 +1,4 @@
-"""W1, W2, W3, W7: tokens computed against tokens needed, beside other libraries; in W1 cpu-seconds, in W2 seconds as well."""
+"""W1, W2, W3, W7: tokens computed over tokens needed, with other libraries; CPU seconds of W1, wall seconds of W2."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from benchmarks.peers.bare import NAME as BARE
 from benchmarks.sizes import WARM_UP, Sizes
 from benchmarks.workloads import simulate, visits
 
-RATIO_BAR = 1.05  # tokens over ideal that Elsewise promises to stay within
-CPU_BAR = 1.5  # times the cpu-seconds of bare forwards
-ONCE = "transformers, stateless"  # minutes of work that no bar asks for: once is enough
+RATIO_BAR = 1.05  # tokens computed by Elsewise over ideal
+CPU_BAR = 1.5  # CPU seconds over those of bare forwards
+ONCE = "transformers, stateless"  # played once: it takes minutes and has no bar
 ROW, CHAT_ROW = "W1 cpu", "W2 wall"
 CPU, WALL = attrgetter("cpu_seconds"), attrgetter("wall_seconds")
 
 
 def particles(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """W1: counts, and cpu-seconds over several rounds in which all take turns."""
+    """W1: token counts and CPU seconds over several rounds."""
     results = _play(case, sizes, tell, index=0, rounds=sizes.rounds)
     found = [medians(laps) for laps in results.values()]
     verdicts = [_counted(case, found[0]), *_by_cpu(case, results)]
@@ -35,7 +35,7 @@ def particles(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def chat(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """W2: counts, and seconds over several rounds in which all take turns."""
+    """W2: token counts and wall seconds over several rounds."""
     results = _play(case, sizes, tell, index=1, rounds=sizes.rounds)
     found = [medians(laps) for laps in results.values()]
     verdicts = [_counted(case, found[0])]
@@ -47,13 +47,13 @@ def chat(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def branches(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """W3."""
+    """W3: token counts."""
     found = [medians(laps) for laps in _play(case, sizes, tell, index=2, rounds=1).values()]
     return Findings(results=tuple(found), verdicts=(_counted(case, found[0]),))
 
 
 def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> dict[str, list[Result]]:
-    """Elsewise first and its peers after it, in turns; where they are timed a lap of its forwards alone as well."""
+    """Plays a workload with Elsewise, its peers and, in W1 and W2, Elsewise's forwards alone, in turns; results by name."""
     workload = sizes.workloads(case.vocabulary)[index]
     results: dict[str, list[Result]] = {}
     tell(f"{workload.name}: loading")
@@ -89,9 +89,9 @@ def peers(case: Case, *, particles: bool, records: bool = False) -> list[Subject
     """The peers of a case's backend; their libraries are imported here.
 
     Args:
-        case: The model, which each of them loads once.
-        particles: Whether bare forwards are among them, which can do nothing else.
-        records: Whether those are that make of each generated token the record that ours has.
+        case: The model, which each peer loads once.
+        particles: Whether to include bare forwards, which can play only particles.
+        records: Whether to include peers that make a record of each generated token like Elsewise's.
     """
     kinds: list[Callable[[Path], Subject]] = []
     if case.backend == "hf":
@@ -110,7 +110,7 @@ def _counted(case: Case, ours: Result) -> Verdict:
 
 
 def _by_cpu(case: Case, results: Mapping[str, Sequence[Result]]) -> list[Verdict]:
-    """Ours against bare forwards, and against peers with a cache."""
+    """CPU seconds over those of bare forwards, and over those of peers with a cache."""
     ours = results[Ours.name]
     verdicts = []
     for name, peer in results.items():
@@ -122,12 +122,15 @@ def _by_cpu(case: Case, results: Mapping[str, Sequence[Result]]) -> list[Verdict
 
 
 def _share(ours: Sequence[Result], peer: Sequence[Result], seconds: Callable[[Result], float]) -> float:
-    """Of a peer's seconds, the median of the rounds."""
+    """Elsewise's seconds over the peer's in the same round: the median over rounds."""
     return median(seconds(a) / seconds(b) for a, b in zip(ours, peer, strict=True))
 
 
 def budget(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Elsewise with a budget for some of the chats, against a simulator of the same rule with what rows leave of it."""
+    """W7: Elsewise with a KV budget for some of the chats, compared with a simulated cache of the same eviction rule.
+
+    The simulated cache has the capacity that the longest request leaves of the budget.
+    """
     workload = visits(
         case.vocabulary, chats=sizes.chats, count=sizes.visits, message=sizes.message, answer=sizes.message_answer
     )
@@ -149,7 +152,7 @@ def budget(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 class _Log:
-    """A subject that writes down what was asked and answered, for the simulator."""
+    """A subject that forwards to another one and records prompts and answers for the simulated cache."""
 
     name = Ours.name
 

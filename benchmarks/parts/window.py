@@ -1,4 +1,4 @@
-"""The window: the start of the process, the speed of its widgets, gaps of its event loop; and of any that uses a model (W8)."""
+"""The window: its start, the speed of its widgets, gaps of its event loop; gaps of any event loop that uses a model (W8)."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ START_ROW = "start"
 WALL_BAR, CPU_BAR = 1.0, 0.85  # seconds
 PATIENCE_SECONDS = 120.0  # for one process
 FLOOR = "from PySide6 import QtWidgets"
-_STANDS = re.compile(r"the window stands .* after ([\d.]+) s")  # what `app.window` says with --verbose
+_STANDS = re.compile(r"the window stands .* after ([\d.]+) s")  # logged by `app.window` with --verbose
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Medians of several starts on a folder that has the sample. cpu: user and system time of all threads up to the window."""
+    """Medians of several starts on a data folder with the sample session."""
 
     starts: int
-    cpu_seconds: float
+    cpu_seconds: float  # user and system time of all threads up to the window
     wall_seconds: float
-    floor_cpu_seconds: float  # a whole process that does nothing but FLOOR
+    floor_cpu_seconds: float  # of a whole process that only runs FLOOR
     floor_wall_seconds: float
 
 
 def start(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """The app as a person starts it, without a screen and without an engine."""
+    """Starts the app without a screen and without an engine."""
     tell(START_ROW)
     found = measure_start(sizes.starts)
     return Findings(verdicts=start_verdicts(found, case) if found is not None else ())
 
 
 def start_verdicts(found: Start, case: Case) -> tuple[Verdict, ...]:
-    """The figures beside their bars and their floor."""
+    """The figures with their bars and floors."""
     rows = (
         ("s", found.wall_seconds, found.floor_wall_seconds, WALL_BAR),
         ("cpu-seconds", found.cpu_seconds, found.floor_cpu_seconds, CPU_BAR),
@@ -66,9 +66,9 @@ def start_verdicts(found: Start, case: Case) -> tuple[Verdict, ...]:
 
 
 def measure_start(starts: int) -> Start | None:
-    """Starts the app without a screen, several times; None, with a line on stderr, where its window cannot be opened.
+    """Starts the app several times without a screen; None, with a line on stderr, if its window cannot be opened.
 
-    The one before the first that counts makes the sample session and the byte code, and warms the disk's cache.
+    A first start is not counted: it makes the sample session and the byte code, and warms the disk cache.
     """
     ours: list[tuple[float, float]] = []
     floors: list[tuple[float, float]] = []
@@ -87,13 +87,13 @@ def measure_start(starts: int) -> Start | None:
 
 
 def _window(made: Path) -> tuple[float, float]:
-    """Seconds of cpu and wall time from the birth of the process to the painted window."""
+    """CPU and wall seconds from the start of the process to the painted window."""
     command = [sys.executable, "-m", "app", "--verbose", "--data-dir", str(made / "data"), "--demo"]
     said: list[str] = []
     environment = _environment(made)
     began = time.perf_counter()
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None  # asked for
+        assert process.stderr is not None  # a pipe
         limit = threading.Timer(PATIENCE_SECONDS, process.kill)
         limit.start()
         try:
@@ -122,7 +122,7 @@ def _floor(made: Path) -> tuple[float, float]:
 
 
 def _environment(made: Path) -> dict[str, str]:
-    """With byte code of the source as it is now, like after `make setup`, whatever this process may write."""
+    """Environment variables of the app; it writes byte code to its own folder, even if this process must not write any."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "QT_QPA_PLATFORM": "offscreen", "PYTHONPYCACHEPREFIX": str(made / "compiled")}
 
@@ -131,20 +131,20 @@ VIEW_ROW = "view"
 
 
 def view(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Runs `benchmarks.children.view`, and holds what it says against the bars."""
+    """Runs `benchmarks.children.view` and compares its findings with the bars."""
     tell(VIEW_ROW)
     found = measure_view(sizes.view_tokens, sizes.view_sessions, sizes.view_turns)
     return Findings(verdicts=view_verdicts(case, found, sizes)) if found else Findings()
 
 
 def measure_view(tokens: int, sessions: int, turns: int) -> dict[str, list[float]]:
-    """Frames by name in milliseconds; empty, with a line on stderr, where the widgets cannot be shown."""
+    """Frames by name in milliseconds; empty, with a line on stderr, if the widgets cannot be shown."""
     raw = measure_in_child("benchmarks.children.view", tokens, sessions, turns, what="the window's speed was")
     return {name: frames if isinstance(frames, list) else [float(frames)] for name, frames in raw.items()}
 
 
 def view_verdicts(case: Case, found: dict[str, list[float]], sizes: Sizes) -> tuple[Verdict, ...]:
-    """The figures beside their bars."""
+    """The figures of the widgets with their bars."""
     long = f"{sizes.view_tokens:,} tokens"
     return tuple(
         case.verdict(VIEW_ROW, what, figure, bar)
@@ -171,27 +171,27 @@ def _share(frames: Sequence[float], percent: float) -> float:
 
 WINDOW_ROW = "window"
 P99_MS, MAX_MS = 16.0, 50.0
-TYPED_BAR = 1.1  # times of an alternative
+TYPED_BAR = 1.1  # wait after typed words over that after choosing an alternative
 CARD_MS = 30.0
 IDLE = "idle"
 LIMIT = "the same of a window that has nothing to do"
 
 
 def window(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Runs `benchmarks.children.window`, and holds the gaps of its 5 ms timer against the bars."""
+    """Runs `benchmarks.children.window` and compares the gaps of its 5 ms timer with the bars."""
     tell(WINDOW_ROW)
     found = measure_window(case, sizes)
     return Findings(verdicts=window_verdicts(case, found, sizes)) if found else Findings()
 
 
 def measure_window(case: Case, sizes: Sizes) -> dict[str, list[float]]:
-    """Milliseconds between ticks by what happened meanwhile; empty, with a line on stderr, where no window opens."""
+    """Milliseconds between ticks, by scene, and waits; empty, with a line on stderr, if no window opens."""
     asked = (case.folder, case.backend, sizes.window_turns, sizes.window_prompt, sizes.window_seconds, sizes.window_laps)
     return measure_in_child("benchmarks.children.window", *asked, what="the event loop of the whole window was")
 
 
 def window_verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Sizes) -> tuple[Verdict, ...]:
-    """The 99th percentile and the longest of each scene beside their bars, and beside those of the idle window."""
+    """The 99th percentile and the longest gap of each scene with their bars; their limit is that of the idle window."""
     scenes = (
         ("stream", "a model streams"),
         ("prefill", f"a prompt of {sizes.window_prompt:,} tokens prefills"),
@@ -220,14 +220,14 @@ SPAWNED_P99_MS, SPAWNED_MAX_MS, INSIDE_P99_MS = 16.0, 50.0, 40.0
 WARM_UP_SECONDS = 0.2
 LOOP_LIMIT = "the same of an event loop that has nothing to do"
 
-Windows = Sequence[Sequence[float]]  # of each, milliseconds between its ticks
+Windows = Sequence[Sequence[float]]  # per window of time, the milliseconds between its ticks
 
 
 def latency(case: Case, sizes: Sizes, tell: Told) -> Findings:
-    """Idle, beside a spawned engine, beside a model on a thread of this process.
+    """W8: gaps of an event loop that is idle, that uses a spawned engine, and that uses a model on a thread of this process.
 
-    Each is watched for several windows of time. A bar is held against the median of what the windows say by themselves; the
-    table of gaps has all ticks together, and the longest of all.
+    Each is measured for several windows of time. The figures with bars are medians over the windows; the table of gaps
+    combines all ticks.
     """
     return asyncio.run(_latency(case, [sizes.latency_seconds] * sizes.latency_windows, tell))
 
@@ -252,7 +252,7 @@ async def _latency(case: Case, windows: Sequence[float], tell: Told) -> Findings
 
 
 def latency_verdicts(case: Case, idle: Windows, spawned: Windows, inside: Windows) -> tuple[Verdict, ...]:
-    """What the windows say beside the bars; the limit is what an event loop that has nothing to do says on this machine."""
+    """Medians over the windows with their bars; the limit is that of the idle event loop."""
 
     def verdict(who: str, name: str, place: int, ticked: Windows, bar: float) -> Verdict:
         figure, least = (median(gaps_of(window)[place] for window in windows) for windows in (ticked, idle))
@@ -267,7 +267,7 @@ def latency_verdicts(case: Case, idle: Windows, spawned: Windows, inside: Window
 
 
 async def _beside(model: LanguageModel, windows: Sequence[float]) -> tuple[Windows, str]:
-    """The ticks while everything runs, and how often each kind of work came round; imports and first chunks go before."""
+    """The ticks while all tasks run, and the completed tasks by kind; a short run before warms up."""
     await Everything(model).run(WARM_UP_SECONDS)
     everything = Everything(model)
     work = asyncio.create_task(everything.run(sum(windows)))

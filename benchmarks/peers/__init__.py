@@ -1,1 +1,1 @@
-"""The same requests with other libraries' own means."""
+"""Peers: the same requests, answered by transformers and mlx_lm."""

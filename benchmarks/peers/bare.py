@@ -1,4 +1,4 @@
-"""The barest forwards (one of all rows per step, only KV is cached), and log-probabilities and records in numpy."""
+"""Bare forwards (one forward of all rows per step, a KV cache, nothing else); log-probabilities and records in numpy."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ NAME = "bare forwards"
 
 
 class BareRows(ABC):
-    """Rows of one length that grow by a token per call, as particles do; a library's version says how a forward is made.
+    """Rows of one length that grow by a token per call, like particles; subclasses run a library's forwards.
 
-    It can answer nothing else: no prompts of different lengths, no generation.
+    Other requests are not supported: prompts of different lengths, generation.
     """
 
     name = NAME
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, ...], int] = {}  # what each row of the cache holds
-        self._last: Float32 | None = None  # the answer of the last call, by row
+        self._rows: dict[tuple[int, ...], int] = {}  # row of the cache, by its tokens
+        self._last: Float32 | None = None  # log-probabilities of the last call, (rows, vocab)
 
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
-        """All contexts are those of the call before, or each is one of them and a token, or nothing was there before."""
+        """Log-probabilities after each context.
+
+        The contexts are those of the previous call, or each is one of these and one more token; any if the cache is empty.
+        """
         wanted = [tuple(context) for context in contexts]
         if self._last is not None and all(context in self._rows for context in wanted):
             chosen = [self._rows[context] for context in wanted]
@@ -44,7 +47,7 @@ class BareRows(ABC):
         return self._last
 
     def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
-        """Not what it is for.
+        """Generation is not supported.
 
         Raises:
             UnsupportedFeatureError: Always.
@@ -52,35 +55,35 @@ class BareRows(ABC):
         raise UnsupportedFeatureError(f"{self.name} generate nothing: {len(prompts)} prompts, {n} tokens")
 
     def forget(self) -> None:
-        """An empty cache."""
+        """Clears the cache and the last answer."""
         self._rows, self._last = {}, None
         self.clear()
 
     @abstractmethod
     def forward(self, rows: list[Ids]) -> Float32:
-        """Pushes rows of equal length: float32 log-probabilities after each, ``(rows, vocab)``."""
+        """Pushes rows of equal length; returns the log-probabilities after each, ``(rows, vocab) float32``."""
 
     @abstractmethod
     def choose(self, rows: list[int]) -> None:
-        """The cache holds these of its rows from now on, in this order."""
+        """Keeps these rows of the cache, in this order; a row can be repeated."""
 
     @abstractmethod
     def clear(self) -> None:
-        """An empty cache."""
+        """Clears the cache."""
 
 
 TOP = 10  # alternatives in a record
 
 
 def log_softmax(logits: Float32) -> Float32:
-    """Float32 throughout, ``(n, vocab)``."""
+    """Log-probabilities of ``(n, vocab)`` logits, in float32 throughout."""
     shifted = logits - logits.max(-1, keepdims=True)
     normalised: Float32 = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return normalised
 
 
 def records(logprobs: Float32, chosen: Any) -> list[tuple[Any, ...]]:
-    """What our records hold, made from ``(n, vocab)``: plain Python values per token."""
+    """The fields of Elsewise's records as plain Python values per token, from ``(n, vocab)`` log-probabilities."""
     own = np.take_along_axis(logprobs, chosen[:, None], -1)
     rank = 1 + (logprobs > own).sum(-1)
     entropy = -(np.exp(logprobs) * logprobs).sum(-1)
@@ -90,7 +93,7 @@ def records(logprobs: Float32, chosen: Any) -> list[tuple[Any, ...]]:
 
 
 def top(logprobs: Float32) -> tuple[Any, Float32]:
-    """The ten largest of each row, falling: ids and values."""
+    """The ten largest entries of each row in descending order: ids and values, both ``(n, 10)``."""
     ids = np.argpartition(logprobs, -TOP, axis=-1)[:, -TOP:]
     values = np.take_along_axis(logprobs, ids, -1)
     order = np.argsort(-values, axis=-1)

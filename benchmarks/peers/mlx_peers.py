@@ -1,4 +1,4 @@
-"""Peers on mlx_lm: bare forwards, its prompt cache, its streams."""
+"""Peers on mlx_lm: bare forwards, the prompt cache, streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.peers.bare import records as records_of
 
 
 class BareMlx(BareRows):
-    """mlx_lm's model with its own growing KV cache, one row per particle."""
+    """mlx_lm's model with mlx_lm's growing KV cache, one row per particle."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class BareMlx(BareRows):
         tokens = mx.array(np.array(rows, np.int32))
         self.tokens_computed += tokens.size
         logits = np.array(self._model(tokens, cache=self._cache)[:, -1].astype(mx.float32))
-        return log_softmax(logits)  # numpy's is several times faster than MLX's on a processor
+        return log_softmax(logits)  # numpy's is several times faster than MLX's on a CPU
 
     def choose(self, rows: list[int]) -> None:
         chosen = mx.array(rows)
@@ -45,19 +45,19 @@ class BareMlx(BareRows):
         self._cache = make_prompt_cache(self._model)
 
     def close(self) -> None:
-        """Drops the model."""
+        """Frees the model and the cache."""
         del self._model, self._cache
 
 
-ENTRIES = 64  # sequences kept; mlx_lm's default of 10 would lose the particles between two steps
-KEY = "bench"  # the prompt cache's name for a model
+ENTRIES = 64  # cached sequences; mlx_lm's default of 10 would lose the particles between two steps
+KEY = "bench"  # names the model in the prompt cache
 
 
 class MlxPromptCache:
-    """Looks each prompt up, generates for all of them as one batch, and puts the caches back."""
+    """mlx_lm's prompt cache: looks up each prompt, generates for all as one batch, and stores the caches."""
 
     name = "mlx_lm, prompt cache"
-    records = False  # whether of each token the record is made that ours has
+    records = False  # whether to make a record of each token, like Elsewise
 
     def __init__(self, folder: Path) -> None:
         model, _ = load_model(folder)
@@ -66,28 +66,28 @@ class MlxPromptCache:
 
     @property
     def tokens_computed(self) -> int:
-        """Input ids that the model was called with, padding included."""
+        """Number of input ids that the model was called with, padding included."""
         return self._model.tokens
 
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
-        """The distribution that the generator draws its first token from."""
+        """Log-probabilities from which the generator draws its first token."""
         return np.stack([first for _, first in self._generate(contexts, 1)])
 
     def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
-        """One batch."""
+        """Greedy answers, generated as one batch."""
         return [tokens for tokens, _ in self._generate(prompts, n)]
 
     def forget(self) -> None:
-        """An empty prompt cache."""
+        """Replaces the prompt cache by an empty one."""
         self._cache = LRUPromptCache(max_size=ENTRIES)
 
     def close(self) -> None:
-        """Drops model and caches."""
+        """Frees the model and the caches."""
         self.forget()
         del self._model
 
     def _generate(self, prompts: Sequence[Ids], n: int) -> list[tuple[list[int], Float32]]:
-        """For each prompt its tokens and the first distribution ``(vocab,)``."""
+        """Generates `n` tokens per prompt; returns them with the first log-probabilities, ``(vocab,)``."""
         generator = BatchGenerator(self._model, max_tokens=n)
         found = [self._fetch(list(prompt)) for prompt in prompts]
         known = [list(prompt[: len(prompt) - len(rest)]) for prompt, (_, rest) in zip(prompts, found, strict=True)]
@@ -109,7 +109,7 @@ class MlxPromptCache:
         return [(tokens[uid], first[uid]) for uid in uids]
 
     def _fetch(self, prompt: list[int]) -> tuple[Any, list[int]]:
-        """The nearest cache and what is still to be pushed, one token at least; None for the cache of nothing."""
+        """The cache with the longest common prefix (None: there is none) and the tokens left to push, at least one."""
         cache, rest = self._cache.fetch_nearest_cache(KEY, prompt)
         if not rest:
             trim_prompt_cache(cache, 1)
@@ -118,14 +118,14 @@ class MlxPromptCache:
 
 
 class MlxPromptCacheRecords(MlxPromptCache):
-    """The same with records."""
+    """The prompt cache with records."""
 
     name = "mlx_lm, prompt cache, records"
     records = True
 
 
 class _Counted:
-    """A model that counts the tokens it is called with; everything else is the model's own."""
+    """Wraps a model and counts the tokens of its calls."""
 
     def __init__(self, model: Any) -> None:
         self.tokens = 0
@@ -139,12 +139,12 @@ class _Counted:
         return getattr(self._model, name)
 
 
-ROWS = 64  # of logits that are made into numbers at a time
+ROWS = 64  # rows of logits that are scored at a time
 NO_TOKEN = -1
 
 
 class MlxStreams:
-    """Greedy decoding by other means than ours, on a model as mlx_lm loads it."""
+    """Greedy decoding and scoring by mlx_lm or by bare forwards, on a model as mlx_lm loads it."""
 
     def __init__(self, folder: Path) -> None:
         self._model, _ = load_model(folder)
@@ -152,7 +152,7 @@ class MlxStreams:
         self._tokenizer = TokenizerWrapper(tokenizer, eos_token_ids=[NO_TOKEN])  # no token ends an answer
 
     def stream_generate(self, prompt: Ids, n: int, *, records: bool) -> Lap:
-        """The library's own generator; with `records`, top-10 records are made from the log-probabilities it returns."""
+        """Decodes with mlx_lm's `stream_generate`; with `records`, makes top-10 records from its log-probabilities."""
         watch = Stopwatch()
         answer: list[int] = []
         for response in stream_generate(self._model, self._tokenizer, list(prompt), max_tokens=n):
@@ -164,18 +164,18 @@ class MlxStreams:
         return watch.lap(n - 1, [answer])
 
     def loop(self, prompts: Sequence[Ids], n: int, *, records: bool) -> Lap:
-        """One forward per step for all prompts, which are of one length, and argmax; nothing around it."""
+        """Decodes prompts of one length in a bare loop: one forward per step for all rows, and argmax."""
         step = partial(self._push, cache=make_prompt_cache(self._model), records=records)
         return timed_steps(step, mx.array(np.array(prompts, np.int32)), n)
 
     def records(self, prompt: Ids) -> Callable[[int], Lap]:
-        """Records alone: each lap makes that of the token behind a prompt, which is pushed once, n times."""
+        """Returns laps of records alone: a lap of n makes the record of the first token after the prompt n times."""
         logits = np.array(self._model(mx.array(np.array([prompt], np.int32)))[:, -1].astype(mx.float32))
         chosen = logits.argmax(-1)
         return partial(timed, lambda _: records_of(log_softmax(logits), chosen))
 
     def _push(self, tokens: mx.array, cache: Any, *, records: bool) -> mx.array:
-        """The likeliest token after each row, ``(rows, 1)``."""
+        """Pushes tokens ``(rows, n)``; returns the likeliest token after each row, ``(rows, 1)``."""
         logits = self._model(tokens, cache=cache)[:, -1].astype(mx.float32)
         chosen = mx.argmax(logits, -1, keepdims=True)
         mx.eval(logits, chosen)
@@ -184,7 +184,7 @@ class MlxStreams:
         return chosen
 
     def score(self, ids: Ids) -> Lap:
-        """One forward over a text, and of each position the log-probability that followed and the ten largest."""
+        """Scores a text by one forward: per position, the log-probability of the next token and the ten largest."""
         watch = Stopwatch().start()
         logits = self._model(mx.array(np.array([ids], np.int32)))[0]
         mx.eval(logits)
@@ -196,5 +196,5 @@ class MlxStreams:
         return watch.lap(len(ids))
 
     def close(self) -> None:
-        """Drops the model."""
+        """Frees the model."""
         del self._model

@@ -24,13 +24,13 @@ class TransformersModel:
     """A causal model as `from_pretrained` gives it.
 
     Attributes:
-        tokens_computed: Input ids that its forward was called with, padding included.
-        model: The library's own object.
+        tokens_computed: Number of input ids that the forward was called with, padding included.
+        model: The transformers model.
     """
 
     def __init__(self, folder: Path) -> None:
         logging.disable_progress_bar()
-        torch.set_num_threads(1)  # as ours is
+        torch.set_num_threads(1)  # like Elsewise
         self.tokens_computed = 0
         self._device = torch.device(_device())
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
@@ -40,18 +40,18 @@ class TransformersModel:
 
     @property
     def layers(self) -> int:
-        """How many of them the model has."""
+        """Number of layers of the model."""
         return int(self.model.config.num_hidden_layers)
 
     def logprobs_after(self, rows: Any, cache: Any = None) -> Float32:
-        """Float32 log-probabilities after the last token of each row of ids, ``(rows, vocab)``."""
+        """Log-probabilities after the last token of each row of ids, ``(rows, vocab) float32``."""
         with torch.inference_mode():
             out = self.model(input_ids=rows, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1)
             logprobs: Float32 = torch.log_softmax(out.logits[:, -1].float(), -1).cpu().numpy()
         return logprobs
 
     def greedy(self, prompt: Ids, n: int, cache: Any = None) -> list[int]:
-        """`n` tokens by the library's own `generate`, which keeps its cache for this one call unless it is given one."""
+        """Generates `n` tokens with transformers' `generate`; without `cache`, it uses one for this call only."""
         ids = self.tensor([prompt])
         mask = torch.ones_like(ids)
         with torch.inference_mode():
@@ -64,7 +64,7 @@ class TransformersModel:
         return torch.from_numpy(np.array(rows, np.int64)).to(self._device)
 
     def close(self) -> None:
-        """Drops the model."""
+        """Frees the model."""
         self.model = None
 
     def _count(self, _module: Any, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -72,11 +72,11 @@ class TransformersModel:
 
 
 def _device() -> str:
-    """The one that Elsewise chooses for itself."""
+    """The device that Elsewise would choose."""
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-SPARE = 64  # tokens of room beyond the first ones; doubled when it is used up
+SPARE = 64  # tokens of spare capacity at first; the capacity doubles when it is used up
 
 
 class InPlaceLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by mypy
@@ -99,10 +99,10 @@ class InPlaceLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is no
         self,
         key_states: torch.Tensor,
         value_states: torch.Tensor,
-        *args: Any,  # noqa: ARG002  # what other cache classes want to know
+        *args: Any,  # noqa: ARG002  # arguments for other cache classes
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes ``(rows, kv_heads, n, head_dim)`` behind what is held; answers with everything held."""
+        """Appends ``(rows, kv_heads, n, head_dim)``; returns all keys and values held."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, self.length = self.length, self.length + key_states.shape[2]
@@ -113,7 +113,7 @@ class InPlaceLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is no
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def choose(self, rows: torch.Tensor) -> None:
-        """Only these rows, in this order; one may be there several times."""
+        """Keeps these rows, in this order; a row can be repeated."""
         self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -126,20 +126,20 @@ class InPlaceLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is no
         return -1
 
 
-class InPlaceCache(Cache):  # type: ignore[misc]  # the same
-    """One such layer for each layer of a model."""
+class InPlaceCache(Cache):  # type: ignore[misc]  # transformers is not followed by mypy
+    """A cache with one `InPlaceLayer` per layer of the model."""
 
     def __init__(self, layers: int) -> None:
         super().__init__(layers=[InPlaceLayer() for _ in range(layers)])
 
     def choose(self, rows: Sequence[int]) -> None:
-        """Only these rows, in this order."""
+        """Keeps these rows, in this order."""
         for layer in self.layers:
             layer.choose(torch.tensor(rows, device=layer.device))
 
 
 def _room(held: torch.Tensor, more: int) -> torch.Tensor:
-    """The same with room for `more` tokens besides."""
+    """A copy of `held` with capacity for `more` further tokens."""
     rows, heads, length, width = held.shape
     grown = held.new_empty(rows, heads, length + more, width)
     grown[:, :, :length] = held
@@ -147,7 +147,7 @@ def _room(held: torch.Tensor, more: int) -> torch.Tensor:
 
 
 class BareTorch(BareRows):
-    """transformers' model with per-row KV in place."""
+    """transformers' model with a KV cache that appends in place."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class BareTorch(BareRows):
 
     @property
     def tokens_computed(self) -> int:
-        """Input ids that the model was called with."""
+        """Number of input ids that the model was called with."""
         return self._peer.tokens_computed
 
     def forward(self, rows: list[Ids]) -> Float32:
@@ -169,22 +169,22 @@ class BareTorch(BareRows):
         self._cache = InPlaceCache(self._peer.layers)
 
     def close(self) -> None:
-        """Drops the model."""
+        """Frees the model."""
         self._peer.close()
 
 
 class OneCache(TransformersModel):
-    """What most programs do: requests one after the other, each continuing the last one's cache where it can."""
+    """One cache, as in most programs: requests run one after the other, each on the common prefix with the last one."""
 
     name = "transformers, one cache"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._held: list[int] = []  # the tokens in the cache
+        self._held: list[int] = []  # tokens in the cache
         self._cache: Any = DynamicCache()
 
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
-        """One after the other."""
+        """Log-probabilities after each context, computed one after the other."""
         rows = []
         for context in contexts:
             kept = self._crop(context)
@@ -193,7 +193,7 @@ class OneCache(TransformersModel):
         return np.stack(rows)
 
     def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
-        """One after the other."""
+        """Greedy answers, generated one after the other."""
         answers = []
         for prompt in prompts:
             self._crop(prompt)
@@ -202,11 +202,11 @@ class OneCache(TransformersModel):
         return answers
 
     def forget(self) -> None:
-        """An empty cache."""
+        """Replaces the cache by an empty one."""
         self._held, self._cache = [], DynamicCache()
 
     def _crop(self, ids: Ids) -> int:
-        """Crops the cache to what `ids` share with it, less their last token, whose logits are wanted; tokens left."""
+        """Crops the cache to its common prefix with `ids` without their last token; returns the tokens left in it."""
         kept = min(common_prefix(self._held, ids), len(ids) - 1)
         if kept < len(self._held):
             self._cache.crop(kept - len(self._held))
@@ -214,12 +214,12 @@ class OneCache(TransformersModel):
 
 
 class OneCacheRecords(OneCache):
-    """The same, and of each token the record that ours has."""
+    """One cache, with a record of each generated token like Elsewise's."""
 
     name = "transformers, one cache, records"
 
     def greedy(self, prompt: Ids, n: int, cache: Any = None) -> list[int]:
-        """Records are made with torch, from the logits that `generate` returns."""
+        """Generates `n` tokens and makes their records with torch from the logits that `generate` returns."""
         ids = self.tensor([prompt])
         with torch.inference_mode():
             out = self.model.generate(
@@ -237,12 +237,12 @@ class OneCacheRecords(OneCache):
 
 
 class Stateless(TransformersModel):
-    """One padded-free forward per length for a batch of contexts, one `generate` per prompt; nothing is kept between."""
+    """No cache between requests: one unpadded forward per length of contexts, one `generate` per prompt."""
 
     name = "transformers, stateless"
 
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
-        """Contexts of equal length share a forward."""
+        """Log-probabilities after each context; contexts of equal length share a forward."""
         by_length: dict[int, list[int]] = {}
         for i, context in enumerate(contexts):
             by_length.setdefault(len(context), []).append(i)
@@ -252,18 +252,18 @@ class Stateless(TransformersModel):
         return np.stack([rows[i] for i in range(len(contexts))])
 
     def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
-        """One after the other."""
+        """Greedy answers, generated one after the other."""
         return [self.greedy(prompt, n) for prompt in prompts]
 
     def forget(self) -> None:
-        """There is nothing to forget."""
+        """Does nothing: there is no cache."""
 
 
 class TorchBranches(TransformersModel):
-    """The library as it comes, on a model as `from_pretrained` gives it; no records are made."""
+    """Branches and beams by transformers' `generate`, without records."""
 
     def branches(self, prompt: Ids, n: int, tokens: int) -> Lap:
-        """`tokens` drawn in each of `n` continuations of the prompt."""
+        """Draws `tokens` tokens in each of `n` continuations of the prompt."""
         ids, watch = self.tensor([prompt]), Stopwatch().start()
         with torch.inference_mode():
             self.model.generate(
@@ -272,7 +272,7 @@ class TorchBranches(TransformersModel):
         return watch.lap(n * tokens)
 
     def beams(self, prompt: Ids, width: int, tokens: int) -> Lap:
-        """Beam search for hypotheses of `tokens`."""
+        """Beam search with `width` beams of `tokens` tokens."""
         ids, watch = self.tensor([prompt]), Stopwatch().start()
         with torch.inference_mode():
             out = self.model.generate(
@@ -282,16 +282,16 @@ class TorchBranches(TransformersModel):
 
 
 TOP = 10  # alternatives in a record
-ROWS = 64  # of logits that are made into numbers at a time: what fits into a processor's cache
+ROWS = 64  # rows of logits that are scored at a time: they fit into the CPU's cache
 
 
 class TorchStreams(TransformersModel):
-    """Greedy decoding by other means than ours, on a model as `from_pretrained` gives it."""
+    """Greedy decoding and scoring by transformers or by bare forwards, on a model as `from_pretrained` gives it."""
 
     def generate(self, prompt: Ids, n: int, *, records: bool) -> Lap:
-        """The library's `generate`; with `records`, top-10 records are made from the logits that it returns.
+        """Decodes with transformers' `generate`; with `records`, makes top-10 records from the logits that it returns.
 
-        Of as many tokens as the clock ran for: not of the first.
+        The clock starts at the first token, which gets no record.
         """
         ids, mark = self.tensor([prompt]), _FirstToken()
         with torch.inference_mode():
@@ -305,19 +305,19 @@ class TorchStreams(TransformersModel):
             )
             answer = out.sequences[0, len(prompt) :]
             if records:
-                for logits, token in zip(out.logits[1:], answer[1:], strict=True):  # all of them at once would be slower
+                for logits, token in zip(out.logits[1:], answer[1:], strict=True):  # one batch of all would be slower
                     torch_records(logits, token[None])
         return mark.watch.lap(n - 1, [answer.tolist()])
 
     def loop(self, prompts: Sequence[Ids], n: int, *, records: bool) -> Lap:
-        """One forward per step for all prompts, which are of one length, and argmax; nothing around it."""
+        """Decodes prompts of one length in a bare loop: one forward per step for all rows, and argmax."""
         step = partial(self._push, cache=DynamicCache(), records=records)
         return timed_steps(step, self.tensor(list(prompts)), n)
 
     def together(self, prompts: Sequence[Ids], n: int, *, bare: bool = False) -> Lap:
-        """`n` tokens after each prompt of one length, as one batch of `generate`, on as many threads as torch takes by itself.
+        """Decodes `n` tokens after prompts of one length as one batch of `generate`, with a thread per physical core.
 
-        With `bare`, by the same forwards and argmax, and nothing around them.
+        With `bare`, a loop of forwards and argmax replaces `generate`.
         """
         torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
         try:
@@ -335,7 +335,7 @@ class TorchStreams(TransformersModel):
             torch.set_num_threads(1)
 
     def records(self, prompt: Ids) -> Callable[[int], Lap]:
-        """Records alone: each lap makes that of the token behind a prompt, which is pushed once, n times."""
+        """Returns laps of records alone: a lap of n makes the record of the first token after the prompt n times."""
         with torch.inference_mode():
             logits = self.model(input_ids=self.tensor([prompt]), use_cache=False, logits_to_keep=1).logits[:, -1]
         chosen = logits.argmax(-1)
@@ -347,7 +347,7 @@ class TorchStreams(TransformersModel):
         return run
 
     def _push(self, tokens: Any, cache: Any, *, records: bool) -> Any:
-        """The likeliest token after each row, ``(rows, 1)``."""
+        """Pushes tokens ``(rows, n)``; returns the likeliest token after each row, ``(rows, 1)``."""
         with torch.inference_mode():
             logits = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
             chosen = logits.argmax(-1, keepdim=True)
@@ -356,7 +356,7 @@ class TorchStreams(TransformersModel):
             return chosen
 
     def batch(self, texts: Sequence[Ids], *, scores: bool) -> None:
-        """Of texts of one length what follows each, or the log-probability of each token and the ten largest."""
+        """Runs texts of one length as one batch: log-probabilities after each text or, with `scores`, scores of all tokens."""
         with torch.inference_mode():
             tokens = self.tensor(list(texts))
             if not scores:
@@ -366,7 +366,7 @@ class TorchStreams(TransformersModel):
                 _scored(logits[:-1], row[1:])
 
     def score(self, ids: Ids) -> Lap:
-        """One forward over a text, and of each position the log-probability that followed and the ten largest."""
+        """Scores a text by one forward: per position, the log-probability of the next token and the ten largest."""
         watch = Stopwatch().start()
         with torch.inference_mode():
             tokens = self.tensor([ids])
@@ -378,7 +378,7 @@ class TorchStreams(TransformersModel):
 
 
 def _scored(logits: Any, following: Any) -> None:
-    """The log-probability of what followed each row and the ten largest, on the host."""
+    """Copies to the host, per row, the log-probability of the following token and the ten largest."""
     logprobs = torch.log_softmax(logits.float(), -1)
     values, found = logprobs.topk(TOP)
     for column in (logprobs.gather(1, following[:, None]), values, found):
@@ -386,7 +386,7 @@ def _scored(logits: Any, following: Any) -> None:
 
 
 def torch_records(logits: Any, chosen: Any) -> list[tuple[Any, ...]]:
-    """What our records hold, made from ``(n, vocab)`` logits with torch alone: plain Python values per token."""
+    """The fields of Elsewise's records as plain Python values per token, from ``(n, vocab)`` logits with torch alone."""
     logprobs = torch.log_softmax(logits.float(), -1)
     own = logprobs.gather(1, chosen[:, None])
     rank = 1 + (logprobs > own).sum(-1)
@@ -397,15 +397,15 @@ def torch_records(logits: Any, chosen: Any) -> list[tuple[Any, ...]]:
 
 
 class _FirstToken(BaseStreamer):  # type: ignore[misc]  # transformers is not followed by mypy
-    """Starts the clock when `generate` tells of its first token."""
+    """A streamer that starts the clock at the first token of `generate`."""
 
     def __init__(self) -> None:
         self.watch = Stopwatch()
         self._told = 0
 
-    def put(self, value: Any) -> None:  # noqa: ARG002  # only that something came counts
+    def put(self, value: Any) -> None:  # noqa: ARG002  # only the number of calls counts
         self._told += 1
-        if self._told == 2:  # the prompt comes first
+        if self._told == 2:  # the first call has the prompt
             self.watch.start()
 
     def end(self) -> None:

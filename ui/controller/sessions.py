@@ -264,7 +264,7 @@ class SessionsController(QObject):
         return Step(label, None, self._then_list(undo), self._then_list(redo), sessions=sessions)
 
     def _then_list(self, work: Work) -> Work:
-        """`work`, after which the list is read again."""
+        """A command that does `work`, then reads the list again."""
 
         async def run() -> None:
             try:

@@ -76,7 +76,7 @@ class TreeController(QObject):
         self._showing.ask_shown("earlier-texts", self._workbench.branches.earlier_texts, self.earlier_read.emit)
 
     def show_from(self, node_id: int) -> None:
-        """Shows the path from before one of those turns on."""
+        """Shows the path from before an earlier turn on."""
         show = self._workbench.branches.show_turn
         self._showing.ask_shown("earlier", lambda session: show(session, node_id), self._showing.show_answer)
 

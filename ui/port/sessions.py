@@ -188,7 +188,7 @@ class BranchCommands(Protocol):
     async def select(self, session_id: int, node_id: int, *, as_before: bool = False) -> SessionView:
         """Shows the path through `node_id`, down to the leaf that was last shown under it.
 
-        `as_before`: a turn ended with the node, and still does where it was continued since.
+        With `as_before`, the turn ends at the node, even if it was continued since.
         """
 
     def has(self, session_id: int, node_id: int) -> bool:

@@ -74,7 +74,7 @@ class SettingsView(Struct, frozen=True):
     needs_reload: bool = False  # the running model was loaded with other settings
     choices: Mapping[str, Sequence[str]] = {}  # by row
     data: DataFacts | None = None
-    notes: Sequence[str] = ()  # what was stored and could not be taken
+    notes: Sequence[str] = ()  # stored values that could not be used, in words
 
 
 class SettingsCommands(Protocol):
@@ -192,7 +192,7 @@ class SessionSetup(Struct, frozen=True):
     adapters: Sequence[AdapterLine] = ()
     guess: Guess = Guess.OFF
     model: ModelFacts | None = None  # None while no engine runs
-    notes: Sequence[str] = ()  # what was stored and could not be taken
+    notes: Sequence[str] = ()  # stored values that could not be used, in words
 
 
 class ToolCard(Struct, frozen=True):
