@@ -203,11 +203,12 @@ def whole_tree(turns: int) -> Frames:
 
 
 def made_tree(turns: int) -> tuple[Tree, int]:
-    """A tree of questions and answers, with a branch in the middle of an answer, before its texts are read; and its tip."""
-    columns, tip, number = NodeColumns(1), None, 0
+    """A tree of questions and answers, each 25th with a branch in its middle, before its texts are read; and its tip."""
+    columns, tip, number, answers = NodeColumns(1), None, 0, 0
     heads = []
     while number < turns:
-        for role, at in (("user", None), ("assistant", None), *([("assistant", 7)] if number % 50 == 48 else [])):
+        answers += 1
+        for role, at in (("user", None), ("assistant", None), *([("assistant", 7)] if answers % 25 == 0 else [])):
             number += 1
             node = NodeRow(
                 id=number, session_id=1, parent_id=tip, at_token=at, at_byte=None if at is None else 5 * at, role=role,

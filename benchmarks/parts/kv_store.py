@@ -32,7 +32,7 @@ PROMPTS, LENGTH = 192, 100  # unrelated texts
 AGAIN, AGAIN_PROMPT, AGAIN_ANSWER = 24, 64, 80  # successive answers to one prompt; tokens of prompt and answer
 
 
-def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
+def store(case: Case, sizes: Sizes, tell: Told) -> Findings:  # noqa: ARG001  # the same amounts in every run
     """Bytes held by a chat, tokens recomputed at a small budget, batches of unrelated prompts, repeated prompts."""
     rng = np.random.default_rng(0)
 
@@ -40,13 +40,12 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
         return [int(token) for token in rng.integers(5, vocabulary - 5, n)]
 
     verdict = partial(case.verdict, ROW)
-    share = 1 if sizes.rounds > 1 else 4  # with a single round, a quarter of each
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / case.model
         byte_text = partial(text, vocabulary=make_tiny(case.model.removeprefix("tiny-"), folder, layers=LAYERS))
         tell("kv: one chat")
         with closing(_opened(folder, case.backend)) as model:
-            ids, held = _chat(model, byte_text, STEM // share, TURNS // share)
+            ids, held = _chat(model, byte_text, STEM, TURNS)
             chat_bytes = len(ids) * model.info.kv_bytes_per_token
             # the peak includes the allocator's copies of growing buffers, and cached logits and scores
             what = f"peak KV held / KV of the chat's tokens, {LAYERS} layers"
@@ -60,7 +59,7 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
             what = f"tokens of a turn at 1.2 x / new ones, {LAYERS} layers"
             verdicts.append(verdict(what, computed / (MESSAGE + ANSWER), 1.0, timed=False))
     tell("kv: unrelated prompts")
-    texts = [text(LENGTH) for _ in range(PROMPTS // share)]
+    texts = [text(LENGTH) for _ in range(PROMPTS)]
     with closing(_opened(case.folder, case.backend)) as model:
         model.batch_next_token_logprobs_sync([text(LENGTH) for _ in range(8)])
 
@@ -73,7 +72,7 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
         ratio = max(alone / together for alone, together in laps)
         verdicts.append(verdict("unrelated prompts, tokens/s: one call / one by one", ratio, 1.0, at_least=True))
         tell("kv: one prompt answered again and again")
-        again = _again(model, text, AGAIN // share)
+        again = _again(model, text, AGAIN)
         verdicts.append(verdict("ms a token, later answers to one prompt / first ones to others", again, 1.05))
     return Findings(verdicts=tuple(verdicts))
 
