@@ -456,7 +456,8 @@ async def _model(chat: Chat, name: str) -> None:
         print_table(rows_table(("*" if c.loaded else "", Text(c.source, style="bold"), Text(c.detail)) for c in choices))
         return
     supervisor = chat.supervisor
-    own = {option: value for option, value in supervisor.options.items() if option != "connection"}  # that is a model's
+    # the connection belongs to the running model
+    own = {option: value for option, value in supervisor.options.items() if option != "connection"}
     if not await on_thread(partial(can_chat, name, supervisor.backend, **own)):  # the running model stays loaded meanwhile
         raise Refusal(f"{name} has no chat template; still using {supervisor.source}")
     before, connection = supervisor.source, supervisor.options.get("connection")

@@ -57,7 +57,7 @@ def references() -> list[Reference]:
 
 
 def numbers(name: str, shape: Sequence[int]) -> Float32:
-    """The weights of one tensor, drawn by its name: around 1 for norms, else around 0."""
+    """The weights of one tensor, seeded by its name: around 1 for norms, else around 0."""
     raw = np.random.PCG64(zlib.crc32(name.encode())).random_raw(math.prod(shape))
     unit = (raw >> np.uint64(40)).astype(np.float32) / np.float32(1 << 23) - np.float32(1)  # in [-1, 1), exact in float32
     drawn = unit * np.float32(SPREAD)

@@ -143,7 +143,7 @@ class Comparison:
     async def _left(
         self, session: WholeSession, segments: Sequence[Segment], progress: OnCompared
     ) -> tuple[AdaptedModel, Sequence[AdapterChoice]]:
-        """The model in use under the session's adapters, and these adapters: the session may change its own meanwhile."""
+        """The model in use under the session's adapters, and these adapters, since the session's may change meanwhile."""
         if self._supervisor.running is None:
             progress(translate("Workbench", "starting the engine"), 0, 0)
         try:

@@ -59,7 +59,7 @@ def second_choices(
 def other_models(
     entries: Sequence[ShelfEntry], backends: Sequence[BackendChoice], set_weights: Callable[[str, str], str]
 ) -> list[SecondChoice]:
-    """The choices beside a model on a server: every model of the shelf."""
+    """The choices for a model on a server: every model of the shelf."""
     now = next((choice.name for choice in backends if choice.chosen), "auto")
     return [_other_model(entry, now, backends, set_weights) for entry in entries]
 
