@@ -153,25 +153,25 @@ async def prompt_ids(model: LanguageModel, text: str, asked: AnswerOptions) -> l
 
 FORMS = ("schema", "regex", "lark")
 IGNORED = frozenset({"model", "stream", "stream_options", "user", "metadata", "store", "service_tier"})  # of OpenAI's bodies
-ENVELOPE = frozenset({"custom_id", "method", "url", "body"})  # of a line of OpenAI's Batch API
+ENVELOPE = frozenset({"custom_id", "method", "url", "body"})  # fields of a line of OpenAI's Batch API
 CHATS = ("/v1/chat/completions", "/v1/completions")
 OWN = frozenset({"id", "prompt", "messages", "system", "tools", *FORMS})
-RECORDING = frozenset({"alternatives", "logprobs", "top_logprobs", "stages"})  # not part of results
+RECORDING = frozenset({"alternatives", "logprobs", "top_logprobs", "stages"})  # results do not have these numbers
 KNOWN = OWN | OPTION_NAMES - RECORDING
-_SHOWN = 5  # bad lines named at once
+_SHOWN = 5  # most faults listed in one message
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request.
+    """One request of a batch.
 
     Attributes:
         number: The line's number, from 1.
         id: The line's own id, or its number.
-        custom: Whether the id was given as `custom_id`, and is returned as one.
-        messages: A conversation; or a single text in `prompt`.
+        custom: Whether the id was given as `custom_id`, and is returned under that name.
+        messages: The conversation; None if `prompt` has a text to continue.
         options: Its options by the names of `GenerationOptions.from_mapping`, with a seed.
-        naming: More of them, which give tokens by their text.
+        naming: The options that give tokens by their text (see `naming_tokens`).
     """
 
     number: int
@@ -185,10 +185,10 @@ class Line:
 
 
 def read_lines(file: str, asked: AnswerOptions) -> list[Line]:
-    """Every line that is not blank.
+    """The requests of a file, one for each line that is not blank.
 
     Raises:
-        click.UsageError: With the lines that cannot be asked, and why.
+        click.UsageError: Some lines are not valid requests; lists them with their faults.
         click.ClickException: The file cannot be read.
     """
     lines: list[Line] = []
@@ -213,7 +213,7 @@ def refuse(file: str, faults: list[str]) -> None:
     """Ends the command if there are faults.
 
     Raises:
-        click.UsageError: With the first of them.
+        click.UsageError: There are some; lists the first `_SHOWN`.
     """
     if faults:
         more = f"\n  and {len(faults) - _SHOWN:,} more" if len(faults) > _SHOWN else ""
@@ -329,7 +329,7 @@ class Tally:
         self.tokens = 0
         self.failed = 0
         self.broken = 0
-        self.unsound = 0  # of the broken ones
+        self.unsound = 0  # broken answers that reached their end, but are not the JSON asked for
 
     def count(self, tokens: int) -> None:
         self.tokens += tokens
@@ -340,7 +340,7 @@ class Tally:
 
 
 class Results:
-    """Writes each result to a file or stdout as soon as it is there."""
+    """Writes each result to a file or stdout as soon as it is complete."""
 
     def __init__(self, out: Path | None, written: int = 0) -> None:
         self.out = out
@@ -350,7 +350,7 @@ class Results:
 
     def write(self, answer: Mapping[str, Any]) -> None:
         """Writes one line, which is in the file on return."""
-        click.echo(json.dumps(answer, ensure_ascii=False), file=self._file)  # it flushes
+        click.echo(json.dumps(answer, ensure_ascii=False), file=self._file)  # `echo` flushes
         self.written += 1
 
     def close(self) -> None:
@@ -514,7 +514,7 @@ async def _ids(model: LanguageModel, line: Line) -> list[int]:
     check_fits(model, *(text for text in contents if isinstance(text, str)))
     if line.messages is not None:
         return await model.render_chat_async(line.messages, tools=line.tools)
-    assert line.prompt is not None  # one of the two is there
+    assert line.prompt is not None  # a line has one of the two
     return await model.tokenize_async(line.prompt)
 
 

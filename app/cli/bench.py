@@ -9,7 +9,7 @@ import click
 
 from app.cli.common import INTERRUPTED
 
-# As benchmarks.catalogue has them, without its imports.
+# The parts of `benchmarks.catalogue`, repeated here to avoid its imports.
 PARTS = (
     *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "bulk", "W7", "kv", "pressure", "many", "W8"),
     *("swap", "sampler", "grammar", "speculative", "remote", "gpu", "trie", "shelf", "files", "quantised", "view", "window"),
@@ -50,9 +50,9 @@ def bench(
 
     Every figure is printed with its limit; Ctrl-C prints the results so far.
     """
-    if find_spec("benchmarks") is None:  # not part of an installed app
+    if find_spec("benchmarks") is None:  # an installed app does not have it
         raise click.ClickException("the benchmark comes with the source code: run `make bench` in a checkout of it")
-    from benchmarks.run import run_bench  # the peers are imported for a benchmark alone
+    from benchmarks.run import run_bench  # imports the other libraries
 
     if not run_bench(quick=quick, model=model, backends=backends, only=only, json_path=json_path):
         context.exit(INTERRUPTED)

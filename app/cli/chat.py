@@ -68,7 +68,7 @@ class Piped:
         self._stream = stream
 
     async def read(self) -> str | None:
-        """Blocks the loop, which is idle; Ctrl-C ends the wait."""
+        """Reads the next message. Blocks the loop, which is idle; Ctrl-C ends the wait."""
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             line = self._stream.readline()
@@ -96,7 +96,7 @@ class Terminal:
         self._session = session
 
     async def read(self) -> str | None:
-        """Ctrl-C drops the line, Ctrl-D ends the conversation."""
+        """Reads the next message; Ctrl-C drops the line, Ctrl-D ends the conversation."""
         while True:
             try:
                 return message_of(await self._session.prompt_async())
@@ -143,7 +143,7 @@ def terminal(history: Path) -> Reader:
     )
 
 
-NOT_IN_CHAT = {"raw": False, "batch": None, "alternatives": 10, "as_json": False, "sample_top_k": None}  # as of `ask`
+NOT_IN_CHAT = {"raw": False, "batch": None, "alternatives": 10, "as_json": False, "sample_top_k": None}  # of `ask` only
 RECAP = 400  # characters of the last answer that are shown when a session is continued
 EPILOG = """\b
 Lines that begin with a slash are commands; /help lists them. Alt-Enter, or a backslash at the end of a line, begins another
@@ -179,7 +179,7 @@ for option in chat.params:
 
 
 async def _chat(settings: Settings, asked: AnswerOptions, title: str | None) -> bool:
-    """Runs the conversation; returns whether an answer failed and stdout is not a terminal."""
+    """Runs the conversation; returns whether an answer failed, always false if stdin and stdout are a terminal."""
     instead = "close it, or use elsewise ask without --session"
     async with opened(settings.data, asked, PRESET, holder="chat", instead=instead) as place:
         talk = Chat(place, asked)
@@ -217,8 +217,8 @@ class Chat:
         """Loads the model and opens the session.
 
         Raises:
-            click.UsageError: The command's options do not go with the session.
-            click.ClickException: The model cannot chat.
+            click.UsageError: The command's options contradict the session.
+            click.ClickException: The model has no chat template.
             RuntimeFault: It cannot be loaded.
         """
         model = await self.supervisor.model()
@@ -390,7 +390,7 @@ def _utf8(text: str) -> str:
 
 @asynccontextmanager
 async def _stopping(stop: Any) -> AsyncIterator[None]:
-    """Ctrl-C calls `stop` meanwhile, and nothing else."""
+    """Makes Ctrl-C call `stop` instead of raising KeyboardInterrupt."""
     loop = asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)
     loop.add_signal_handler(signal.SIGINT, stop)
@@ -418,7 +418,7 @@ async def run_command(chat: Chat, line: str) -> None:
     """Runs a line that begins with a slash.
 
     Raises:
-        Refusal: There is no such command, or it cannot do that; with the way on.
+        Refusal: The command is unknown, or cannot be run; says what to do.
     """
     name, _, rest = line[1:].strip().partition(" ")
     command = COMMANDS.get(ALIASES.get(name, name))
@@ -456,7 +456,8 @@ async def _model(chat: Chat, name: str) -> None:
         print_table(rows_table(("*" if c.loaded else "", Text(c.source, style="bold"), Text(c.detail)) for c in choices))
         return
     supervisor = chat.supervisor
-    own = {option: value for option, value in supervisor.options.items() if option != "connection"}  # which is a model's
+    # the connection belongs to the running model
+    own = {option: value for option, value in supervisor.options.items() if option != "connection"}
     if not await on_thread(partial(can_chat, name, supervisor.backend, **own)):  # the running model stays loaded meanwhile
         raise Refusal(f"{name} has no chat template; still using {supervisor.source}")
     before, connection = supervisor.source, supervisor.options.get("connection")
@@ -528,7 +529,11 @@ async def _continue(chat: Chat, rest: str) -> None:  # noqa: ARG001  # as all co
 
 
 def _own(turn: TurnView) -> tuple[int, TokenRun]:
-    """The place of an answer's first own token in its run, and the run from there on."""
+    """The index in an answer's run of its first token after the template's, and the run from there on.
+
+    Raises:
+        Refusal: There is no such token.
+    """
     own = np.flatnonzero(turn.run.origin != Origin.TEMPLATE)
     if not len(own):
         raise Refusal("the answer has no tokens")
@@ -618,7 +623,7 @@ async def _branch_at(chat: Chat, rest: str) -> None:
         choice = [t for t in others if decode(t).decode(errors="replace").strip() == wanted.strip()][:1]
     if not choice:
         raise Refusal(f"token {at + 1} has no such alternative; /why {at + 1} lists them")
-    known = b"".join([*run[:at].token_bytes, decode(choice[0])]).decode(errors="ignore")  # a half character follows
+    known = b"".join([*run[:at].token_bytes, decode(choice[0])]).decode(errors="ignore")  # half a character is left out
     await chat.answer(chat.workbench.answers.branch(chat.id, turn.node_id, begin + at, choice[0]), known)
 
 

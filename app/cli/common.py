@@ -61,12 +61,12 @@ def rows_table(rows: Iterable[Iterable[str | Text]] = ()) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """Prints a table on stdout, with whole lines if that is not a terminal."""
+    """Prints a table on stdout; does not wrap lines if that is not a terminal."""
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def read_secret(name: str) -> str:
-    """Reads a secret from the terminal without echo, or the first line of another stdin.
+    """Reads a secret: from the terminal without echo, or the first line of a stdin that is none.
 
     Raises:
         click.ClickException: stdin is closed.
@@ -89,7 +89,7 @@ def read_text(file: str, limit: int = LARGEST_TEXT) -> str:
     """
     name = "stdin" if file == "-" else file
     try:
-        if file.startswith("/dev/fd/"):  # from a shell's <(command): open already, so that opening it does not block
+        if file.startswith("/dev/fd/"):  # a shell's <(command): already open, so opening it does not block
             with Path(file).open("rb") as stream:
                 data = stream.read(limit + 1)
         elif file != "-":
@@ -111,7 +111,7 @@ def read_text(file: str, limit: int = LARGEST_TEXT) -> str:
 
 
 class Bar:
-    """A progress bar for loading's `Progress` steps."""
+    """A progress bar for the `Progress` steps of loading."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())

@@ -1,4 +1,4 @@
-"""`elsewise doctor`: what is installed, what can run, where the data is; with --deep, what this machine does with it."""
+"""`elsewise doctor`: shows what is installed, what can run and where the data is; measures the machine with --deep."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.doctor.run import PARTS, SLEEP, Doing, check_machine
 from runtime import __version__, available_backends, default_backend, list_models, models_dir
 
 LIBRARIES = ("PySide6-Essentials", "qasync", "numpy", "torch", "transformers", "mlx", "mlx-lm", "tokenizers", "sqlite-utils")
-FLOORS = {"transformers": (5, 23), "torch": (2, 10), "mlx-lm": (0, 32)}  # below these: holes, wrong numbers, missing parts
+FLOORS = {"transformers": (5, 23), "torch": (2, 10), "mlx-lm": (0, 32)}  # older: holes, wrong numbers, missing parts
 NEVER = {"PySide6-Essentials": (6, 12)}  # aborts on Python 3.11
 
 

@@ -1,4 +1,4 @@
-"""`elsewise`: without a command the window, with one the same runtime and sessions in a terminal."""
+"""`elsewise`: opens the window; with a command, uses the same runtime and sessions in a terminal."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def cli(
 
     Without a command, opens the window.
     """
-    said = "%(name)s: %(message)s" if verbose else "elsewise: %(message)s"  # warnings are for users, the rest for bug reports
+    said = "%(name)s: %(message)s" if verbose else "elsewise: %(message)s"  # users see warnings; --verbose is for bug reports
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format=said)
     folder = DataFolder(data_dir.resolve()) if data_dir else DataFolder.default()
     command = context.invoked_subcommand
@@ -124,12 +124,12 @@ def start_window(context: click.Context, *, demo: bool = False, files: Sequence[
     settings: Settings = context.obj
     if settings.backend != "auto":
         _check_known(settings.backend)
-    gc.disable()  # objects of the start live on: collecting meanwhile takes a tenth of the time
+    gc.disable()  # objects of the start stay alive; collecting garbage would take a tenth of it
     _import_numpy()
     plain = builtins.__import__
-    import PySide6.QtWidgets  # noqa: F401  # makes each import read the module's source, for `__feature__`
+    import PySide6.QtWidgets  # noqa: F401  # replaces `__import__` by one that reads each module's source for `__feature__`
 
-    builtins.__import__ = plain  # unused here, and a tenth of the start
+    builtins.__import__ = plain  # we do not use `__feature__`; the replacement takes a tenth of the start
     from app.window import open_window  # only the window needs Qt
 
     context.exit(open_window(settings.data, settings.model, settings.backend, demo=demo, files=files))
@@ -143,7 +143,7 @@ def _import_numpy() -> None:
     if "OPENBLAS_NUM_THREADS" in os.environ:
         return
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    import numpy  # noqa: F401  # for its libraries
+    import numpy  # noqa: F401  # loads OpenBLAS
 
     del os.environ["OPENBLAS_NUM_THREADS"]
 
@@ -152,7 +152,7 @@ def _check_known(backend: str) -> None:
     """Refuses an unknown backend; the window explains one that cannot run here.
 
     Raises:
-        UnknownBackendError: With the nearest name.
+        UnknownBackendError: It is unknown; suggests the nearest name.
     """
     from runtime import check_backend  # looks through every installed package
 
@@ -164,15 +164,15 @@ def _address(url: str) -> str:
     """The address of a server, as a model's source.
 
     Raises:
-        InvalidRequestError: It is not an address, or unencrypted to another machine.
+        InvalidRequestError: It is not an address, or an unencrypted one of another machine.
     """
-    from runtime import server_address  # it imports HTTP
+    from runtime import server_address  # imports an HTTP client
 
     return server_address(url)
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    r"""Writes characters that the encoding lacks as in JSON: ``\u00e9``."""
+    r"""Replaces characters that the encoding lacks by JSON's escapes: ``\u00e9``."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass").hex()
@@ -180,7 +180,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def _make_output_safe() -> None:
-    """Lets stdout take every text: UTF-8 in place of ASCII, and escapes in other encodings, so that JSON stays valid."""
+    """Makes stdout accept every text: UTF-8 instead of ASCII, escapes in other encodings, so that JSON stays valid."""
     codecs.register_error(ESCAPE, _escaped)
     if sys.stdout is None:  # closed by the caller
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # until the process ends

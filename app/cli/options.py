@@ -55,7 +55,7 @@ FLAGS: Final = {  # names with a flag of their own
     "adapters": "--adapter",
 }
 _BEAMS: Final = "Python: the command line has no beam search (model.beam_generate)"
-ELSEWHERE: Final = {  # foreign names of options, and what the command line has instead
+ELSEWHERE: Final = {  # names of options elsewhere, and what to use on the command line
     **dict.fromkeys(("grammar", "guided_grammar"), "--schema, --regex or --lark"),
     **dict.fromkeys(("response_format", "schema", "json_schema", "guided_json"), "--schema"),
     **dict.fromkeys(("regex", "guided_regex"), "--regex"),
@@ -87,7 +87,7 @@ ELSEWHERE: Final = {  # foreign names of options, and what the command line has 
 
 _NAMES = sorted({*LOADING, *OPTION_NAMES, "backend"}, key=len, reverse=True)
 _ONE = "|".join(_NAMES)
-_LONG = "|".join(name for name in _NAMES if "_" in name)  # which occur in sentences only as options
+_LONG = "|".join(name for name in _NAMES if "_" in name)  # names that are not ordinary words of a sentence
 _VALUE = r"'[^']*'|\"[^\"]*\"|\.\.\.|[A-Z]\w+\([^()]*\)|\([^()]*\)|[\w.+-]*\w"
 _FREE = r"(?<![\w./'\"=-])(?<!--load )(?<!--option )"  # not in a path, a quotation, or an option of the command line
 _SET = re.compile(rf"{_FREE}({_ONE})=({_VALUE})")
@@ -99,7 +99,7 @@ _PYTHON_ALONE = re.compile(r" \(`set_kv_budget`\)")
 
 def option_on_command_line(name: str) -> str:
     """The option of the command line for a name of the library."""
-    plain = re.split("[ :]", name, maxsplit=1)[0]  # of "blocks: budget", "logit_bias of token 3"
+    plain = re.split("[ :]", name, maxsplit=1)[0]  # the option in "blocks: budget" or "logit_bias of token 3"
     if plain in FLAGS:
         spelt = FLAGS[plain]
     elif plain in LOADING:
@@ -176,7 +176,7 @@ def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
 
 
 def lark_of(given: str | None) -> str | None:
-    """The text of a grammar (which has colons), or that of a file.
+    """A Lark grammar, given as text (with a colon) or by its file.
 
     Raises:
         click.UsageError: The text is not UTF-8.
@@ -188,7 +188,7 @@ def lark_of(given: str | None) -> str | None:
 
 
 def schema_of(given: str | None) -> str | None:
-    """JSON text itself, or that of a file.
+    """A JSON schema, given as text or by its file.
 
     Raises:
         click.UsageError: The text is not UTF-8.
@@ -208,7 +208,7 @@ def _typed(given: str, option: str) -> str:
 
 
 def _is_path(given: str) -> bool:
-    """Whether a file has that name; a grammar may be too long for one."""
+    """Whether a file has that name; a grammar may be too long to be a name."""
     try:
         return Path(given).exists()
     except (OSError, ValueError):
@@ -313,9 +313,9 @@ def with_token_ids(options: Mapping[str, Any], tokens: list[bytes]) -> dict[str,
         tokens: The model's tokens, by id.
 
     Raises:
-        InvalidRequestError: A text is not a token of the model; with the token that it begins with.
+        InvalidRequestError: A text is not a token of the model; names the token that it begins with.
     """
-    from app.workbench.prompt.vocabulary import TokenBytes, with_ids  # they import the window's side
+    from app.workbench.prompt.vocabulary import TokenBytes, with_ids  # these import the window's code
     from ui import Refusal
 
     try:
@@ -385,7 +385,7 @@ class Flags(TypedDict):
 
 
 def _preset(name: str) -> dict[str, Any]:
-    """No default, so that an option that is not given is known; the help shows that of `PRESET`."""
+    """Click's arguments for an option of `PRESET`: no default, so that a missing option is None; the help shows the preset."""
     return {"default": None, "show_default": str(PRESET[name])}
 
 
@@ -469,7 +469,7 @@ OPTIONS = (
         "--temperature", type=float, **_preset("temperature"), help="0 always takes the most probable token. Example: 0.2"
     ),
     click.option("--top-k", type=click.IntRange(0), help="Sample only among this many most probable tokens. Example: 40"),
-    click.option("--sample-top-k", type=click.IntRange(0), hidden=True),  # the name before; goes with the next release
+    click.option("--sample-top-k", type=click.IntRange(0), hidden=True),  # the old name, until the next release
     click.option(
         "--top-p",
         type=float,
@@ -514,14 +514,14 @@ def answer_options(command: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """The options, checked."""
+    """The checked options of `ask` and `chat`."""
 
     model: str  # the model to load, on `backend`, with `load` (of `LoadOptions`)
     backend: str
     load: dict[str, Any]
     # options of the answers by the names of `GenerationOptions.from_mapping`; with a seed, except for sessions without `--seed`
     call: dict[str, Any]
-    naming: dict[str, Any]  # more of them, which give tokens by their text
+    naming: dict[str, Any]  # the options that give tokens by their text
     system: str | None
     raw: bool
     alternatives: int
@@ -529,10 +529,10 @@ class AnswerOptions:
 
     @classmethod
     def of(cls, settings: Settings, flags: Flags, *, chats: bool = False) -> AnswerOptions:
-        """From the command line.
+        """Checks the options of the command line.
 
         Args:
-            settings: Of all commands.
+            settings: The global options.
             flags: As click gives them.
             chats: Whether the answers are turns of a session that `flags` do not name.
 
@@ -616,7 +616,7 @@ class AnswerOptions:
 
 
 def top_k_of(flags: Flags) -> int | None:
-    """The sampler's top_k. For one release, notes explain the names' earlier meaning."""
+    """The sampler's top_k; for one release, prints notes about the old names."""
     top_k, before = flags["top_k"], flags["sample_top_k"]
     if before is not None:
         if top_k is not None:
@@ -660,7 +660,7 @@ def connection_of(url: str | None, model: str | None, tokenizer: str | None, *, 
     """The connection for `load_model`; empty without a URL.
 
     Raises:
-        click.UsageError: Options of --connect without it.
+        click.UsageError: Options of --connect are given without it.
     """
     if url is not None:
         return {"connection": Connection("command-line", url, model, plain_http, tokenizer)}
@@ -689,14 +689,14 @@ def load_model(model: str, backend: str, *, connection: Connection | None = None
             status.update(f"loading {model}: {'checking the numbers' if progress.stage == 'checking' else far}")
 
         loaded = load(model, backend, on_progress=show, **options)
-    asked = set(options) - {"blocks"}  # the command sets it
+    asked = set(options) - {"blocks"}  # set by the command itself
     for warning in loaded.info.warnings if asked else ():  # about given options only
         click.echo(f"note: {in_options(warning)}", err=True)
     return loaded
 
 
 def can_chat(model: str, backend: str, **options: Any) -> bool:
-    """Whether a model has a chat template, after a check of its files; true for a server, which the connection checks.
+    """Checks the files of a model; returns whether it has a chat template. Always true for a server, checked on connection.
 
     Raises:
         RuntimeFault: The model is not here, or `load_model` would refuse it before it reads weights.

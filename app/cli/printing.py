@@ -1,4 +1,4 @@
-"""How an answer looks in a terminal: text, a line per token, or JSON lines."""
+"""Prints answers as text, a line per token or JSON lines, and tables of models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from runtime import (
     measured_threads,
 )
 
-ZERO_WIDTH_JOINER: Final = "\u200d"  # between emoji that are one
+ZERO_WIDTH_JOINER: Final = "\u200d"  # joins several emoji into one
 LIKELY, UNLIKELY = math.log(0.5), math.log(0.1)  # nats; where the colours of a token's surprise change
 UNSOUND = (
     "but read as JSON it is not what the schema describes: a name comes twice in an object, or a number is beyond what can be "
@@ -40,7 +40,7 @@ UNSOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The facts of the last line."""
+    """The facts in the last line of an answer."""
 
     tokens: int = 0
     finish: str | None = None
@@ -59,8 +59,8 @@ class Printer:
     """Writes tokens to stdout as they come: text, a line per token with alternatives, or JSON lines.
 
     Args:
-        alternatives: Shown per token.
-        as_json: One object a line.
+        alternatives: Number shown per token.
+        as_json: Whether to print one JSON object per line.
         formed: Whether the answer has an output format (schema, regex), which is complete only at its end.
     """
 
@@ -91,7 +91,7 @@ class Printer:
                 click.echo(for_stdout(record.text), nl=False)
 
     def end(self, seed: int) -> None:
-        """The last line: JSON on stdout, otherwise a summary on stderr."""
+        """Prints the last line: JSON on stdout, otherwise a summary on stderr."""
         summary = self.summary
         if self._json:
             end = {"type": "end", "tokens": summary.tokens, "finish_reason": summary.finish, "seed": seed}
@@ -188,7 +188,7 @@ class Wrapper:
         self._joins = char == ZERO_WIDTH_JOINER
 
     def _flush(self) -> None:
-        """Writes the held word, in the next line if it does not fit into this one."""
+        """Writes the pending word, on the next line if it does not fit on this one."""
         if not self._word:
             return
         width = cell_len(self._word)
@@ -263,7 +263,7 @@ _RIGHT = ("parameters", "size", "context")
 
 
 def shelf_table(entries: list[ShelfEntry], adapters: list[ShelvedAdapter]) -> Table:
-    """A row each: models, then adapters with their base model."""
+    """A table of models, then of adapters with their base models, one per row."""
     table = headed(*_COLUMNS, right=_RIGHT)
     for entry in entries:
         table.add_row(
@@ -293,7 +293,7 @@ def shelf_table(entries: list[ShelfEntry], adapters: list[ShelvedAdapter]) -> Ta
 
 
 def facts_table(entry: ShelfEntry, more: Mapping[str, str]) -> Table:
-    """The facts about one model, and more rows."""
+    """A table of the facts about one model, followed by the rows `more`."""
     used = "never, or not since that is noted"
     if entry.last_used is not None:
         used = datetime.datetime.fromtimestamp(entry.last_used).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,4 +1,4 @@
-"""Opens the saved sessions in a terminal, with the use cases of the window, and asks in one."""
+"""Opens saved sessions for commands, with the use cases of the window, and asks in one."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ async def opened(
         instead: Advice if the folder is in use.
 
     Raises:
-        click.ClickException: Another process writes into the data folder, or an answer could not be saved at the end; with
-            the place of its text.
+        click.ClickException: Another process writes into the data folder, or an answer could not be saved at the end; says
+            where its text is.
     """
     lock = DataFolderLock(data.root, holder)
     if not lock.acquire():
@@ -75,24 +75,24 @@ async def opened(
         call = dict(asked.call)
         workbench = AppWorkbench(Services(store, supervisor, preset, call))
         try:
-            if asked.naming:  # tokens by their text, whose ids only the model has
+            if asked.naming:  # tokens given by their text: only the model knows their ids
                 model = await supervisor.model()
                 call.update(with_token_ids(asked.naming, await model.byte_vocab_async()))
             yield Opened(store, supervisor, workbench, call)
             await back_up(store)
         finally:
             await workbench.close()
-            if workbench.services.unsaved:  # replaces the error in flight
+            if workbench.services.unsaved:  # replaces any other exception
                 raise click.ClickException("; ".join(workbench.services.unsaved))
     finally:
         lock.release()
 
 
 async def session_called(store: SessionStore, title: str) -> int:
-    """The session with this title, the last changed of several, or a new one.
+    """The id of the session with this title, the last changed of several, or of a new one.
 
     Raises:
-        click.UsageError: No title.
+        click.UsageError: The title is empty.
     """
     title = clean_text(title).strip()
     if not title:
@@ -108,7 +108,7 @@ async def ask_saved(
     asked: AnswerOptions,
     on_run: Callable[[TokenRun, Decode], None],
 ) -> Saved:
-    """Sends `text` in the session `title`, maybe a new one, and streams the answer to `on_run`.
+    """Sends `text` in the session `title`, creating it if necessary, and streams the answer to `on_run`.
 
     Raises:
         click.ClickException: Another process writes into the data folder, or the answer failed.
@@ -147,13 +147,13 @@ async def _send(
     try:
         await workbench.answers.send(session_id, text)
     except Refusal as refusal:
-        if isinstance(fault := refusal.__cause__, StoreError):  # without a window the rest is not saved later
+        if isinstance(fault := refusal.__cause__, StoreError):  # unlike a window, a command does not save the rest later
             words = f"{fault}. The answer ended there; what had arrived of it is in the session {title!r}"
             raise click.ClickException(words) from fault
         raise click.ClickException(str(refusal)) from refusal
     last = (await workbench.sessions.open(session_id)).turns[-1]
     if finish is Finish.NONE:
-        if last.needs_model:  # raises the load fault, which names a command; the note is for the window
+        if last.needs_model:  # raises the load fault, which names a command; `last.note` is for the window
             await workbench.services.supervisor.model()
         raise click.ClickException(last.note or "the answer is incomplete")
     nodes = (await store.load_session(session_id)).nodes
@@ -165,7 +165,7 @@ async def _send(
 
 
 def check_stack(title: str, asked: AnswerOptions, setup: SessionSetup) -> None:
-    """Refuses adapters of the command if the session has its own, which would be used.
+    """Refuses adapters of the command if the session has its own, which take precedence.
 
     Raises:
         click.UsageError: Both have adapters.

@@ -1,4 +1,4 @@
-"""`elsewise serve`: the model for other programs, over HTTP as OpenAI's interface."""
+"""`elsewise serve`: serves a model to other programs through OpenAI's API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.cli.options import (
 from app.cli.settings import Settings
 
 KEY_VARIABLE = "ELSEWISE_SERVE_KEY"
-OLD_KEY_VARIABLE = "ELSEWISE_API_KEY"  # that of clients; read where the other is not set
+OLD_KEY_VARIABLE = "ELSEWISE_API_KEY"  # the variable of clients; read if `KEY_VARIABLE` is not set
 EXAMPLES = """\b
 Examples:
   elsewise serve smollm2

@@ -1,4 +1,4 @@
-"""`elsewise sessions`: the session shelf, read from the same file as the window's."""
+"""`elsewise sessions`: the saved sessions of the window, in a terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from app.workbench.tree.reading import load_whole
 from storage import DataFolderLock, SessionRow, SessionStore, StoreDamagedError, StoreDiskError, StoreError, StoreReadOnlyError
 from ui import BranchDiff, DiffSide, OnTransfer, Refusal
 
-_FORMATS = tuple(name for name, exporter in FORMATS.items() if not exporter.snapshot)  # the others have options of their own
+_FORMATS = tuple(name for name, exporter in FORMATS.items() if not exporter.snapshot)  # the others have their own options
 _ENDINGS = {".markdown": "markdown"} | {f".{FORMATS[name].format.ending}": name for name in _FORMATS}
 
 
@@ -165,14 +165,14 @@ def _sound(settings: Settings) -> bool:
     try:
         try:
             return asyncio.run(check(read_only=True))
-        except StoreReadOnlyError:  # an earlier version's
+        except StoreReadOnlyError:  # an earlier version wrote it
             return asyncio.run(check(read_only=False))
     except (StoreDamagedError, StoreDiskError):
         return False
 
 
 def _nothing_yet(settings: Settings) -> bool:
-    """Whether there is no store; prints that on stderr, and makes none."""
+    """Whether there is no store, which is printed on stderr; does not create one."""
     if settings.data.sessions.exists() or settings.data.sessions.is_symlink():
         return False
     click.echo(f"no sessions yet in {settings.data.root}; start one with 'elsewise'", err=True)
@@ -205,7 +205,7 @@ def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
 def _moment(seconds: float) -> str:
     try:
         return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError, OSError):  # damaged, or imported by an earlier version
+    except (ValueError, OverflowError, OSError):  # a damaged time, or one imported by an earlier version
         return "?"
 
 
@@ -247,7 +247,7 @@ def export_command(
     with ExitStack() as stack:
         if with_kv:  # locked before anything is written
             stack.enter_context(_locked(settings, "sessions export --with-kv", instead))
-        if to_stdout:  # via a file, so that it is whole or missing
+        if to_stdout:  # through a file: the output is complete or missing
             file = Path(stack.enter_context(TemporaryDirectory())) / f"session.{FORMATS[kind].format.ending}"
         made = stack.enter_context(kv_draft(file)) if with_kv else file
         with _bar("exporting") as progress:

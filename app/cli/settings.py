@@ -21,7 +21,7 @@ class Settings(Struct, frozen=True):
     backend: str
 
     def chosen(self, model: str | None, backend: str | None) -> tuple[str, str]:
-        """A command's own model and backend, else these. An empty name (an unset variable) is refused at the load."""
+        """A command's own model and backend, else the global ones. Loading refuses an empty name (an unset variable)."""
         return self.model if model is None else model, self.backend if backend is None else backend
 
 

@@ -1,4 +1,7 @@
-"""The bare library on some weights: its answers, and its speed, in a process of its own whose threads disturb no other."""
+"""The bare library (transformers or mlx-lm): its log-probabilities, and its speed in a process of its own.
+
+In that process its threads do not slow the measurement of ours.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,24 @@ import numpy as np
 
 from app.doctor.reference import Float32
 
-PROMPT, READ_TOKENS, NEW, STREAMS = 32, 128, 24, 8  # tokens before an answer, of a text that is only read, new ones; prompts
+PROMPT, READ_TOKENS, NEW, STREAMS = 32, 128, 24, 8  # tokens: prompt, prefilled text, answer; prompts at once
 ONE, EIGHT, READ = "decode, one stream", "decode, eight streams", "prefill"
-# Answers to prompts, all at once (so many new tokens), and a prompt that is only read.
+# `answer(prompts, new_tokens)` answers all prompts at once; `read(prompt)` only prefills one
 Subject = tuple[Callable[[list[list[int]], int], None], Callable[[list[int]], object]]
 
 
 def bare(backend: str, folder: str) -> Iterator[dict[str, float]]:
-    """A lap for each line on the standard input."""
+    """Yields the rates of one lap for each line read from stdin."""
     subject = _mlx(Path(folder)) if backend == "mlx" else _torch(Path(folder))
     for number, _ in enumerate(sys.stdin):
         yield lap(subject, number)
 
 
 def lap(subject: Subject, number: int) -> dict[str, float]:
-    """Tokens per second. Decoding: what a long answer takes beyond a short one."""
+    """Tokens per second, by measurement. Decoding is timed as a long answer minus a short one.
+
+    `number` selects a text to prefill that no earlier lap has read.
+    """
     answer, read = subject
     found = {}
     for name, streams in ((ONE, 1), (EIGHT, STREAMS)):
@@ -41,20 +47,20 @@ def lap(subject: Subject, number: int) -> dict[str, float]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
+    """The seconds that `work` takes."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
 
 
 def random_ids(seed: int, tokens: int = PROMPT) -> list[int]:
-    """A prompt."""
+    """Ids of a prompt; the same for the same seed."""
     ids: list[int] = np.random.default_rng(seed).integers(3, 250, tokens).tolist()
     return ids
 
 
 def bare_logprobs(backend: str, folder: Path, text: list[int]) -> Float32:  # (tokens, vocab)
-    """What follows each token of a text, on the device that the backend computes on."""
+    """Log-probabilities in nats after each token of a text, on the device that the backend computes on."""
     if backend == "mlx":
         import mlx.core as mx
 

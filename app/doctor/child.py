@@ -1,7 +1,7 @@
-"""A part of the machine check in a process of its own, which a fault of a driver may end: a line of JSON for each finding.
+"""The child process of the machine check: runs one part, and prints each finding as a line of JSON.
 
-`python -m app.doctor.child PART BACKEND`; `... write FILE TURNS` is the writer that is killed, `... leave FOLDER BACKEND` what
-ends with a model open, `... bare BACKEND FOLDER` the bare library beside ours.
+A fault of a driver ends this process only. `python -m app.doctor.child PART BACKEND` runs a part; `... write FILE TURNS` is the
+writer that is killed, `... leave FOLDER BACKEND` ends with a model open, `... bare BACKEND FOLDER` times the bare library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 
 def main() -> None:
-    """Runs what the arguments name."""
+    """Runs the part that the arguments name."""
     part, *arguments = sys.argv[1:]
     if part == "write":
         import_module("app.doctor.disk").write(Path(arguments[0]), int(arguments[1]))
@@ -23,7 +23,7 @@ def main() -> None:
     if part == "leave":
         import_module("app.doctor.memory").leave(Path(arguments[0]), arguments[1])
         return
-    out = os.dup(1)  # what libraries print is not part of the findings
+    out = os.dup(1)  # for findings only: what libraries print goes to stderr
     os.dup2(2, 1)
     for finding in getattr(import_module(f"app.doctor.{part}"), part)(*arguments):
         os.write(out, msgspec.json.encode(finding) + b"\n")

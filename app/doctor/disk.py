@@ -1,4 +1,4 @@
-"""The store under a killed writer and on a full disk: what was acknowledged is there."""
+"""Checks that the store keeps every acknowledged turn when its writer is killed or the disk is full."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KILLS: Final = 20
 LONGEST_LIFE: Final = 0.15  # seconds from a writer's first acknowledgement to its death
 SIZE: Final = "2m"  # of the full disk
 TEXT: Final = "what was said " * 40
-MOST: Final = 20_000  # turns; more than the full disk takes
+MOST: Final = 20_000  # turns; more than fit on the small disk
 ADVICE: Final = "keep a backup of your sessions, and report it with this table"
 FLUSH_SHARE: Final = 0.5
 PATIENCE: Final = 60.0
 
 
 def disk(_: str) -> Iterator[Finding]:
-    """The store under killed writers and on a full disk, and on macOS whether a commit waits for the disk."""
+    """Checks the store with killed writers and on a full disk, and on macOS whether a commit waits for the disk."""
     with tempfile.TemporaryDirectory(prefix="elsewise-doctor-") as room:
         yield _killed(Path(room))
         yield _full(Path(room))
@@ -166,7 +166,7 @@ def _run(*command: str) -> None:
 
 
 def _flushed(room: Path) -> Finding:
-    """On macOS a commit that is faster than F_FULLFSYNC has not reached the disk."""
+    """Compares a commit with F_FULLFSYNC on macOS: a much faster one has not reached the disk."""
     name = "a commit waits for the disk"
     if platform.system() != "Darwin":
         return Finding(name, "fsync", "", "skipped", "only macOS needs F_FULLFSYNC")
@@ -188,7 +188,7 @@ def _flushed(room: Path) -> Finding:
 
 
 async def _commit(path: Path) -> float:
-    """Seconds of the fastest of some commits."""
+    """Seconds of the fastest of ten commits."""
     seconds = []
     async with SessionStore.open(path) as store:
         session = await store.create_session("machine check")

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 Verdict = Literal["ok", "missed", "failed", "skipped"]
-_PATH = re.compile(r"(?<![\w.~])~?(?:/[\w.@+ -]*[\w.@+-]){2,}/?|\b[A-Za-z]:\\\S+")  # "tokens/s" and "hf/mlx" are none
+_PATH = re.compile(r"(?<![\w.~])~?(?:/[\w.@+ -]*[\w.@+-]){2,}/?|\b[A-Za-z]:\\\S+")  # does not match "tokens/s" and "hf/mlx"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Finding(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct):
     """All findings so far."""
 
-    machine: dict[str, str]  # facts of the machine: no name of it, no paths
+    machine: dict[str, str]  # facts about the machine, without its name and paths
     findings: dict[str, list[Finding]]  # by part, in the order of the parts
     interrupted: bool = False  # whether the person stopped it
 
@@ -37,16 +37,16 @@ class Report(msgspec.Struct):
 
 
 def held(name: str, value: float, limit: float, shown: str, bar: str, advice: str, *, at_least: bool = False) -> Finding:
-    """A figure against its bar.
+    """Compares a figure with its bar.
 
     Args:
-        name: As of `Finding`.
+        name: As in `Finding`.
         value: The figure.
         limit: The most it may be (`at_least`: the least).
         shown: The figure in words.
         bar: The bar in words.
         advice: What to do when it is missed.
-        at_least: That larger is better.
+        at_least: Whether larger is better.
     """
     good = value >= limit if at_least else value <= limit
     return Finding(name, shown, bar, "ok" if good else "missed", "" if good else advice)
@@ -68,5 +68,5 @@ def _table(rows: Sequence[Finding]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """One line without paths, which may have names of people and projects."""
+    """A text as one line without paths, which may contain names of people and projects."""
     return " ".join(_PATH.sub("(a path)", text).replace("|", "\\|").split())

@@ -1,4 +1,4 @@
-"""One row for each known way in which Metal ends or harms a process; on a CPU, those that apply there."""
+"""One row for each known way in which Metal ends or harms a process; on a CPU, the rows that apply there."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ from runtime import (
     load,
 )
 
-BUFFERS: Final = 499_000  # that Metal holds at once, in mlx-lm's issue 1672
+BUFFERS: Final = 499_000  # the most that Metal holds at once (mlx-lm issue 1672)
 BUFFERS_BAR: Final = BUFFERS // 10
 EDGES: Final = 10_000
 COMMAND_BAR: Final = 2.0  # seconds; the watchdog ends commands of more than about 5
 PROMPT, PROMPT_ON_A_PROCESSOR = 32_768, 8_192  # tokens
 CONTEXT: Final = 65_536  # tokens
 STEM, BRANCHES, BRANCH_TOKENS = 1_500, 8, 8
-COPIES_BAR: Final = 3.0  # copies of the branches' keys and values; one for each branch would be eight
+COPIES_BAR: Final = 3.0  # copies of the branches' KV; one copy per branch would be eight
 THREADS, THREADS_BAR = 4, 1e-4
-CYCLES, RETURNED_BAR = 3, 64e6  # bytes
+CYCLES, RETURNED_BAR = 3, 64e6  # loads; bytes
 GUARD_BAR: Final = 10.0  # seconds
-FULL = 200_000  # bytes for KV, of a model whose answer needs more
+FULL = 200_000  # bytes; a KV budget smaller than the answer needs
 FREED, KEPT_BAR = 24, 300e6  # buffers of 20 MB and more; bytes
 EXITS, EXIT_SECONDS = 2, 60.0
 WIRED_BAR: Final = 0.6  # of the machine's memory; macOS gives two thirds or more
-_left: list[object] = []  # what is open as a process ends
+_left: list[object] = []  # keeps a model open until the process ends
 ESTIMATED_TOKENS, ESTIMATED_CHUNK, ESTIMATE_BAR = 256, 64, 0.15
 REPORT: Final = "report it with this table"
 Trial = Callable[[str, Reference, Path], Finding]
 
 
 def memory(backend: str) -> Iterator[Finding]:
-    """Tries every risk, each on a model of its own."""
+    """Tries every risk, each on a newly loaded model."""
     [llama] = [reference for reference in references() if reference.name == "llama"]
     trials: list[tuple[str, Trial]] = [
         ("estimated against measured memory", _estimated),  # first: it reads the peak of the whole process
@@ -113,7 +113,7 @@ def _metal() -> Iterator[Finding]:
 
 
 def leave(folder: Path, backend: str) -> None:
-    """A child's work: an answer that is under way, of a model that is not closed."""
+    """Begins an answer and leaves the model open; runs in a child process, which then ends."""
     stream = iter(load(folder, backend).generate_sync([3, 4, 5], GenerationOptions(max_tokens=CONTEXT // 2, ignore_eos=True)))
     _left.append((next(stream), stream))
 
@@ -123,7 +123,7 @@ def _opened(backend: str, reference: Reference, folder: Path, options: dict[str,
 
 
 def _wide(reference: Reference, folder: Path) -> Path:
-    """The reference's model with a context that is long enough for each row."""
+    """Writes the reference's model with a context that is long enough for each row."""
     return write_model(folder, reference.config | {"max_position_embeddings": CONTEXT}, reference.shapes)
 
 
@@ -173,7 +173,7 @@ def _most_resident() -> int:
 
 
 def _guard(backend: str, reference: Reference, folder: Path) -> Finding:
-    """Weights of twice the machine's memory."""
+    """The seconds until weights of twice the machine's memory are refused."""
     name = "a model larger than memory"
     weights = write_vast_model(folder, reference, 2 * psutil.virtual_memory().total)
     begin = time.perf_counter()
@@ -220,7 +220,7 @@ def _buffers(backend: str, reference: Reference, folder: Path) -> Finding:
 
 
 def _freed(backend: str, reference: Reference, folder: Path) -> Finding:
-    """Freed buffers of many sizes, all of which MLX keeps without a limit."""
+    """The bytes that MLX keeps of freed buffers of many sizes; without a limit it keeps all."""
     if backend != "mlx":
         raise Unavailable("only MLX says what it keeps")
     import mlx.core as mx
@@ -252,7 +252,7 @@ def _longest_step(backend: str, reference: Reference, folder: Path) -> Finding:
 
 
 def _threads(backend: str, reference: Reference, folder: Path) -> Finding:
-    """Calls from many threads, though arrays belong to one."""
+    """The error of answers to calls from several threads, although arrays belong to one thread."""
     with _opened(backend, reference, folder) as model:
         contexts = [reference.text[: 40 + number] for number in range(THREADS * 4)]
         expected = [model.next_token_logprobs_uncached(context) for context in contexts]
@@ -331,7 +331,7 @@ def _arrays_left(backend: str) -> int:
 
 
 def _at_exit(backend: str, reference: Reference, folder: Path) -> Finding:
-    """Processes that end during an answer, which a library's threads must not abort."""
+    """The exit status of processes that end during an answer: a library's threads must not abort them."""
     command = child_command("app.doctor.child", "leave", str(_wide(reference, folder)), backend)
     ends = [
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=EXIT_SECONDS, check=False).returncode

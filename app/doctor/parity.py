@@ -1,4 +1,4 @@
-"""Numbers of this machine against stored float32 answers, and against themselves: cached, batched, restored, scored, drawn."""
+"""Compares log-probabilities of this machine with stored float32 answers, and the ways of computing them with each other."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from runtime import (
     load,
 )
 
-BAR: Final = 1e-4  # nats, as docs/tolerances.md has them; where sums are of another order it is calibrated
-CALIBRATED: Final = 2.0  # times what the bare library is off there
-WIDEST: Final = 1e-3
+BAR: Final = 1e-4  # nats, as in docs/tolerances.md; beyond it, the distance of the bare library calibrates the bar
+CALIBRATED: Final = 2.0  # the bar, as a multiple of the bare library's distance
+WIDEST: Final = 1e-3  # nats; the bar is never wider
 DRAWN: Final = 6  # tokens
 GREEDY: Final = SamplingOptions(temperature=0.0)
-LAYER_BAR: Final = 1e-2  # above it a layer is named as the one that departs
+LAYER_BAR: Final = 1e-2  # nats; a layer that is further off is named
 ADVICE: Final = "do not trust this model's numbers on this backend; report it with this table"
 
 
 def parity(backend: str) -> Iterator[Finding]:
-    """A row for each architecture, then the default model."""
+    """Yields a row for each architecture, then one for the default model."""
     with tempfile.TemporaryDirectory(prefix="elsewise-doctor-") as room:
         for reference in references():
             name = f"{backend} {reference.name} ({', '.join(kind for kind, _ in groupby(sorted(reference.kinds)))})"
@@ -60,7 +60,7 @@ def _shelf_model(backend: str, name: str, reference: Reference) -> Finding:
 
 
 def _compared(name: str, model: LanguageModel, folder: Path, reference: Reference) -> Finding:
-    """How far the answers are off the stored ones, and each way of computing them off the way before it."""
+    """The distance of uncached answers from the stored ones, and of each other way of computing from a simpler one."""
     text, answers = reference.text, reference.answers
     prefixes = [text[: answer.position + 1] for answer in answers]
     plain = [model.next_token_logprobs_uncached(prefix) for prefix in prefixes]
@@ -75,11 +75,11 @@ def _compared(name: str, model: LanguageModel, folder: Path, reference: Referenc
         model.kv.kv_restore(Path(room) / "kv")
     restored = model.next_token_logprobs_sync(text)
     model.clear_cache()
-    run = model.score_run_sync(text)  # on a GPU these are computed there: likeliest entries, not rows, come to the processor
+    run = model.score_run_sync(text)  # on a GPU scored there: only the likeliest entries are copied to the CPU
     after = {answer.position + 1: row for answer, row in zip(answers, plain, strict=True) if answer.position + 1 < len(text)}
     scored = [np.append(run.top_logprobs[at], run.logprob[at]) for at in after]
     alone = [row[np.append(run.top_ids[at], text[at])] for at, row in after.items()]
-    drawn = list(model.generate_sync(text, GenerationOptions(max_tokens=DRAWN, sampling=GREEDY, ignore_eos=True)))  # as there
+    drawn = list(model.generate_sync(text, GenerationOptions(max_tokens=DRAWN, sampling=GREEDY, ignore_eos=True)))  # likewise
     path = [*text, *(record.token_id for record in drawn)]
     rows = [model.next_token_logprobs_sync(path[:at]) for at in range(len(text), len(path))]
     stored = [np.array(answer.logprobs, np.float32) for answer in answers]
@@ -105,13 +105,13 @@ def _compared(name: str, model: LanguageModel, folder: Path, reference: Referenc
 
 
 def _apart(rows: Sequence[Float32] | Float32, others: Sequence[Float32]) -> float:
-    """The largest distance; infinite where a number is none."""
+    """The largest absolute difference; infinity if it is not a number."""
     off = max(np.abs(row - other).max() for row, other in zip(rows, others, strict=True))
     return float(np.nan_to_num(off, nan=np.inf))
 
 
 def _where(model: LanguageModel, reference: Reference) -> str:
-    """The first layer that departs from the stored ones, with its kind."""
+    """Names the first layer whose predictions differ from the stored ones, with its kind."""
     if not reference.layers:
         return "no layers are stored of this model"
     try:

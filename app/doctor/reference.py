@@ -1,6 +1,6 @@
 """Small models of many architectures with stored answers: `resources/reference/models.json.gz`.
 
-Their weights are drawn from the raw bits of a generator, which are the same on every machine; shapes and answers are stored.
+The file has their shapes and answers. Their weights are drawn from the raw bits of a generator, the same on every machine.
 The answers were computed with transformers in float32 (`tests.tools.record_reference`).
 """
 
@@ -23,49 +23,49 @@ import resources
 Float32 = npt.NDArray[np.float32]
 
 FILE: Final = Path(resources.__file__).parent / "reference" / "models.json.gz"
-SPREAD: Final = 0.35  # weights lie within it: wide enough that a wrong mask or position shows in the numbers
+SPREAD: Final = 0.35  # weights are this close to 0 (of norms, to 1): wide enough for a wrong mask or position to show
 SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 WEIGHTS: Final = "model.safetensors"
-SMOLLM2: Final = "smollm2"  # a model of the shelf, of which only answers are stored
+SMOLLM2: Final = "smollm2"  # a model of the shelf: only its answers are stored
 
 
 class Answer(msgspec.Struct, frozen=True):
     """Natural log-probabilities of some tokens after one position."""
 
-    position: int  # the last token that was read
+    position: int  # index in the text of the last token read
     ids: list[int]  # of the tokens
     logprobs: list[float]  # one for each
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """One model."""
+    """One model with its text and answers."""
 
     name: str  # of the architecture
-    kinds: list[str]  # of its layers, the first one first: "full attention", "sliding window", "state space", ...
+    kinds: list[str]  # of its layers, in order: "full attention", "sliding window", "state space", ...
     config: dict[str, Any]  # its config.json; empty for a model of the shelf
     shapes: dict[str, list[int]]  # of its tensors by name
-    text: list[int]  # ids that it reads
-    answers: list[Answer]  # what follows some of them
-    # by layer, what would follow the last token if the model ended there (the logit lens); log-probabilities of the tokens of
-    # the last answer. Empty where it was not recorded
+    text: list[int]  # token ids of the prompt
+    answers: list[Answer]  # at some positions of the text
+    # logit lens at the last token: for each layer, the embedding first, log-probabilities of the ids of the last answer; empty
+    # if not recorded
     layers: list[list[float]]
 
 
 def references() -> list[Reference]:
-    """All of them."""
+    """All stored models."""
     return msgspec.json.decode(gzip.decompress(FILE.read_bytes()), type=list[Reference])
 
 
 def numbers(name: str, shape: Sequence[int]) -> Float32:
-    """The weights of one tensor: around 1 for norms, else around 0."""
+    """The weights of one tensor, seeded by its name: around 1 for norms, else around 0."""
     raw = np.random.PCG64(zlib.crc32(name.encode())).random_raw(math.prod(shape))
-    unit = (raw >> np.uint64(40)).astype(np.float32) / np.float32(1 << 23) - np.float32(1)  # of [-1, 1), exact in float32
+    unit = (raw >> np.uint64(40)).astype(np.float32) / np.float32(1 << 23) - np.float32(1)  # in [-1, 1), exact in float32
     drawn = unit * np.float32(SPREAD)
     return (drawn + np.float32("norm" in name or "ln_" in name)).reshape(shape)
 
 
 def write_model(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Path:
-    """A folder with the config, the weights and a tokenizer that knows single bytes."""
+    """Writes a folder with the config, the weights and a tokenizer of single bytes; returns it."""
     from safetensors.numpy import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -82,20 +82,20 @@ def write_model(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, Se
 
 
 def write_reference(folder: Path, reference: Reference) -> Path:
-    """The folder of a stored model."""
+    """Writes the folder of a stored model; returns it."""
     return write_model(folder, reference.config, reference.shapes)
 
 
 def write_vast_model(folder: Path, llama: Reference, least: int) -> int:
-    """The folder of a llama with large layers, whose weights are a file without content.
+    """Writes the folder of a llama with large layers, whose weights are a sparse file of zeros.
 
     Args:
-        folder: Made here.
-        llama: Whose tensors are widened.
-        least: Bytes of weights that it has at least.
+        folder: A new folder.
+        llama: The model whose tensors are widened.
+        least: The least bytes of weights.
 
     Returns:
-        Bytes of its weights; the file takes none of them on most file systems.
+        The bytes of the weights, which take no space on most file systems.
     """
     wide, deep, narrow = 8192, 32768, 1024
     sizes = {

@@ -34,7 +34,7 @@ SECONDS: Final = {
     "disk": 60.0,
     SLEEP: 300.0,
 }
-TEN_MINUTES: Final = 600.0  # seconds of all parts but sleep
+TEN_MINUTES: Final = 600.0  # seconds for all parts except sleep
 WITH_MODELS: Final = ("parity", "memory", "speed")  # run for each backend
 GRACE: Final = 5.0  # seconds
 
@@ -68,7 +68,7 @@ def check_machine(only: Iterable[str], tell: Callable[[Doing], None], *, factor:
 
     Args:
         only: Names of `PARTS`, or `SLEEP`; empty: all of `PARTS`.
-        tell: Gets the progress.
+        tell: Called with the progress.
         factor: Multiplies the time limits.
     """
     facts = machine()

@@ -1,4 +1,4 @@
-"""An answer while the person puts the machine to sleep and wakes it: the one part that asks for something."""
+"""Checks an answer during which the user puts the machine to sleep and wakes it: the only part that needs a person."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from app.doctor.reference import references, write_reference
 from runtime import EngineDiedError, GenerationOptions, LanguageModel, spawn
 
 NAME: Final = "an answer through sleep"
-TOKENS: Final = 128  # of an answer; one follows the other until the machine has slept
-LEAST: Final = 5.0  # seconds; clocks that are set differ by less
-PATIENCE: Final = 240.0  # seconds awake
+TOKENS: Final = 128  # of an answer, which is repeated until the machine has slept
+LEAST: Final = 5.0  # seconds of sleep; setting a clock changes the difference by less
+PATIENCE: Final = 240.0  # seconds that the machine may stay awake
 ADVICE: Final = "answers after sleep are not to be trusted here: load the model again, and report it with this table"
 AGAIN: Final = "run --only sleep again, and close the lid or choose Sleep for half a minute while it runs"
 
 
 def sleep(backend: str) -> Iterator[Finding]:
-    """With an engine process of its own, as the window has it."""
+    """Runs the check on an engine process, as the window does."""
     [llama] = [reference for reference in references() if reference.name == "llama"]
     with tempfile.TemporaryDirectory(prefix="elsewise-doctor-") as room:
         folder = write_reference(Path(room) / "llama", llama)
@@ -39,12 +39,12 @@ async def _on_engine(folder: Path, backend: str, prompt: list[int]) -> Finding:
 async def through_sleep(
     model: LanguageModel, prompt: list[int], asleep: Callable[[], float] | None = None, *, patience: float = PATIENCE
 ) -> Finding:
-    """Answers again and again; the answer that the machine slept in has the tokens of the first.
+    """Repeats an answer until the machine has slept: that answer and the next must have the tokens of the first.
 
     Args:
         model: In an engine process.
-        prompt: Ids.
-        asleep: Seconds that the machine has slept; the system's clocks by default.
+        prompt: Token ids.
+        asleep: Returns the seconds that the machine has slept; by default `seconds_asleep`.
         patience: Seconds that the machine may stay awake.
     """
     slept = asleep or seconds_asleep
@@ -71,6 +71,6 @@ async def _answer(model: LanguageModel, prompt: list[int]) -> list[int]:
 
 
 def seconds_asleep() -> float:
-    """Since the machine was started: one clock counts through sleep, the other stands still."""
+    """Seconds of sleep since the machine was started: one clock counts during sleep, the other does not."""
     through = time.CLOCK_MONOTONIC if sys.platform == "darwin" else time.CLOCK_BOOTTIME
     return time.clock_gettime(through) - time.monotonic()

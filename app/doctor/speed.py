@@ -1,4 +1,4 @@
-"""Speed beside the bare library on the same weights, and what is computed, reused and reopened."""
+"""Speed against the bare library on the same weights, and the cost of cached, branched and reopened texts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from app.doctor.reference import SMOLLM2, references, write_reference
 from resources.processes import child_command
 from runtime import GenerationOptions, LanguageModel, list_models, load
 
-LAPS, LAPS_SECONDS = 5, 40.0  # at most, but one lap
+LAPS, LAPS_SECONDS = 5, 40.0  # limits of the comparison; one lap always runs
 SHARE_BAR: Final = 0.9  # of the bare library's tokens per second
-STEP_BAR: Final = 1.0  # ms that a token takes beyond the bare library's, or what the share allows where that is more
-REOPEN_BAR: Final = 0.2  # of a cold start
-FIRST_BAR: Final = 3.0  # tokens' worth of time until the first token of a prompt that is in the cache
+STEP_BAR: Final = 1.0  # ms of a token beyond the bare library's, or what `SHARE_BAR` allows if that is more
+REOPEN_BAR: Final = 0.2  # of the time of a cold start
+FIRST_BAR: Final = 3.0  # time to the first token of a cached prompt, in the time of a decoded token
 ADVICE: Final = "close other programs and run --only speed again; if it stays so, report it with this table"
 
 
 def speed(backend: str) -> Iterator[Finding]:
-    """Rows of one model: the default one where it is on the shelf, else a small one."""
+    """Measures one model: the default one if it is on the shelf, else a small one."""
     there = next((entry for entry in list_models() if entry.name == SMOLLM2 and entry.complete), None)
     with tempfile.TemporaryDirectory(prefix="elsewise-doctor-") as room:
         if there is None:
@@ -57,7 +57,7 @@ def speed(backend: str) -> Iterator[Finding]:
 
 
 def _in_turns(library: subprocess.Popen[bytes], own: Subject) -> tuple[dict[str, float], dict[str, float]]:
-    """Tokens per second of the bare library and of ours: the median of laps, of which the other waits for each."""
+    """Tokens per second of the bare library and of ours: medians of laps, which alternate and never overlap."""
     assert library.stdin is not None
     assert library.stdout is not None
     theirs: list[dict[str, float]] = []
@@ -94,7 +94,7 @@ def _own(model: LanguageModel) -> Subject:
 
 
 def _first_token(model: LanguageModel, prompt: list[int], rate: float) -> Finding:
-    """Of a prompt that is in the cache, but for its last token."""
+    """The time to the first token after a prompt whose KV is cached, except that of its last token."""
     model.kv.cache_kv(prompt)
 
     def begin(tail: int) -> None:
@@ -113,7 +113,7 @@ def _first_token(model: LanguageModel, prompt: list[int], rate: float) -> Findin
 
 
 def _needed(model: LanguageModel) -> Finding:
-    """A chat of turns that build on each other, with a branch at each."""
+    """The tokens computed for a chat with a branch at each turn, against those needed."""
     model.clear_cache()
     before, path, needed = model.metrics().tokens_computed, random_ids(7, 100), 0
     for turn in range(4):
@@ -135,7 +135,7 @@ def _needed(model: LanguageModel) -> Finding:
 
 
 def _reopened(model: LanguageModel, file: Path, bar: float) -> Finding:
-    """A long text whose keys and values come from a file, against computing them."""
+    """The time to read the KV of a long text from a file, against computing it."""
     text = random_ids(11, 512)
     model.clear_cache()
     cold = seconds(lambda: model.next_token_logprobs_sync(text))

@@ -1,4 +1,4 @@
-"""The window as it starts here: seconds to its first picture, and how long it does not answer while an answer streams."""
+"""The window on this machine: the seconds until it is shown, and the gaps of its event loop while an answer streams."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Final
 from app.doctor.finding import Finding, held
 
 START_BAR: Final = 3.0  # seconds, from the import of Qt
-GAP_BAR: Final = 50.0  # ms; three frames
-TICK: Final = 5  # ms
-STREAM: Final = 5.0  # seconds
-PATIENCE, LOOK = 60.0, 0.01  # seconds
+GAP_BAR: Final = 50.0  # ms; three frames at 60 Hz
+TICK: Final = 5  # ms between two timer events
+STREAM: Final = 5.0  # seconds of an answer that are measured
+PATIENCE, LOOK = 60.0, 0.01  # seconds: of the longest wait, and between two checks
 ADVICE: Final = "report it with this table"
 
 
 def window(_: str) -> Iterator[Finding]:
-    """On the screen where there is one, else without; with the backend that needs no model."""
+    """Runs the window on the mock backend, offscreen if the machine has no screen."""
     screen = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     if not screen:
         os.environ["QT_QPA_PLATFORM"] = "offscreen"
@@ -88,7 +88,7 @@ async def _until(condition: Callable[[], object]) -> None:
     """Lets the window run until the condition holds.
 
     Raises:
-        TimeoutError: It did not within a minute.
+        TimeoutError: It does not hold within `PATIENCE`.
     """
     for _ in range(int(PATIENCE / LOOK)):
         if condition():

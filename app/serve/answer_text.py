@@ -12,13 +12,13 @@ from runtime import InvalidRequestError, ToolCall, ToolCallError, ToolCallReader
 
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
-_DATA: Final = frozenset({"const", "enum", "default", "examples"})  # keywords of a schema whose values have no references
+_DATA: Final = frozenset({"const", "enum", "default", "examples"})  # schema keywords whose values are data without references
 _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})  # schemas by name
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text and calls that are certain."""
+    """The new parts of an answer that are certain: later text cannot change them."""
 
     reasoning: str = ""
     content: str = ""
@@ -29,7 +29,7 @@ class AnswerReader:
     """Splits an answer while it streams.
 
     Args:
-        tools: The offered definitions; None: a call is text.
+        tools: The definitions of the offered tools; None: calls stay text.
         thinking: Whether the prompt ends inside reasoning.
         forced: Whether a grammar makes the answer one call as a JSON object.
     """
@@ -38,17 +38,17 @@ class AnswerReader:
         self._reasoning = _ReasoningSplitter(thinking=thinking)
         self._reader = None if tools is None or forced else ToolCallReader(tools=tools)
         self._forced = forced
-        self._held: list[str] = []  # of a forced call
-        self._read: list[str] = []  # content given to the reader
+        self._held: list[str] = []  # text of a forced call
+        self._read: list[str] = []  # content that the call reader got
         self._failed = False
 
     def feed(self, text: str) -> Delta:
-        """Adds text of the answer."""
+        """Adds text of the answer; returns the parts that are certain."""
         reasoning, content = self._reasoning.feed(text)
         return self._parted(reasoning, content, ended=False)
 
     def finish(self, *, whole: bool) -> Delta:
-        """The rest at the end.
+        """Returns the rest at the end of the answer.
 
         Args:
             whole: Whether the answer ended by itself.
@@ -76,7 +76,7 @@ class AnswerReader:
             found.append(self._reader.feed(content))
             if ended:
                 found.append(self._reader.finish())
-        except ToolCallError:  # not a valid call: it stays text
+        except ToolCallError:  # not a valid call: stays text
             self._failed = True
             found += [self._reader.certain(), ToolCalls("".join(self._read)[self._reader.begun :], ())]
         text = "".join(each.text for each in found)
@@ -84,7 +84,7 @@ class AnswerReader:
 
 
 def _call_of(text: str) -> ToolCall:
-    """The call of an answer that a grammar forced, with an id like the reader's.
+    """The call in an answer that a grammar forced, with an id like those of `ToolCallReader`.
 
     Raises:
         ToolCallError: There is none, or more than one.
@@ -96,14 +96,14 @@ def _call_of(text: str) -> ToolCall:
 
 
 class _ReasoningSplitter:
-    """Splits ``<think>...</think>`` at the beginning of an answer from its content; elsewhere it is content."""
+    """Splits ``<think>...</think>`` at the beginning of an answer from its content; further on it is content."""
 
     def __init__(self, *, thinking: bool) -> None:
         self._state = "opened" if thinking else "start"
         self._rest = ""
 
     def feed(self, text: str) -> tuple[str, str]:
-        """The certain part as (reasoning, content)."""
+        """Adds text; returns the part that is certain, as (reasoning, content)."""
         if self._state == "content":
             return "", text
         self._rest += text
@@ -171,7 +171,7 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """A schema for use inside another one: its references are changed to begin at `root`, its place there."""
+    """A schema for use inside another one, at the place `root`, to which its references are changed."""
     if isinstance(schema, list):
         return [_moved(each, root) for each in schema]
     if not isinstance(schema, Mapping) or not str(schema.get("$id", "#")).startswith("#"):

@@ -265,7 +265,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     except msgspec.ValidationError as fault:
         words, _, place = str(fault).partition(" - at `$")
         name = place.strip("`.").partition(".")[0].partition("[")[0]
-        if not name and " field `" in words:  # unknown, or missing
+        if not name and " field `" in words:  # an unknown or a missing field
             name = words.rpartition(" field `")[2].rstrip("`")
         where = place.strip("`.")
         raise ApiError(f"{words} (at {where})" if where else words, param=name or None) from None
@@ -285,7 +285,7 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._late.cancel()
-        self._late = self._await_head()  # first: `super` may begin a request that has come already
+        self._late = self._await_head()  # first: `super` may begin a request that has arrived already
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -298,7 +298,7 @@ class _Connection(H11Protocol):
         def late() -> None:
             if self.cycle is answered:
                 self.timeout_keep_alive_handler()
-            if self.transport.is_closing():  # maybe by uvicorn, after an answer that ended early
+            if self.transport.is_closing():  # uvicorn may have closed it after an answer that ended early
                 self._drop_unread()
             else:
                 self._late = self.loop.call_later(SEND_SECONDS, late)

@@ -66,10 +66,10 @@ async def chat(engine: Engine, request: ChatRequest) -> Answer:
 
 
 def conversation(given: Messages) -> Messages:
-    """Messages in the form of templates: content as one text, arguments of calls as objects.
+    """Messages in the form that templates expect: content as one text, arguments of calls as objects.
 
     Raises:
-        ApiError: A message of another shape, or a part that is not text; with its place.
+        ApiError: A message has another shape, or a part that is not text; names the place.
     """
     if not given:
         raise ApiError("messages is empty: give at least one", param="messages")
@@ -132,7 +132,7 @@ def _tools_of(request: ChatRequest) -> tuple[Messages | None, Grammar | None]:
     """The tools to offer, and the grammar of the answer, maybe from `tool_choice`.
 
     Raises:
-        ApiError: A choice that cannot be made.
+        ApiError: `tool_choice` is not valid, or contradicts the other fields.
     """
     choice, tools = request.tool_choice, request.tools or None
     grammar = grammar_of(request)

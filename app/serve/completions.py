@@ -95,7 +95,7 @@ class _Work:
         self._prompt_wanted = None if prompt_top is None else Wanted(prompt_top, (), vocab)
         self._spent = Spent(sum(map(len, prompts)), engine.priority(request.priority), request.cache_salt or "")
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        self._echoed: dict[int, list[Position]] = {}  # by prompt
+        self._echoed: dict[int, list[Position]] = {}  # by index of the prompt
         self._prompt_texts: dict[int, str] = {}
 
     def check(self) -> None:
@@ -111,7 +111,7 @@ class _Work:
             raise ApiError("prompt_logprobs come with a whole answer: leave out stream", param="prompt_logprobs")
         if self._wanted is not None:
             self._wanted.check(len(self._prompts) * self._n * self._max_tokens, "logprobs")
-        if self._prompt_wanted is not None:  # each choice repeats its prompt's
+        if self._prompt_wanted is not None:  # each choice repeats those of its prompt
             positions = self._spent.prompt * self._n
             self._prompt_wanted.check(positions, "prompt_logprobs" if request.prompt_logprobs else "logprobs")
 

@@ -37,7 +37,7 @@ class Engine:
         self.responses: Counter[tuple[str, int]] = Counter()  # by path and status
 
     def priority(self, asked: int | None) -> Priority:
-        """The priority for vLLM's number, of which smaller ones go first, in three levels.
+        """One of three priorities for vLLM's number, of which smaller ones go first.
 
         Raises:
             ApiError: The model is shared: all requests have the lowest priority.
@@ -119,7 +119,7 @@ class Engine:
             ApiError: 429, the requests in flight and this one need more than `BUDGETS_IN_FLIGHT` KV budgets. A single request
                 is always admitted: the engine refuses what can never fit.
         """
-        given = model.info.options.get("kv_cache_bytes") or 0  # the counters come with the first step
+        given = model.info.options.get("kv_cache_bytes") or 0  # the metrics have no budget before the first step
         budget = (model.metrics().kv_budget or given) * BUDGETS_IN_FLIGHT
         need = tokens * model.info.kv_bytes_per_token
         if budget and self.needed and self.needed + need > budget:

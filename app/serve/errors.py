@@ -37,7 +37,7 @@ class ApiError(Exception):
     """A refusal that the client sees.
 
     Args:
-        message: For the client's user.
+        message: Text for the client's user.
         status: HTTP status.
         param: The request's field at fault.
         code: OpenAI's error code, if there is one.
@@ -63,13 +63,13 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers beside the body."""
+        """The headers of the response that depend on the fault."""
         headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
         return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
 
 def api_error(fault: BaseException) -> ApiError:
-    """A fault as an error for the client; without details for an unexpected one."""
+    """The error that a client sees for a fault; without details if the fault is unexpected."""
     match fault:
         case ApiError():
             return fault

@@ -1,4 +1,4 @@
-"""From the fields of a request to token runs: options, grammars, several prompts at once, and log-probabilities."""
+"""Turns the fields of a request into token runs: options, grammars, several prompts at once, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from runtime import (
     check_fits,
 )
 
-MOST_RECORDED: Final = 1000  # alternatives in a token run; more are read from whole rows
+MOST_RECORDED: Final = 1000  # alternatives in a token run; more are taken from whole rows
 MOST_ENTRIES: Final = 4_000_000  # log-probabilities in one answer, about 40 bytes of JSON each
-FLOOR: Final = -9999.0  # in place of minus infinity, which JSON lacks; as in vLLM
-UNSUPPORTED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {  # field: values without effect, and why others are refused
+FLOOR: Final = -9999.0  # replaces minus infinity, which JSON lacks; as in vLLM
+UNSUPPORTED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {  # by field: values without effect, and why others are refused
     "min_tokens": ((None, 0), "no least length can be asked for; ignore_eos goes on to max_tokens"),
     "use_beam_search": ((None, False), "beam search is not served"),
     "include_stop_str_in_output": ((None, False), "an answer ends before its stop string"),
@@ -58,7 +58,7 @@ def refuse_unsupported(request: SamplingRequest) -> None:
     """Refuses known fields that would change the answer but are not supported.
 
     Raises:
-        ApiError: With the field and what to use instead.
+        ApiError: There is one; says what to use instead.
     """
     for name, (neutral, reason) in UNSUPPORTED.items():
         value = getattr(request, name, None)
@@ -213,7 +213,7 @@ def tokens_needed(prompts: Sequence[Sequence[int]], n: int, max_tokens: int) -> 
 def branches(
     model: LanguageModel, prompts: Sequence[list[int]], n: int, options: GenerationOptions, spent: Spent
 ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-    """Runs with their choice: ``i * n + k`` is answer k to prompt i. The first fault ends all."""
+    """Yields runs with the index of their choice: ``i * n + k`` is answer k to prompt i. The first fault ends all."""
     answers = [_answers(model, prompts, place, n, options, spent) for place in range(len(prompts))]
     return answers[0] if len(answers) == 1 else _joined(answers)
 
@@ -310,7 +310,7 @@ class Wanted:
         """Refuses an answer that would be too large.
 
         Raises:
-            ApiError: It is, or an id is outside the vocabulary.
+            ApiError: It would be too large, or an id is outside the vocabulary.
         """
         if any(token >= self.vocab_size for token in self.chosen):
             raise ApiError(
@@ -373,7 +373,7 @@ async def prompt_positions(model: LanguageModel, prompt: list[int], place: int, 
 
 
 def prompt_entries(model: LanguageModel, positions: Sequence[Position]) -> list[PositionLogprobs]:
-    """VLLM's `prompt_logprobs`: logprob, rank and text by token id; null for the first token."""
+    """The `prompt_logprobs` of vLLM: logprob, rank and text by token id; null for the first token."""
     return [None if each.logprob is None else _entries(model, each) for each in positions]
 
 

@@ -17,8 +17,8 @@ from starlette.types import Receive
 from app.serve.errors import ApiError
 
 LARGEST_BODY: Final = 32 << 20  # bytes
-BODY_SECONDS: Final = 30.0  # for all of it
-OPEN_PATHS: Final = frozenset({"/health"})  # without a key: they only show that a server runs
+BODY_SECONDS: Final = 30.0  # for the whole body
+OPEN_PATHS: Final = frozenset({"/health"})  # answered without a key: they only show that a server runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Access:
 
     def _check_host(self, header: str) -> None:
         """Refuses unknown names, which a foreign page could have pointed at this address (DNS rebinding)."""
-        name = "" if set(header) & set("/?#@\\") else _host_of(header)  # no delimiters of a URL, which would move its path
+        name = "" if set(header) & set("/?#@\\") else _host_of(header)  # delimiters of a URL would move its path
         if name in ("localhost", *self.hosts) or _is_address(name):
             return
         if not self.loopback and name in machine_names():

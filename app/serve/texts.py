@@ -23,8 +23,8 @@ from app.serve.schemas import (
 )
 from runtime import LanguageModel
 
-MOST_TEXTS: Final = 2048  # of one request, as OpenAI's
-MOST_IDS: Final = 1 << 17  # of one text, unless the context is longer: other requests wait meanwhile
+MOST_TEXTS: Final = 2048  # of one request, as in OpenAI's API
+MOST_IDS: Final = 1 << 17  # of one text, or the context if longer: other requests wait meanwhile
 
 
 async def embed(engine: Engine, request: EmbeddingRequest) -> Embeddings:
@@ -51,7 +51,7 @@ async def embed(engine: Engine, request: EmbeddingRequest) -> Embeddings:
             raise ApiError(f"{param}: these ids are not how a text is tokenised here; give the text", param="input")
         tokens += len(ids)
         texts.append(text)
-    with engine.admitted(model, max(tokens // len(texts), 1)):  # texts are computed one after the other, and leave no KV
+    with engine.admitted(model, max(tokens // len(texts), 1)):  # computed one at a time, and no KV stays
         vectors = await model.embed(texts, request.pooling)
     engine.counts["embedded_texts"] += len(texts)
     data = [

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 
 class BackgroundTasks:
-    """Tasks that no caller waits for; those left at the end are cancelled."""
+    """Tasks that no caller waits for; those still running at the end are cancelled."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -21,7 +21,7 @@ class BackgroundTasks:
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[asyncio.Task[None]]:
-        """A copy: tasks may end meanwhile."""
+        """Iterates over a copy: tasks may end meanwhile."""
         return iter(tuple(self._tasks))
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -73,7 +73,7 @@ class _Reports(Generic[P]):
             self._loop.call_soon_threadsafe(self._pass_on, report)
 
     def stop(self) -> None:
-        """Ends the work at its next report, and forwards none any more."""
+        """Ends the work at its next report; forwards no more reports."""
         self._stopping.set()
 
     def _pass_on(self, report: P) -> None:
@@ -86,7 +86,7 @@ async def stoppable(work: Callable[[Callable[[P], None]], T], tell: Callable[[P]
 
     Args:
         work: Takes the progress callback, calls it at least once a second, and lets its exception through.
-        tell: Gets reports on the loop, at most twenty per second.
+        tell: Called on the loop with the reports, at most twenty per second.
     """
     reports: _Reports[Any] = _Reports(tell)
     with ThreadPoolExecutor(1, thread_name_prefix="shelf") as pool:  # its exit waits for the work

@@ -27,7 +27,7 @@ def form_refused(fault: GrammarError) -> str:
 
 
 def check_has(model: LanguageModel | None, control: str) -> None:
-    """Refuses a control that the model does not support, in the words beside the control; passes if no model runs.
+    """Refuses a control that the model does not support, in the words shown beside the control; passes if no model runs.
 
     Raises:
         Refusal: The model does not support it.

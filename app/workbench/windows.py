@@ -22,8 +22,8 @@ class Window:
     shown: OpenSession | None = None
     status: StatusView = field(default_factory=lambda: StatusView(EngineState.NONE))
     listeners: list[Listener] = field(default_factory=list)
-    sent: int = 0  # events so far: a view made before the last of them may be out of date
-    _opening: int | None = None  # the session that is being read for it
+    sent: int = 0  # number of events sent: a view made before the last one may be out of date
+    _opening: int | None = None  # the session that is being read for this window
 
     def tell(self, event: Event) -> None:
         """Sends an event to this window alone."""
@@ -32,7 +32,7 @@ class Window:
             listener(event)
 
     def holds(self, session_id: int) -> bool:
-        """Whether it shows or opens that session."""
+        """Whether this window shows or opens a session."""
         return session_id == self._opening or (self.shown is not None and self.shown.id == session_id)
 
     @contextmanager
@@ -42,7 +42,7 @@ class Window:
         try:
             yield
         finally:
-            if self._opening == session_id:  # else another one is being opened
+            if self._opening == session_id:  # otherwise another one is being opened
                 self._opening = None
 
 
@@ -50,7 +50,7 @@ class Windows:
     """All windows; a session is shown in one of them at most.
 
     Attributes:
-        disk_note: Why not all KV is saved, or ""; part of each status.
+        disk_note: The reason why not all KV is saved, or ""; part of each status.
         serving: The address at which the model is served to other programs, or ""; part of each status.
     """
 
@@ -61,7 +61,7 @@ class Windows:
         supervisor.subscribe(self.refresh_status)
 
     def __iter__(self) -> Iterator[Window]:
-        """In the order in which they were opened."""
+        """Iterates in the order in which the windows were opened."""
         return iter(tuple(self._all))
 
     def add(self) -> Window:
@@ -71,7 +71,7 @@ class Windows:
         return window
 
     def remove(self, window: Window) -> bool:
-        """Ends a window's events; returns whether it was the last."""
+        """Removes a window, which gets no more events; returns whether it was the last."""
         window.shown, window.listeners = None, []
         if window in self._all:
             self._all.remove(window)

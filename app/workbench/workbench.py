@@ -47,10 +47,10 @@ from ui import Event, StatusView
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 0.5  # for answers to end when the app is closed
-KEEP_SECONDS = 0.5  # then for KV to be written
-ENGINE_SECONDS = 1.8  # until the engine is ended, from the beginning of the close
-TIDY_SECONDS = 2.0  # after the start: the first view goes first
+PATIENCE_SECONDS = 0.5  # for answers to end when the app closes
+KEEP_SECONDS = 0.5  # for KV to be written after that
+ENGINE_SECONDS = 1.8  # from the beginning of the close until the engine is ended
+TIDY_SECONDS = 2.0  # after the start, to let the first view appear first
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
 
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
@@ -118,7 +118,7 @@ class Services:
         return self.sessions.unsaved
 
     def tidy_up(self) -> None:
-        """Deletes unused rows and makes a backup, a moment later in the background, in slices on the store's thread."""
+        """Begins a background task that soon deletes unused rows and makes a backup, in slices on the store's thread."""
         self.tasks.start(self._tidy_up(), "tidy up")
 
     async def _tidy_up(self) -> None:
@@ -132,8 +132,8 @@ class Services:
     async def close(self) -> None:
         """Saves and ends everything.
 
-        Text goes first: answers are stopped and written; then KV is saved within a time limit, and the engine and the store
-        end. An engine that does not answer is killed, which ends the requests that wait for it.
+        Stops and writes answers first, then saves KV within a time limit, then ends the engine and the store. Kills an engine
+        that does not answer, which ends the requests that wait for it.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + ENGINE_SECONDS

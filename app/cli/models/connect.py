@@ -1,4 +1,4 @@
-"""`elsewise models connect`: models on servers under names of the user's."""
+"""`elsewise models connect`: saves models on servers under names that the user chooses."""
 
 from __future__ import annotations
 

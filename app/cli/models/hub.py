@@ -1,4 +1,4 @@
-"""`elsewise models catalogue` and `search`: models to fetch."""
+"""`elsewise models catalogue`, `search`, `fetch`, `login` and `logout`: models of the hub."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class FetchBar:
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("look up", total=None, speed="")
         self._printed: set[str] = set()
-        self._under_way: dict[str, None] = {}  # parallel files, in the order of their begin
+        self._under_way: dict[str, None] = {}  # files being downloaded, in the order in which they began
 
     def __enter__(self) -> FetchBar:
         self._progress.start()

@@ -1,4 +1,4 @@
-"""`elsewise models`: the shelf."""
+"""`elsewise models`: lists, imports, converts, checks and removes models of the shelf."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def list_command(as_json: bool) -> None:
         line = {"name": each.name, "base_url": each.base_url, "model": each.model}
         click.echo(json.dumps(line) if as_json else f"{each.name}: {each.model or 'the model'} at {each.base_url}")
     for note in unfinished_downloads():
-        again = f"elsewise models fetch {note.source}"  # at the commit that was begun, wherever its branch is by now
+        again = f"elsewise models fetch {note.source}"  # names the commit that was begun: its branch may have moved
         click.echo(f"{note.name}: {note.kept:,} of {note.total:,} bytes are downloaded; resume with: {again}", err=True)
 
 
@@ -158,7 +158,7 @@ models.add_command(connect_command)
 models.add_command(login_command)
 models.add_command(logout_command)
 models.add_command(fetch_command)
-models.add_command(fetch_command, "get")  # its first name
+models.add_command(fetch_command, "get")  # an alias: its original name
 
 
 @models.command("verify")

@@ -1,1 +1,1 @@
-"""What a model thinks of texts: `elsewise score`, `lens` and `embed`."""
+"""Commands that run a model over given texts: `elsewise score`, `lens` and `embed`."""

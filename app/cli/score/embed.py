@@ -92,11 +92,11 @@ def read_texts(file: str, *, jsonl: bool) -> list[str]:
     """The texts of a file, in order.
 
     Raises:
-        click.ClickException: It cannot be read, is empty, or a line has no text; with the number of the line.
+        click.ClickException: It cannot be read, is empty, or a line has no text; names the line.
     """
     lines = read_text(file).split("\n")
     if not lines[-1].strip("\r"):
-        lines.pop()  # the empty rest after the last line
+        lines.pop()  # the text after the last line end is empty
     if not any(line.strip() for line in lines):
         raise click.ClickException(f"{file}: empty; there is nothing to embed")
     texts = []

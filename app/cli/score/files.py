@@ -1,8 +1,8 @@
 """`elsewise score FILES --parquet OUT`: many texts into one file of numbers, resumable.
 
 While it runs, results are appended to an Arrow stream beside the file (`.OUT.part`), which can be read up to where it was cut
-off. A resumed run appends to a stream of its own (`.OUT.part2`, ...) and changes none of those before. At the end they become a
-file under another temporary name, which is renamed: OUT is whole, or is not there.
+off. A resumed run begins another stream (`.OUT.part2`, ...) and leaves the earlier ones unchanged. At the end they are joined
+into a temporary file, which is renamed: OUT is complete or missing.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from resources.files import open_regular
 from runtime import LanguageModel, RuntimeFault, TokenRun, __version__
 
 FORMATS: Final = (".parquet", ".jsonl", ".csv")
-FLUSHED_TOKENS: Final = 20_000  # held before they are written
-FLUSHED_SECONDS: Final = 5.0  # after which held tokens are written in any case
-GROUPED_ROWS: Final = 20_000  # of a row group of OUT,
-GROUPED_BYTES: Final = 64 << 20  # or its bytes
-LEFT_OUT: Final = ("origin", "finish_reason", "draw")  # columns of a run without meaning for a given text
+FLUSHED_TOKENS: Final = 20_000  # tokens held in memory before a write
+FLUSHED_SECONDS: Final = 5.0  # after which held tokens are written, however few
+GROUPED_ROWS: Final = 20_000  # rows of a row group of OUT,
+GROUPED_BYTES: Final = 64 << 20  # or bytes, whichever is reached first
+LEFT_OUT: Final = ("origin", "finish_reason", "draw")  # columns of a run that have no meaning for a given text
 LONGEST_LINE: Final = 1 << 27  # bytes of a line, characters of a field in CSV
 IN_ORDER: Final = 1 << 10  # rows of a Parquet input that are read at a time
 OF_ONE_TEXT: Final = {
@@ -43,7 +43,7 @@ OF_ONE_TEXT: Final = {
     "surprisal_bits": "float64",
     "perplexity": "float64",  # null for a single token
 }
-# load options that the numbers do not depend on
+# load options that do not change the numbers
 NO_NUMBERS: Final = frozenset(("threads", "kv_cache_bytes", "offload", "offload_memory_bytes", "blocks"))
 
 
@@ -97,7 +97,7 @@ def score_files(
         loading: The given load options, which must be those of a resumed run.
 
     Raises:
-        click.ClickException: A file that cannot be read, a full disk, or a partial file of something else.
+        click.ClickException: A file cannot be read, the disk is full, or the partial file is of other inputs or options.
         RuntimeFault: The model or its server failed.
     """
     metadata = {
@@ -111,7 +111,7 @@ def score_files(
         "loading": {name: value for name, value in loading.items() if name not in NO_NUMBERS},
         "inputs": [_state(file) for file in files],
     }
-    metadata = json.loads(json.dumps(metadata))  # as `_batches` reads it back
+    metadata = json.loads(json.dumps(metadata))  # in the form in which `_batches` reads it back
     part = _Part(out.with_name(f".{out.name}.part"), metadata, per_text=per_text)
     if resume and not part.paths() and out.exists():
         if not _made_with(out, metadata):
@@ -190,7 +190,7 @@ def inputs(files: tuple[str, ...]) -> Iterator[Input]:
     """The texts of all files, in order: each "text" of .jsonl, .csv and .parquet files; any other file is one text.
 
     Raises:
-        click.ClickException: A file cannot be read; the place is named.
+        click.ClickException: A file cannot be read; names the file and the line.
     """
     readers = {".jsonl": _read_json_lines, ".csv": _read_csv, ".parquet": _read_parquet}
     for file in files:
@@ -246,7 +246,7 @@ def _read_parquet(file: str) -> Iterator[object]:
 
 
 def _lines(file: str) -> Iterator[str]:
-    """The lines of a file with their ends, without a byte order mark."""
+    """The lines of a file with their line ends, without a byte order mark."""
     try:
         with open_regular(Path(file)) as stream:
             for number in count(1):
@@ -288,10 +288,10 @@ class _Part:
         return list(takewhile(Path.exists, names))
 
     def open(self, *, resume: bool) -> None:
-        """Begins a stream, after the existing ones with `resume`, else in their place.
+        """Begins a stream; with `resume` after the existing ones, which are deleted otherwise.
 
         Raises:
-            click.ClickException: They are of another model, other options or other files.
+            click.ClickException: The existing ones are of another model, other options or other files.
         """
         if resume:
             for table in self._batches():
@@ -333,7 +333,7 @@ class _Part:
         if self._file is None:
             return
         with closing(self._file):
-            if not self._broken:  # else new rows would be read as the rest of a cut batch
+            if not self._broken:  # after half a batch, new rows would be read as its rest
                 self._flush()
                 if self._writer is not None:
                     self._writer.close()
@@ -374,7 +374,7 @@ class _Part:
 
     def _flush(self) -> None:
         if self._held:
-            self._broken = True  # until all of it is written
+            self._broken = True  # reset once all is written
             self._write(_arrow().concat_tables(self._held))
             self._held.clear()
             self._held_tokens = 0
@@ -390,7 +390,7 @@ class _Part:
         self._file.flush()
 
     def _batches(self) -> Iterator[Any]:
-        """The tables of all streams, of a cut one up to the cut."""
+        """The tables of all streams; one that was cut off is read up to the cut."""
         arrow = _arrow()
         for path in self.paths():
             with path.open("rb") as file:
@@ -406,7 +406,7 @@ class _Part:
                 except arrow.ArrowInvalid:  # cut off
                     continue
                 except OSError as error:
-                    if error.errno is not None:  # of the disk: pyarrow's error for a cut stream has none
+                    if error.errno is not None:  # a disk error; pyarrow's error for a cut stream has no errno
                         raise
 
 
@@ -473,7 +473,7 @@ def json_value(value: Any) -> Any:
 
 
 def _flat(table: Any) -> Any:
-    """For CSV: lists as JSON, bytes as hexadecimal digits."""
+    """The table for CSV: lists as JSON, bytes as hexadecimal digits."""
     arrow = _arrow()
     for at, name in enumerate(table.column_names):
         kind = str(table.schema.field(name).type)

@@ -18,8 +18,8 @@ from app.cli.printing import shown
 from app.cli.settings import Settings
 from runtime import LanguageModel, LensCost, LensRun, check_fits
 
-MOST_LISTED: Final = 1_000_000  # positions of one range: more than any context holds
-MOST_DIGITS: Final = 18  # of a position
+MOST_LISTED: Final = 1_000_000  # positions of one range; more than any context has
+MOST_DIGITS: Final = 18  # digits of a position
 EXAMPLES = """\b
 Examples:
   elsewise lens text.txt
@@ -103,7 +103,7 @@ def cost_words(cost: LensCost, tokens: int) -> str:
 
 
 def spent_words(cost: LensCost, seconds: float) -> str:
-    """The actual time, with that of the text before the positions, in words."""
+    """The actual time in words, including that of the text before the positions."""
     each, size = 1000 * seconds / cost.positions, cost.answer_bytes // cost.positions
     return f"{seconds:,.2f} s: {each:,.1f} ms and {size:,} bytes of answer for each position"
 
@@ -141,7 +141,7 @@ def position_of(run: LensRun, row: int, ids: list[int], model: LanguageModel) ->
 
 
 def _write_table(found: dict[str, Any]) -> None:
-    """Prints a line per layer, after the followed tokens and the layers from which they lead."""
+    """Prints each followed token with the layer from which on it is the likeliest, then a line per layer."""
     last = len(found["layers"]) - 1
     click.echo(f"after token {found['position']:,} {shown(found['after']['text'])}")
     for token in found["followed"]:
@@ -164,7 +164,7 @@ def _places(given: str) -> range:
     """The positions of an option.
 
     Raises:
-        click.UsageError: Not a number or a range, or longer than any text.
+        click.UsageError: It is not a number or a range, or longer than any text.
     """
     first, dash, last = given.partition("-")
     if not (first.isdecimal() and (last.isdecimal() if dash else True)):

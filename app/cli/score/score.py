@@ -1,4 +1,4 @@
-"""`elsewise score`: what the model thinks of every token of a text."""
+"""`elsewise score`: log-probability, rank, entropy and alternatives of every token of a text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from runtime import (
     compare_models,
 )
 
-LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: some 4,000,000 tokens, and 2 GB while they are tokenised
+LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: about 4,000,000 tokens; tokenising them takes 2 GB
 
 
 @click.command()
@@ -49,7 +49,7 @@ LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: some 4,000,000 tokens, and 2
 @connect_options
 @click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
 @click.option("--alternatives", type=click.IntRange(0, 1000), show_default="3", help="How many for each token.")
-@click.option("--top-k", type=click.IntRange(0, 1000), hidden=True)  # the name before; goes with the next release
+@click.option("--top-k", type=click.IntRange(0, 1000), hidden=True)  # the old name, until the next release
 @click.option(
     "--stride",
     type=click.IntRange(1),

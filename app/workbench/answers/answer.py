@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Given(Struct, frozen=True):
-    """Tokens that a node begins with before a model runs, and the fingerprint of the model that scored them."""
+    """The tokens that a node begins with, known before a model runs, and the fingerprint of the model that scored them."""
 
     run: TokenRun
     fingerprint: str | None
@@ -41,17 +41,17 @@ class Answer:
 
     session: WholeSession
     node_id: int = -1
-    before: int | None = None  # the end of the path when it was claimed
+    before: int | None = None  # the tip when the session was claimed
     given: Given = field(default_factory=lambda: Given(EMPTY, None))
     options: GenerationOptions = field(default_factory=GenerationOptions)  # resolved, with the model's defaults
-    began: float = field(default_factory=time.monotonic)  # when a model was there
-    seed: int | None = None  # of a regeneration: the chosen seed would repeat the answer
+    began: float = field(default_factory=time.monotonic)  # time when the model was ready
+    seed: int | None = None  # the fresh seed of a regeneration: the chosen one would repeat the answer
     stopping: bool = False
     finish: str = "cancelled"
     incomplete: bool = False  # the model ended it before its output format was complete
     message: str = ""
     back: int | None = None  # the tip to return to if the output format allows nothing here; None: the failed node stays
-    refused: str = ""  # the message for that case
+    refused: str = ""  # the message if the output format allows nothing here
     overflow: bool = False  # the prompt did not fit into the context
     foreign: bool = False  # the path's tokens are another tokenizer's
     unloaded: bool = False  # no model could be loaded
@@ -64,15 +64,15 @@ class Answer:
     request: int = 0  # number of the request in the model's metrics
     guesses: tuple[int, int] | None = None  # drafted and accepted tokens; None: no speculation, or cut off
     made_with: Mapping[str, Any] = field(default_factory=dict)  # see `provenance.made_with`; empty without a model
-    strands: list[Answer] = field(default_factory=list)  # the continuations drawn in its place
+    strands: list[Answer] = field(default_factory=list)  # continuations that are drawn instead of this answer
     stack: tuple[AdapterChoice, ...] | None = None  # its adapters, which stay loaded until it ends
     repeats: Repeat | None = None  # the answer to be repeated exactly
     continues: Continued | None = None  # the stopped answer to be continued
-    changed: Sequence[str] = ()  # options that differ from that one's, in words
+    changed: Sequence[str] = ()  # options that differ from those of `continues`, in words
     first_token: float | None = None
     last_token: float = 0.0
     made: int = 0  # tokens generated
-    logprob: float = 0.0  # nats, their sum; NaN if one has no log-probability
+    logprob: float = 0.0  # nats, sum over the generated tokens; NaN if one has no log-probability
     reported: float = 0.0  # when the status bar was last updated
     task: asyncio.Task[None] | None = None
 
@@ -115,7 +115,7 @@ def live_stats(answer: Answer) -> TurnStats:
 
 
 def last_message(answer: Answer) -> int:
-    """Tokens of the question and of the header of its answer."""
+    """The number of tokens of the question and of its answer's header."""
     turns = answer.session.tree.turns(answer.node_id)[-2:]
     return sum(answer.session.turn_length(turn) for turn in turns)
 
@@ -129,7 +129,7 @@ class RunningAnswers:
 
     Args:
         store: Where answers are written.
-        adapters: An answer keeps those on its stack to its end.
+        adapters: Those on the stack of a running answer stay loaded.
 
     Attributes:
         on_end: Listeners, called with an answer that has ended and is written, or with all continuations of a place.
@@ -149,7 +149,7 @@ class RunningAnswers:
         return len(self._by_session)
 
     def __iter__(self) -> Iterator[Answer]:
-        """A copy: answers may end meanwhile."""
+        """Iterates over a copy: answers may end meanwhile."""
         return iter(tuple(self._by_session.values()))
 
     def __contains__(self, session_id: int) -> bool:
@@ -177,7 +177,7 @@ class RunningAnswers:
 
     @asynccontextmanager
     async def begin(self, session: WholeSession) -> AsyncIterator[Answer]:
-        """Locks a session for one answer, and retries the last write of the answer before, where it failed.
+        """Locks a session for one answer, and retries the last write of the previous answer if it failed.
 
         Raises:
             Refusal: It is locked already, or the write fails again.
@@ -218,7 +218,7 @@ class RunningAnswers:
                 answer.task.cancel()
 
     async def settle(self, session: OpenSession) -> None:
-        """Retries the last write of an answer, where it failed.
+        """Retries the last write of an answer, if it failed.
 
         Raises:
             Refusal: It fails again.

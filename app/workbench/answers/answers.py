@@ -48,14 +48,14 @@ class Answers:
     _streaming: Streaming  # streams one answer
     _tokeniser: Tokeniser  # text to ids
     _vocabulary: Vocabulary  # bytes of alternatives
-    _windows: Windows  # are told of changes
-    # model fingerprint and text of the last call of `tokenise` or `write`, and its tokens
+    _windows: Windows  # show the changes
+    # the last call of `tokenise` or `write`: model fingerprint, text and tokens
     _words: tuple[tuple[str, str], asyncio.Task[TokenRun]] | None = field(default=None, init=False)
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
-        """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer.
+        """Saves the user's turn (as another version of the turn `replaces`), then streams an answer.
 
-        Where `replaces` is an answer, the text becomes another version of it, and nothing is streamed.
+        If `replaces` is an answer, the text becomes another version of it, and nothing is streamed.
         """
         session = await self._sessions.whole(session_id, replaces)
         if replaces is not None and session.role_of(replaces) == "assistant":
@@ -123,7 +123,7 @@ class Answers:
         session = await self._sessions.whole(session_id, node_id)
         model = self._supervisor.running
         check_has(model, "branch")
-        if model is not None:  # the vocabulary may be another model's
+        if model is not None:  # the loaded vocabulary may belong to another model
             async with refusing(self._supervisor, model):
                 await stored(self._vocabulary.learn(model))
                 check_tokens(model, session, session.tree.path(node_id))
@@ -131,7 +131,7 @@ class Answers:
             raise Refusal(translate("Workbench", "there is no token {0}").format(token_id))
         new = sibling_node(session, node_id, index)
         place = session.locate(node_id, index)
-        assert place is not None  # else `sibling_node` refuses
+        assert place is not None  # `sibling_node` refuses otherwise
         node, offset = place
         picked = pick(session.runs[node.id], offset, token_id, self._vocabulary.bytes_of(token_id))
         new = replace(new, text=picked.text)
@@ -224,7 +224,7 @@ class Answers:
         session = await self._sessions.whole(session_id, node_id)
         node = self._node(session, node_id)
         run = session.runs.get(node_id, EMPTY)
-        if node.role == "assistant" and not len(run) and node.text:  # text that no model has seen
+        if node.role == "assistant" and not len(run) and node.text:  # text that was never tokenised
             run = await self._cut(session, node)
         if node.role != "assistant" or not began(run):
             raise Refusal(translate("Workbench", "there is nothing to continue; regenerate the answer instead"))
@@ -268,7 +268,7 @@ class Answers:
                 raise Refusal(str(fault)) from fault
 
     async def _cut(self, session: WholeSession, node: NodeRow) -> TokenRun:
-        """Tokenises an answer that is only text, and saves its tokens."""
+        """Tokenises an answer stored as text, and saves its tokens."""
         async with self._running.begin(session):
             session.check_sound(session.tree.path(node.id))
             model = await self._streaming.model()
@@ -337,7 +337,7 @@ class Answers:
     def how_made(self, session_id: int, node_id: int) -> Made | None:
         session = self._sessions.find(session_id)
         node = session.tree.nodes.get(node_id) if session else None
-        return how_made(node) if node is not None and node.whole else None  # a node that is shown has been read
+        return how_made(node) if node is not None and node.whole else None  # every node that is shown has been read
 
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:  # noqa: ARG002  # one vocabulary so far
         """Bytes of any token, without the engine."""
@@ -396,7 +396,7 @@ class Answers:
             self._windows.refresh_status()
 
     async def _tokenise_written(self, session: WholeSession, node: NodeRow) -> None:
-        """Tokenises an answer that a person wrote, if a model runs that can; else it stays text."""
+        """Tokenises an answer that a person wrote if the running model can; otherwise it stays text."""
         model = self._supervisor.running
         if model is None:
             return

@@ -26,23 +26,23 @@ CUT_OFF = QT_TRANSLATE_NOOP("Workbench", "cut off when the engine stopped")
 class Fan:
     """The running continuations of one place."""
 
-    session: WholeSession  # where they are saved
-    new: NewNode  # the node that each begins with
+    session: WholeSession  # the session in which they are saved
+    new: NewNode  # the node to add for each
     kind: ColumnKind  # drawn, or found by a beam search
     wanted: int  # how many
     rules: BeamRules = field(default_factory=BeamRules)  # length penalty and early stopping of a beam search
     note: str = ""  # progress or fault, in words
-    strands: list[Answer] = field(default_factory=list)  # those that have a node
+    strands: list[Answer] = field(default_factory=list)  # the continuations that have a node already
     scores: list[float] = field(default_factory=list)  # of beams, in the order of `strands`
     beams: tuple[Column, ...] = ()  # the beams of a running search, best first
     running: bool = True
     ended: set[int] = field(default_factory=set)  # nodes of the strands that have ended
     reused: int = 0  # tokens of the prompt found in the cache
     computed: int = 0  # tokens of the prompt that were computed
-    began: float = field(default_factory=time.monotonic)  # when a model was there
+    began: float = field(default_factory=time.monotonic)  # time when the model was ready
 
     def segments(self) -> list[Segment]:
-        """The path up to the place."""
+        """The segments of the path before the place."""
         path = self.session.tree.path(self.new.parent_id)
         if path and self.new.at_token is not None:
             path[-1] = replace(path[-1], stop=self.new.at_token)
@@ -59,7 +59,7 @@ class Fan:
         return ("… " if len(words) > BEFORE_WORDS else "") + " ".join(words[-BEFORE_WORDS:])
 
     def view(self) -> Columns:
-        """What the window shows."""
+        """The continuations as the window shows them."""
         columns = tuple(self._column(i, strand) for i, strand in enumerate(self.strands)) or self.beams
         return Columns(self.session.id, self.kind, self.before(), self.wanted, columns, self.running, self.note)
 
@@ -96,26 +96,26 @@ class Fan:
 
 @dataclass(slots=True)
 class Endings:
-    """The last writes of several strands, which can be retried together; none is written twice."""
+    """The last writes of several continuations, which can be retried together; none is written twice."""
 
     left: list[Ending]
     session: WholeSession
 
     @property
     def node_id(self) -> int:
-        """The node of the first write that is left."""
+        """The node of the first pending write."""
         return self.left[0].node_id if self.left else -1
 
     @property
     def texts(self) -> list[str]:
-        """The texts that are still to be written."""
+        """The texts of the pending writes."""
         return [ending.text for ending in self.left]
 
     async def save(self, store: SessionStore) -> None:
-        """Writes all that are left.
+        """Runs all pending writes.
 
         Raises:
-            StoreError: Some could not be written; they are kept for the next call.
+            StoreError: Some failed; they stay pending for the next call.
         """
         failed: list[Ending] = []
         fault: StoreError | None = None
@@ -132,7 +132,7 @@ class Endings:
             raise fault
 
 
-SEARCHED_TOKENS = 32  # of one beam at most; a kept one can be continued
+SEARCHED_TOKENS = 32  # longest beam; one that is kept can be continued
 
 
 def beam_options(asked: GenerationOptions, fan: Fan) -> BeamOptions:
@@ -142,7 +142,7 @@ def beam_options(asked: GenerationOptions, fan: Fan) -> BeamOptions:
         length_penalty=fan.rules.length_penalty,
         early_stopping=fan.rules.early_stopping,
         max_tokens=SEARCHED_TOKENS,
-        eos_token_ids=asked.eos_token_ids,  # with those of the chat format; None beside a grammar
+        eos_token_ids=asked.eos_token_ids,  # including those of the chat format; None with a grammar
         ignore_eos=asked.ignore_eos,
         stop=asked.stop,
         grammar=asked.grammar,
@@ -151,7 +151,7 @@ def beam_options(asked: GenerationOptions, fan: Fan) -> BeamOptions:
 
 
 def own_tokens_before(fan: Fan) -> int:
-    """Tokens of the answer before the place, without the template's."""
+    """The number of tokens of the answer before the place, without template tokens."""
     own = 0
     for segment in reversed(fan.segments()):
         run = fan.session.segment_run(segment)

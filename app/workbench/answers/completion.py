@@ -1,4 +1,4 @@
-"""The end of an answer: its last write, its stored statistics, and what a failure is called."""
+"""The end of an answer: its last write, its stored statistics, and the names of failures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Ending(Struct, frozen=True):
     stats: Mapping[str, Any]
     text: str
     recorder: Recorder | None
-    cut: Finish = Finish.NONE  # what ended it, if not the model
+    cut: Finish = Finish.NONE  # the reason if the model did not end it itself
 
     @property
     def texts(self) -> list[str]:
@@ -58,7 +58,7 @@ class Ending(Struct, frozen=True):
         """Writes the remaining tokens, then closes the node.
 
         Raises:
-            StoreError: It cannot be written now; nothing is lost.
+            StoreError: The write failed; nothing is lost.
         """
         if self.recorder is not None:
             await self.recorder.close(self.cut)
@@ -92,7 +92,7 @@ def write_elsewhere(title: str, question: str, answers: Sequence[str]) -> Path |
 
 
 def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:
-    """How an answer was made, as it is stored with the node."""
+    """The statistics and provenance of an answer, as stored with its node."""
     options = answer.options
     seconds = answer.last_token - (answer.first_token or 0.0)
     logprob = float(np.sum(run.logprob[len(run) - answer.made :])) if answer.made else math.nan
@@ -112,7 +112,7 @@ def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:
         stats[REPEATED] = answer.repeats.outcome(ids, ended=answer.finish not in CUT_SHORT)
     if answer.changed:
         stats[CHANGED] = list(answer.changed)
-    if answer.reused or answer.computed:  # else the prompt was not read
+    if answer.reused or answer.computed:  # both are 0 if the prompt was not read
         stats |= {"reused": answer.reused, "computed": answer.computed}
     if answer.guesses is not None:
         stats["drafted"], stats["accepted"] = answer.guesses
@@ -158,7 +158,7 @@ def record_outcome(answer: Answer) -> None:
 
 
 def _another_tokenizer(fault: OtherTokenizerError) -> str:
-    """The message for a path that another tokenizer wrote, with the ways on."""
+    """The message for a path that another tokenizer wrote, and what to do about it."""
     if fault.name:
         words = translate(
             "Workbench",

@@ -49,7 +49,7 @@ from ui import (
 
 log = logging.getLogger(__name__)
 MOST_COLUMNS = 16
-DRAWN_TOKENS = 64  # of one column at most; the one that is kept can go on
+DRAWN_TOKENS = 64  # longest column; one that is kept can be continued
 
 
 @dataclass(eq=False, repr=False)
@@ -64,8 +64,8 @@ class Continuations:
     _running: RunningAnswers
     _streaming: Streaming  # resolves options
     _tokeniser: Tokeniser  # text to ids
-    _windows: Windows  # are told of columns and their tokens
-    # the last one of each session, while anything refers to it
+    _windows: Windows  # show columns and their tokens
+    # the last one of each session, as long as anything refers to it
     _last: WeakValueDictionary[int, Fan] = field(default_factory=WeakValueDictionary, init=False)
 
     async def continue_many(self, session_id: int, node_id: int, index: int | None, n: int) -> None:
@@ -98,7 +98,7 @@ class Continuations:
             self._last[fan.session.id] = fan
             fan.note = translate("Workbench", STARTING) if self._supervisor.running is None else ""
             self._show(fan)
-            asked = self._setups.asked(target.session)  # now: they may change while a model is loaded
+            asked = self._setups.asked(target.session)  # read now: they may change while a model is loaded
             claimed.options, claimed.back = with_seed(asked.preset), fan.new.parent_id
             self._running.take_stack(claimed, asked.adapters)
             work = self._draw(fan, claimed, asked) if kind is ColumnKind.DRAWS else self._search(fan, claimed, asked)
@@ -119,7 +119,7 @@ class Continuations:
     # ---- helpers ------------------------------------------------------------------------------------------------------
 
     async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[AdaptedModel, list[int]]:
-        """The model, and the ids before the place, all scored."""
+        """The model, and the ids before the place, which are scored first."""
         model = claimed.model = await self._supervisor.model()
         fan.note, fan.began = "", time.monotonic()
         self._supervisor.busy(True)
@@ -146,7 +146,7 @@ class Continuations:
         adapted, prompt = await self._prompt(fan, claimed)
         model, options = adapted.model, self._streaming.resolve(claimed, asked, adapted)
         most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
-        options = replace(options, max_tokens=most, speculative=None)  # they share one forward per step already
+        options = replace(options, max_tokens=most, speculative=None)  # the continuations share one forward per step already
         if options.sampling.temperature == 0.0:
             raise Refusal(
                 translate("Workbench", "the temperature is 0, so all continuations would be the same. Raise it, or use beams")
@@ -270,7 +270,7 @@ class Continuations:
                 continue
             try:
                 await self._store.discard_node(strand.node_id)
-            except StoreError as fault:  # the empty node stays
+            except StoreError as fault:  # leaves the empty node
                 log.info("an empty continuation stays: %s", fault)
             else:
                 fan.session.forget(strand.node_id)

@@ -37,12 +37,12 @@ _SETTINGS = {field.name for field in fields(SamplingOptions)}
 class Drawings:
     """Looks up draws (`ui.port.DrawingCommands`)."""
 
-    _store: SessionStore  # has the names of models
+    _store: SessionStore  # names of models
     _supervisor: Supervisor
     _sessions: OpenSessions
     _vocabulary: Vocabulary
     _adapters: Adapters  # loads a session's adapters
-    _running: RunningAnswers  # has the options of running answers
+    _running: RunningAnswers  # options of running answers
 
     async def find(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         session = await self._sessions.whole(session_id, node_id)
@@ -52,7 +52,7 @@ class Drawings:
         node, offset = place
         model = self._supervisor.running
         mine = None if model is None else await self._numbers_now(session, model)
-        theirs = node.kv_fingerprint or mine  # the running model writes an open node
+        theirs = node.kv_fingerprint or mine  # an open node is written by the running model
         made = made_of(node)
         said = mapping_of(made.get("options")) or node.stats
         seed, branch, sampling = (said.get(name) for name in ("seed", "branch", "sampling"))
@@ -219,7 +219,7 @@ class Drawings:
             yield await self._adapters.adapted(session, model)
 
     def _settings(self, held: object) -> SamplingOptions | None:
-        """Stored sampling options without unknown names (of a newer version); None if they are not valid."""
+        """The stored sampling options, without names that only a newer version knows; None if they are not valid."""
         if not isinstance(held, Mapping):
             return None
         values: dict[str, Any] = {name: value for name, value in held.items() if name in _SETTINGS}

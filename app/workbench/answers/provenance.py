@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from runtime import ModelInfo, ResolvedOptions
 
 Int32 = npt.NDArray[np.int32]
-MADE = "made"  # in a stored answer's stats
-REPEATED = "repeated"  # likewise: the answer that it repeats, and where it differs
+MADE = "made"  # key in the stats of a stored answer
+REPEATED = "repeated"  # likewise: which answer it repeats, and where it differs
 CHANGED = "changed"  # likewise: options that differ from those of the answer that it continues
 CUT_SHORT = frozenset({"cancelled", "engine_died", "error", "app_ended"})  # finish reasons of answers that were cut off
 
@@ -31,7 +31,7 @@ SEARCHED = "beams"  # the kind of an answer that a beam search found
 
 
 def made_with(resolved: ResolvedOptions, adapted: AdaptedModel, asked: Asked, *, seed_was_chosen: bool) -> dict[str, Any]:
-    """The provenance of an answer that begins: every option with its source, the seed, and the model."""
+    """The provenance of a new answer: every option with its source, the seed, and the model."""
     info = adapted.model.info
     sources: dict[str, list[str]] = {}
     for name, source in resolved.sources.items():
@@ -58,7 +58,7 @@ def found_with(options: BeamOptions, made: Mapping[str, Any]) -> dict[str, Any]:
     """The provenance of an answer that a beam search found.
 
     Args:
-        options: Of the search.
+        options: The options of the search.
         made: The provenance of a drawn answer; the options that a search does not have are left out.
     """
     plain = {f.name: _plain(getattr(options, f.name)) for f in fields(options)}
@@ -146,7 +146,7 @@ class Repeat(Struct, frozen=True):
     """An answer to be repeated exactly."""
 
     of: int  # the node of the original
-    made: Mapping[str, Any]  # what is stored of it; see `made_with`
+    made: Mapping[str, Any]  # its stored provenance; see `made_with`
     options: GenerationOptions  # the original's
     ids: Int32  # the original's generated tokens, ``(n,)``
 
@@ -166,7 +166,7 @@ class Repeat(Struct, frozen=True):
         if not 0 < count <= len(run):
             words = translate("Workbench", "{0:,} tokens were generated but {1:,} are left; regenerate the answer instead")
             raise InvalidRequestError(words.format(count, len(run)))
-        if node.finish_reason in CUT_SHORT:  # compared as far as it was written
+        if node.finish_reason in CUT_SHORT:  # an answer that was cut off is compared as far as it was written
             options = replace(options, max_tokens=count)
         return cls(node.id, made, options, run.ids[len(run) - count :])
 
@@ -175,7 +175,7 @@ class Repeat(Struct, frozen=True):
 
         Args:
             ids: The tokens generated this time, ``(m,)``.
-            ended: Whether the repetition ended by itself; a stopped one is compared as far as it came.
+            ended: Whether the repetition ended by itself; a stopped one is compared up to its last token.
         """
         same = min(len(ids), len(self.ids))
         differing = np.flatnonzero(ids[:same] != self.ids[:same])

@@ -1,4 +1,4 @@
-"""How an answer was made, in words, and why it cannot be made again exactly."""
+"""The provenance of an answer in words, and the reason why it cannot be repeated exactly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOUND = QT_TRANSLATE_NOOP(
 NOTHING_MADE = QT_TRANSLATE_NOOP(
     "Workbench", "there is nothing to repeat: the model said nothing here; regenerate the answer instead"
 )
-ENDS = {  # what ended an answer, by its stored name
+ENDS = {  # the reason why an answer ended, by its stored name
     "eos": QT_TRANSLATE_NOOP("Workbench", "the model's end token"),
     "stop": QT_TRANSLATE_NOOP("Workbench", "a stop text"),
     "length": QT_TRANSLATE_NOOP("Workbench", "the length limit"),
@@ -59,7 +59,7 @@ def refusal(node: NodeRow, adapted: AdaptedModel | LanguageModel | None = None) 
 
 
 def _another(made: Mapping[str, Any], adapted: AdaptedModel | LanguageModel) -> str:
-    """Why the model now is not the one that made an answer; "" if it is the same."""
+    """How the current model differs from the one that made an answer; "" if it is the same."""
     model = adapted.model if isinstance(adapted, AdaptedModel) else adapted
     numbers = adapted.fingerprint if isinstance(adapted, AdaptedModel) else model.info.numbers_fingerprint
     if numbers == made.get("fingerprint"):

@@ -33,7 +33,7 @@ AGAIN = QT_TRANSLATE_NOOP(
 
 
 class _Lost(Struct, frozen=True):
-    """The answers that an engine took with it."""
+    """The answers that a dead engine left unfinished."""
 
     session: WholeSession
     node_ids: Sequence[int]
@@ -48,15 +48,15 @@ class _Lost(Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class Reopening:
-    """Restarts the engine for the session whose answer it took with it. All members belong to the window's loop."""
+    """Restarts an engine that died during an answer, for that session. All members belong to the window's loop."""
 
     _sessions: OpenSessions
     _supervisor: Supervisor  # starts the engine
     _adapters: Adapters  # loads the session's adapters
-    _running: RunningAnswers  # reports ended answers; a running one starts the engine by itself
+    _running: RunningAnswers  # reports ended answers; a running answer starts the engine itself
     _tasks: BackgroundTasks
-    _windows: Windows  # are told of it
-    # sessions that were reopened, without a good answer since
+    _windows: Windows  # show the note
+    # reopened sessions that have had no successful answer since
     _tried: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:

@@ -25,12 +25,12 @@ def resolve_answer(answer: Answer, asked: Asked, adapted: AdaptedModel, call: Ma
 
     Args:
         answer: Its options so far are its preset's (see `with_seed`), or those of the answer that it repeats.
-        asked: The session's options and adapters when it began.
+        asked: The session's options and adapters when the answer began.
         adapted: The model that answers.
         call: By the names of `GenerationOptions.from_mapping`; takes precedence over the session.
 
     Raises:
-        InvalidRequestError: It repeats another answer, and this model cannot.
+        InvalidRequestError: It repeats another answer, which this model cannot.
     """
     if answer.repeats is not None:
         why = refusal(answer.session.tree.nodes[answer.repeats.of], adapted)  # the model may have changed meanwhile
@@ -57,7 +57,7 @@ def with_seed(preset: GenerationOptions) -> GenerationOptions:
     return replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
 
 
-_PLAIN: Final = ("stop", "seed", "branch")  # not max_tokens, which counts from each continuation on
+_PLAIN: Final = ("stop", "seed", "branch")  # without max_tokens, which counts anew in each continuation
 _BY_HAND: Final = frozenset({"call", "session"})
 _OF_A_MODEL: Final = frozenset({"model", "format"})
 
@@ -116,7 +116,7 @@ class Continued(Struct, frozen=True):
                 taken[name], sources[name] = value, then.get(name, "default")
         try:
             options = _with(now.options, taken)
-        except InvalidRequestError:  # they contradict options set since
+        except InvalidRequestError:  # kept options contradict those set since
             options, sources = now.options, dict(now.sources)
         if self.again and (options.seed, options.branch) == (self.options.seed, self.options.branch):
             options, sources["seed"] = replace(options, seed=fresh_seed(), branch=0), "default"
@@ -129,7 +129,7 @@ class Continued(Struct, frozen=True):
         return {str(name): str(source) for source, names in listed for name in names}
 
     def _others(self, now: GenerationOptions, asked: Asked) -> list[str]:
-        """Output format and adapters, in words, if they differ; the current ones are used."""
+        """The output format and adapters, in words, if they have changed; the current ones are used."""
         found = [] if now.grammar == self.options.grammar else [translate("Workbench", "the output format")]
         stack = stack_made_with(self.made)
         if _uses(stack) != _uses(asked.adapters):

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 STATUS_SECONDS = 0.25  # between two updates of the status bar while an answer runs
 STARTING = QT_TRANSLATE_NOOP("Workbench", "starting the engine…")
-LONG_PROMPT = 256  # tokens still to be read from which on progress is shown
+LONG_PROMPT = 256  # progress is shown while at least this many tokens are still to be read
 
 Prepare = Callable[[AdaptedModel], Awaitable[TokenRun]]  # the tokens that a node begins with: header, picked token
 
@@ -62,13 +62,13 @@ class Streaming:
     _running: RunningAnswers
     # options by the names of `GenerationOptions.from_mapping`; they take precedence over the session's
     _call: Mapping[str, Any]
-    _windows: Windows  # are told of tokens and turns
+    _windows: Windows  # show tokens and turns
 
     def __post_init__(self) -> None:
         self._supervisor.subscribe(self._tell_start)
 
     async def model(self) -> LanguageModel:
-        """The model that would answer, loaded first if none runs.
+        """The model for answers; loads it if none runs.
 
         Raises:
             Refusal: It cannot be loaded.
@@ -79,7 +79,7 @@ class Streaming:
             raise Refusal(not_loaded(fault)) from fault
 
     async def adapted(self, answer: Answer, model: LanguageModel) -> AdaptedModel:
-        """The model under the adapters of an answer, which are loaded, and stay loaded until it ends.
+        """The model under the adapters of an answer; loads them, and keeps them loaded until the answer ends.
 
         Raises:
             RuntimeFault: One of them cannot be used.
@@ -91,7 +91,7 @@ class Streaming:
         return resolve_answer(answer, asked, adapted, self._call)
 
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
-        """Streams the answer of an open node; returns when it has ended, also where it failed.
+        """Streams the answer of an open node; returns when it has ended or failed.
 
         Raises:
             StoreError: Its end could not be written; `settle` tries again.
@@ -202,7 +202,7 @@ class Streaming:
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
 
     def _tell_start(self) -> None:
-        """Shows how far the engine's start is in answers that wait for it."""
+        """Shows the progress of the engine's start in the answers that wait for it."""
         if self._supervisor.state is not EngineState.STARTING:
             return
         for answer in self._running:
@@ -212,13 +212,13 @@ class Streaming:
                 self._windows.tell(TurnChanged(session.id, session.last_turn()))
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
-        """Takes the counters of a prompt, after `before` tokens computed earlier; shows the progress of a long one."""
-        if answer.node_id not in answer.session.states:  # a late report: the answer has ended
+        """Updates a prompt's counters, of which `before` tokens were computed earlier; shows the progress of a long one."""
+        if answer.node_id not in answer.session.states:  # late: the answer has ended
             return
         answer.request = progress.request
         if progress.computed is not None and progress.reused is not None:
             answer.computed = before + progress.computed
-            answer.reused = max(progress.reused - before, 0)  # tokens computed a moment ago are found, but they saved nothing
+            answer.reused = max(progress.reused - before, 0)  # of the cached tokens, `before` were computed for this answer
         session, node_id = answer.session, answer.node_id
         if note := reading_note(progress):
             session.notes[node_id] = note
@@ -244,7 +244,7 @@ class Streaming:
         session.model_changed = session.model_changed and not (answer.hopeless or answer.unloaded or answer.foreign)
         run = session.runs.get(node_id, EMPTY)
         if answer.recorder is None and given.fingerprint is not None and began(run):
-            answer.recorder = Recorder(self._store, node_id, given.fingerprint)  # without a model: the pick is kept
+            answer.recorder = Recorder(self._store, node_id, given.fingerprint)  # no model ran: keeps the picked token
             answer.recorder.add(run)
         elif answer.recorder is None:
             session.runs[node_id] = run = EMPTY  # as on the disk

@@ -13,8 +13,8 @@ from runtime import GenerationOptions, SamplingOptions
 from ui import Refusal, translate
 
 TITLE_LENGTH: Final = 60  # characters
-_OPENED_TOKENS: Final = 16  # at the end of a prompt, where a template may open the reasoning
-_TURNS, _CHARACTERS = 4, 800  # of a conversation that a model reads, and of each turn
+_OPENED_TOKENS: Final = 16  # last tokens of a prompt, in which a template may open the reasoning
+_TURNS, _CHARACTERS = 4, 800  # turns of a conversation that a model reads, and characters of each
 _OPTIONS: Final = GenerationOptions(max_tokens=400, sampling=SamplingOptions(temperature=0.0))  # a model may think first
 _MARKS: Final = re.compile(r"(?m)^\s*(?:#{1,6}|>|[-*+])\s+|\*\*|`")
 

@@ -1,8 +1,8 @@
 """The common parts of two token sequences, in order: for 100,000 tokens in a fraction of a second.
 
-Patience diff (Bram Cohen; also git's): runs of tokens that occur once on either side are matched first, the longest chain
-of them that keeps the order (Fredman 1975) splits the problem, and what is left between two of them is small enough for
-difflib. No recursion.
+Patience diff (Bram Cohen; also in git): first matches runs of tokens that occur exactly once on each side. The longest chain
+of matches in the same order (Fredman 1975) splits the problem; the gaps between them are small enough for difflib. No
+recursion.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[np.int64]
-GRAMS: Final = (8, 3, 1)  # lengths of the runs that are looked for
-SMALL: Final = 1 << 14  # pairs of tokens that difflib may look at
+GRAMS: Final = (8, 3, 1)  # lengths of the runs to match, tried in this order
+SMALL: Final = 1 << 14  # largest gap for difflib, as a product of both lengths
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)  # multiplies a hash; any odd number with many digits does
 
 
@@ -51,7 +51,7 @@ def matches(left: Ids, right: Ids) -> list[Match]:
         starts = [(a, b), *((a + x + size, b + y + size) for x, y, size in anchors)]
         ends = [*((a + x, b + y) for x, y, _ in anchors), (a_end, b_end)]
         found.extend(Match(a + x, b + y, size) for x, y, size in anchors)
-        if anchors:  # else the whole range differs
+        if anchors:  # otherwise the whole range differs
             stack.extend((a0, a1, b0, b1) for (a0, b0), (a1, b1) in zip(starts, ends, strict=True))
     return _joined(found)
 
@@ -70,7 +70,7 @@ def _small(left: Ids, right: Ids, a: int, a_end: int, b: int, b_end: int) -> lis
 
 
 def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
-    """Runs that occur once on either side, in the same order and without overlap; maybe empty."""
+    """Runs that occur exactly once on each side, in the same order and without overlap; may be empty."""
     for size in GRAMS:
         if min(len(left), len(right)) < size:
             continue
@@ -83,7 +83,7 @@ def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
         for a_at, b_at in chain:
             if kept and (a_at < kept[-1][0] + size or b_at < kept[-1][1] + size):
                 continue
-            if np.array_equal(left[a_at : a_at + size], right[b_at : b_at + size]):  # not only the hashes are equal
+            if np.array_equal(left[a_at : a_at + size], right[b_at : b_at + size]):  # compares the tokens: hashes may collide
                 kept.append((a_at, b_at, size))
         if kept:
             return kept
@@ -91,7 +91,7 @@ def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
 
 
 def _once(ids: Ids, size: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Hashes of the runs of `size` tokens that occur once, and their places."""
+    """Hashes and places of the runs of `size` tokens that occur exactly once."""
     hashes = np.zeros(len(ids) - size + 1, np.uint64)
     for offset in range(size):
         hashes = hashes * _ODD + ids[offset : len(ids) - size + 1 + offset].astype(np.uint64)
@@ -101,9 +101,9 @@ def _once(ids: Ids, size: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.i
 
 
 def _rising(a: list[int], b: list[int]) -> list[tuple[int, int]]:
-    """The longest chain of pairs in which `b` ascends as `a` does."""
-    ends: list[int] = []  # by length of chain: the smallest last b
-    last: list[int] = []  # and its index
+    """The longest chain of pairs in which `b` ascends together with `a`."""
+    ends: list[int] = []  # by length of chain: the smallest last value of b
+    last: list[int] = []  # index of that value
     before = [-1] * len(b)
     for index, value in enumerate(b):
         length = bisect_left(ends, value)

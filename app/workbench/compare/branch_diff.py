@@ -1,4 +1,4 @@
-"""Two branches token by token: their common stem, the differences after it, and the probability of either side."""
+"""Compares two branches token by token: common stem, differences after it, and the probability of each side."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Line:
 
     name: str
     pieces: tuple[bytes, ...]
-    template: npt.NDArray[np.bool_]  # ``(n,)`` template tokens and eos, which are not shown
+    template: npt.NDArray[np.bool_]  # ``(n,)`` whether it is a template token or eos, which are not shown
     logprob: npt.NDArray[np.float32]  # ``(n,)`` nats; NaN if not scored
     turns: npt.NDArray[np.bool_]  # ``(n,)`` whether a turn begins
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from runtime import Fit, LanguageModel, ModelComparison, ModelInfo
 
 
-MOST_ROWS = 512  # last tokens of a path whose whole distributions are compared by default: two queries for each
+MOST_ROWS = 512  # last tokens of a path that are compared by whole distributions by default; two queries for each
 UNREAD = QT_TRANSLATE_NOOP("Workbench", "no model has read this path yet: send a message, then there is something to compare")
 
 
@@ -86,7 +86,7 @@ class Comparison:
     async def compare(
         self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
-        """Waits for the comparison that is running or being stopped, in whichever window, before it begins."""
+        """Compares the path shown; first waits for a comparison of any window that is running or being stopped."""
         self._sessions.opened(session_id)
         if self._comparing.locked():
             progress(translate("Workbench", "waiting for another comparison to end"), 0, 0)
@@ -143,7 +143,7 @@ class Comparison:
     async def _left(
         self, session: WholeSession, segments: Sequence[Segment], progress: OnCompared
     ) -> tuple[AdaptedModel, Sequence[AdapterChoice]]:
-        """The model in use under the session's adapters, and these, which may change during the comparison."""
+        """The model in use under the session's adapters, and these adapters, since the session's may change meanwhile."""
         if self._supervisor.running is None:
             progress(translate("Workbench", "starting the engine"), 0, 0)
         try:

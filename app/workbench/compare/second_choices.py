@@ -14,7 +14,7 @@ from ui import AdapterChoice, BackendChoice, SecondChoice, WeightsForm, in_windo
 if TYPE_CHECKING:
     from runtime import ShelfEntry
 
-OTHER_DTYPES = {  # the other precision of an engine; none for MLX from float32: 16 bits are very slow on its CPU
+OTHER_DTYPES = {  # the other precision of each engine; none from float32 on MLX, where 16 bits are slow on a CPU
     ("hf", "float32"): "bfloat16",
     ("hf", "bfloat16"): "float32",
     ("hf", "float16"): "float32",
@@ -40,10 +40,10 @@ def second_choices(
         source: The model in use.
         backends: The engines, the one in use marked.
         entries: The shelf.
-        stack: The session's adapters, also those that are switched off.
+        stack: The session's adapters, including those that are switched off.
         dtype: The dtype of the model in use; "" while none runs.
-        weights: The form of its linear weights.
-        forms: The forms they could have.
+        weights: The form of the linear weights of the model in use.
+        forms: The forms that these weights could have.
         set_weights: The form set for another model, by its name and engine; "": the engine's own.
     """
     now = next((choice.name for choice in backends if choice.chosen), "auto")
@@ -59,7 +59,7 @@ def second_choices(
 def other_models(
     entries: Sequence[ShelfEntry], backends: Sequence[BackendChoice], set_weights: Callable[[str, str], str]
 ) -> list[SecondChoice]:
-    """The choices beside a model on a server: every model of the shelf."""
+    """The choices for a model on a server: every model of the shelf."""
     now = next((choice.name for choice in backends if choice.chosen), "auto")
     return [_other_model(entry, now, backends, set_weights) for entry in entries]
 

@@ -129,7 +129,7 @@ class SimilarSearch:
         try:
             return await maker.vectors([turns.chosen, *turns.others])
         except RuntimeFault as fault:
-            if self._supervisor.running is not model:  # it was replaced, or its end was noticed elsewhere first
+            if self._supervisor.running is not model:  # it was replaced, or another request noticed its end
                 words = translate("Workbench", "the model was changed; try again to compare with the new one")
                 raise Refusal(words) from fault
             if isinstance(fault, EngineDiedError):
@@ -140,7 +140,7 @@ class SimilarSearch:
                 raise Refusal(words.format(maker.done, 1 + len(turns.others))) from fault
             if isinstance(fault, UnsupportedFeatureError):
                 raise ModelRefusal(str(fault)) from fault
-            if isinstance(fault, MemoryBudgetError):  # without its place in the batch
+            if isinstance(fault, MemoryBudgetError):  # drops its place in the batch
                 words = translate("Workbench", "a turn is too long to be compared: {0}")
                 raise Refusal(words.format(str(fault).rpartition("]: ")[2])) from fault
             raise Refusal(str(fault)) from fault
@@ -171,7 +171,7 @@ def _branch_names(session: OpenSession, node_ids: Sequence[int]) -> dict[int, st
     """The outline names of the branches of nodes, by node."""
     names = {
         row.node_id: row.name for row in outline(session.tree, session.tip, session.pruned)
-    }  # of a node in several rows the last part's name
+    }  # a node in several rows has the name of its last part
     nodes, found = session.tree.nodes, {}
     for node_id in node_ids:
         climbed: list[int] = []

@@ -68,17 +68,17 @@ def _turn_text(turn: Turn, rows: Mapping[int, NodeRow]) -> TurnText:
     return TurnText(nodes[-1].id, turn.role, text, any(node.damaged for node in nodes))
 
 
-LONGEST: Final = 4096  # tokens that are read of a turn, or the context if that is smaller
-BATCH_BYTES: Final = 4096  # of text between two reports of progress
+LONGEST: Final = 4096  # most tokens that are read of a turn; less if the context is smaller
+BATCH_BYTES: Final = 4096  # bytes of text between two reports of progress
 BATCH_TURNS: Final = 64
 AROUND: Final = 8  # tokens that a tokenizer may add around a text
 FIRST_TOKENS: Final = ("[CLS]", "<cls>")  # mark models that are trained to summarise a text in its first token
 
-OnDone = Callable[[int, int], None]  # turns, of how many
+OnDone = Callable[[int, int], None]  # turns with a vector, all turns
 
 
 class _Wanted(Struct, frozen=True):
-    """A text whose vector is not cached, cut to what is read."""
+    """A text whose vector is not cached, cut to the tokens that are read."""
 
     key: Key
     text: str
@@ -98,7 +98,7 @@ def poolings_of(model: LanguageModel) -> tuple[Pooling, ...]:
 
 
 class VectorMaker:
-    """Makes the vectors of one comparison. Vectors stay cached, also where it fails.
+    """Makes the vectors of one comparison. They stay cached even if it fails.
 
     Attributes:
         done: Turns with a vector.
@@ -133,7 +133,7 @@ class VectorMaker:
         self._on_done(self.done, len(keys))
 
     async def _cut(self, key: Key, text: str) -> _Wanted:
-        """Cuts a text to the tokens that are read; a text with few bytes has few tokens, and is not counted."""
+        """Cuts a text to the tokens that are read; does not count those of a text with few bytes, which cannot be too long."""
         model, limit = self._adapted.model, limit_of(self._adapted.model)
         if len(text.encode(errors="surrogatepass")) + AROUND <= limit:
             return _Wanted(key, text, 0)
@@ -142,7 +142,7 @@ class VectorMaker:
         while len(ids) > limit:
             pieces = b"".join(map(model.decode_token, ids[:kept]))
             beginning = text[: max(len(pieces.decode(errors="ignore")), 1)]
-            ids, kept = await model.tokenize_async(beginning), kept - AROUND  # a cut word may have more tokens
+            ids, kept = await model.tokenize_async(beginning), kept - AROUND  # a word that was cut may have more tokens
             if len(ids) <= limit or kept <= 0:
                 return _Wanted(key, beginning, tokens)
         return _Wanted(key, text, 0)
@@ -198,7 +198,7 @@ class Vector(Struct, frozen=True):
     """The vector of a text."""
 
     values: npt.NDArray[np.float32]  # ``(hidden,) float32``, of length 1
-    tokens: int = 0  # of the text if it was too long and only its beginning was read; else 0
+    tokens: int = 0  # tokens of a text of which only the beginning was read; 0 if all was read
 
 
 class VectorCache:

@@ -15,7 +15,7 @@ from storage import SessionStore, StoreError
 
 log = logging.getLogger(__name__)
 Uses = Sequence[str | tuple[str, float]] | None  # adapters as a request names them
-PIN: Final = "sessions"  # one pin for all: replacing it also drops unpinned and deleted sessions
+PIN: Final = "sessions"  # one pin for all sessions: replacing it also drops those unpinned or deleted
 
 
 @dataclass(eq=False, repr=False)
@@ -25,7 +25,7 @@ class BlockPins:
     _store: SessionStore  # pinned sessions and their tokens
     _supervisor: Supervisor
     _tasks: BackgroundTasks
-    _keys: dict[int, dict[bytes, None]] = field(default_factory=dict, init=False)  # of blocks, by pinned session
+    _keys: dict[int, dict[bytes, None]] = field(default_factory=dict, init=False)  # keys of blocks, by pinned session
     _refreshing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _pinned_in: LanguageModel | None = field(default=None, init=False)  # the last model that got the pins
 
@@ -43,8 +43,8 @@ class BlockPins:
             self.changed()
 
     async def refresh(self) -> None:
-        """Pins the blocks of the sessions that are pinned now, and no others."""
-        async with self._refreshing:  # one at a time, so that the last one has the newest list
+        """Pins exactly the blocks of the sessions that are pinned now."""
+        async with self._refreshing:  # one at a time, so that the last refresh has the newest list
             await self._refresh()
 
     async def _refresh(self) -> None:
@@ -71,7 +71,7 @@ class BlockPins:
         return any(self._keys.values())
 
     async def saved(self, model: LanguageModel, session_id: int, adapters: Uses, ids: Sequence[int]) -> None:
-        """Pins a path that was just saved, computed under adapters, if its session is pinned."""
+        """Pins a path that was just saved, if its session is pinned; `adapters` are those that it was computed under."""
         async with self._refreshing:
             keys, ends = self._keys.get(session_id), (len(ids), len(ids) - 1)
             if keys is None:

@@ -24,11 +24,11 @@ NO_MODEL: Final = QT_TRANSLATE_NOOP(
 )
 SHOWN_EDGES: Final = 5
 TAIL_TOKENS: Final = 6
-MOST_CHECKED: Final = 2048  # tokens: without the cache they are one forward, which no other request can interrupt
+MOST_CHECKED: Final = 2048  # tokens; computed uncached in one forward, which other requests cannot interrupt
 
 
 class _Kept(Struct, frozen=True):
-    """A pin: in which engine, its number, and how many tokens it holds."""
+    """A pin: its engine, its number, and the number of tokens it holds."""
 
     model: LanguageModel
     pin: int
@@ -106,7 +106,7 @@ class Cache:
             ids = ids[:MOST_CHECKED]
             cached = await model.next_token_logprobs(ids, adapters=adapted.adapters)
             anew = await model.next_token_logprobs_uncached_async(ids, adapters=adapted.adapters)
-        both = np.isfinite(cached) & np.isfinite(anew)  # padded entries of a vocabulary are minus infinity in both
+        both = np.isfinite(cached) & np.isfinite(anew)  # padding of the vocabulary is minus infinity in both
         difference = np.abs(cached[both].astype(np.float64) - anew[both].astype(np.float64))
         return CacheCheck(
             difference=float(difference.max(initial=0.0)),

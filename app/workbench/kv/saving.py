@@ -28,7 +28,7 @@ class BlockSaver:
         self._pins = pins
         self._windows = windows
         self._saving: dict[int, asyncio.Task[None]] = {}  # by session
-        self._next: dict[int, list[Answer]] = {}  # by session: answers that wait for the save before them
+        self._next: dict[int, list[Answer]] = {}  # by session: answers that wait for a save under way
         self._ends: dict[int, dict[int, int]] = {}  # tokens of saved paths, by session and last node
         running.on_end.append(self._save_all)
 
@@ -65,14 +65,14 @@ class BlockSaver:
 
     def _ended(self, session_id: int) -> None:
         del self._saving[session_id]
-        for answer in self._next.pop(session_id, []):  # the first is saved, the others wait again
+        for answer in self._next.pop(session_id, []):  # saves the first; the others wait again
             self.save(answer)
 
     async def _save(self, model: LanguageModel, answer: Answer) -> None:
         session = answer.session
         try:
             ids = session.path_ids(session.tree.path(answer.node_id))
-        except Refusal as refusal:  # unread or damaged: nothing is cached
+        except Refusal as refusal:  # the path is unread or damaged: nothing is saved
             log.info("session %d was not kept: %s", session.id, refusal)
             return
         if not ids or len(ids) > model.info.context_length:
@@ -111,12 +111,12 @@ class BlockSaver:
             self._windows.refresh_status()
 
     async def _ends_of(self, session_id: int) -> dict[int, int]:
-        """Tokens of a session's saved paths by last node, read from the store at first."""
+        """The token counts of a session's saved paths by last node, read from the store once."""
         ends = self._ends.get(session_id)
         if ends is None:
             try:
                 ends = await self._store.saved_ends(session_id)
-            except StoreError as fault:  # then an obsolete short block stays
+            except StoreError as fault:  # an obsolete short block stays
                 log.info("where session %d was saved is not known: %s", session_id, fault)
                 ends = {}
             ends = self._ends.setdefault(session_id, ends)
@@ -146,6 +146,6 @@ class BlockSaver:
             if end is None or (segment.stop is not None and segment.stop < session.runs.length(segment.node.id)):
                 continue  # nothing was saved there, or for another path
             length = len(session.path_ids(path[:at]))
-            if end in (length, length - 1):  # the last drawn token had no KV yet
+            if end in (length, length - 1):  # one less: the last drawn token had no KV
                 return segment.node.id, end
         return None, None

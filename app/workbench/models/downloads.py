@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from runtime import DownloadProgress, Unfinished
 
 log = logging.getLogger(__name__)
-FILE_SECONDS = 1.0  # for which a file is named before another one is
+FILE_SECONDS = 1.0  # a file is named at least this long before another one
 
 
 class Fetched(Struct, frozen=True):
@@ -38,7 +38,7 @@ class Downloads:
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
         self._views: dict[str, Download] = {}
-        self._wanted: dict[str, str] = {}  # by repository: the request, with its revision
+        self._wanted: dict[str, str] = {}  # by repository: the requested `org/name[@revision]`
         self._tasks: dict[str, asyncio.Task[Fetched]] = {}
         self._shown_until: dict[str, float] = {}  # by repository: when another file may be named
         self._closing = False
@@ -53,7 +53,7 @@ class Downloads:
         self._tell_all()
 
     def begin(self, wanted: str, *, adapter: bool = False) -> asyncio.Task[Fetched]:
-        """Begins or resumes a download, or returns the running one. The task raises a refusal if it fails.
+        """Begins or resumes a download; returns its task, or that of the running one. The task raises a refusal if it fails.
 
         Args:
             wanted: ``org/name[@revision]``; without a revision, a known repository means its earlier request.
@@ -91,7 +91,7 @@ class Downloads:
                 freed = await asyncio.to_thread(_discard, repository)
             except RuntimeFault as fault:
                 raise Refusal(str(fault)) from fault
-        if repository not in self._tasks:  # else it was begun again
+        if repository not in self._tasks:  # otherwise it was begun again
             self._views.pop(repository, None)
             self._wanted.pop(repository, None)
             self._tell_all()
@@ -110,7 +110,7 @@ class Downloads:
         try:
             fetched = await stoppable(partial(_fetch, wanted, adapter), partial(self._progress, repository))
         except asyncio.CancelledError:
-            kept = {note.repository: note.kept for note in _unfinished()}  # reads a few folders
+            kept = {note.repository: note.kept for note in _unfinished()}  # reads only a few folders
             self._end(repository, state=DownloadState.PAUSED, done=kept.get(repository, 0), rate=0.0, eta=None, note="")
             raise
         except RuntimeFault as fault:
@@ -141,11 +141,11 @@ class Downloads:
 
     def _progress(self, repository: str, step: DownloadProgress) -> None:
         view = self._views[repository]
-        if step.total:  # none during the lookup: the earlier numbers stay
+        if step.total:  # 0 during the lookup: keeps the earlier numbers
             view = replace(view, done=step.done, total=step.total)
         now = time.monotonic()
         other = step.file and step.file != view.file
-        if not other or now >= self._shown_until.get(repository, 0.0):  # of parallel files one is named
+        if not other or now >= self._shown_until.get(repository, 0.0):  # names one of several parallel files
             self._shown_until[repository] = now + FILE_SECONDS
             view = replace(view, file=step.file, file_done=step.file_done, file_total=step.file_total)
             view = replace(view, step=step.state, note=step.note)
@@ -163,7 +163,7 @@ class Downloads:
         self._windows.tell(DownloadsChanged(tuple(self._views.values())))
 
 
-def _fetch(wanted: str, adapter: bool, progress: Callable[[DownloadProgress], None]) -> Fetched:  # by `partial`
+def _fetch(wanted: str, adapter: bool, progress: Callable[[DownloadProgress], None]) -> Fetched:  # called by `partial`
     from runtime import ShelvedAdapter, fetch_adapter, fetch_any  # loaded here, on the thread
 
     got = fetch_adapter(wanted, progress) if adapter else fetch_any(wanted, progress)

@@ -44,7 +44,7 @@ class Models:
 
     _supervisor: Supervisor  # loads the model
     _settings: Settings  # load options
-    _sessions: OpenSessions  # failed answers may be retried under another model
+    _sessions: OpenSessions  # allow retries of failed answers after a change
     _running: RunningAnswers  # the model does not change during an answer
     _vocabulary: Vocabulary  # of the loaded model
     _tasks: BackgroundTasks
@@ -70,11 +70,11 @@ class Models:
         ]
 
     def _label(self, entry: ShelfEntry) -> str:
-        """A model's title, after the form of its weights if it runs with another one than its own."""
+        """A model's title, preceded by the form of its weights if it runs in another form than its own."""
         running = self._supervisor.running
         if running is None or entry.name != self._supervisor.source or running.info.computed_with == running.info.dtype:
             return entry.title
-        return f"{running.info.options['weights']} · {entry.title}"  # in front, since a long title is cut at its end
+        return f"{running.info.options['weights']} · {entry.title}"  # in front: a long title is cut at its end
 
     def _server_label(self, connection: Connection) -> str:
         """The given name of a model on a server; without one, the name that the server gave."""
@@ -123,7 +123,7 @@ class Models:
         await self._settings.load()
         chosen = self._settings.own.of(name) if choice is None else choice
         if await refused(asyncio.to_thread(find_server, name)) is not None:
-            return LoadPlan(chosen, None)  # it needs no memory here
+            return LoadPlan(chosen, None)  # a model on a server needs no memory here
         options = {key: value for key, value in self._settings.options_for(name, chosen).items() if value is not None}
         entry, fit, forms = await refused(asyncio.to_thread(_reckon, name, options, self._supervisor.backend))
         values = self._settings.values
@@ -158,7 +158,7 @@ def _reckon(name: str, options: Mapping[str, Any], backend: str) -> tuple[ShelfE
 
     shelf = ModelShelf()
     entry = shelf.find(name)
-    if not entry.complete or options.get("offload", "none") != "none":  # with offload the rest stays on the disk
+    if not entry.complete or options.get("offload", "none") != "none":  # with offload, weights that do not fit stay on the disk
         return entry, None, []
     found = fits(shelf.config(name), entry.weights, entry.dtype, entry.backends, None, options=options, prefer=backend)
     if not found:

@@ -18,7 +18,7 @@ class Server:
     """Listens on 127.0.0.1 only (`ui.port.ServerCommands`). All members belong to the windows' loop.
 
     Args:
-        supervisor: Gives the model; a request loads it if none runs.
+        supervisor: Provides the model; a request loads it if none runs.
         windows: Show the address.
     """
 
@@ -75,7 +75,7 @@ class _Thread:
     """Runs the server, so that its clients do not slow the window down.
 
     Attributes:
-        ready: Done when the port answers, or has the fault.
+        ready: Done when the port answers; has the exception if it cannot.
         ended: Done when the port is closed.
     """
 

@@ -89,17 +89,17 @@ def _read_choice(value: object) -> LoadChoice:
 
 log = logging.getLogger(__name__)
 HINTS = frozenset({"tokens", "models"})  # explanations that are shown until dismissed
-HINTS_SETTING = "hints"  # the setting with the dismissed ones
+HINTS_SETTING = "hints"  # the name of the setting that lists the dismissed ones
 SETTING = "settings"
 BUDGET = 4 << 30  # bytes of the block file, for all models together
 LOADED_WITH = (  # fields of LoadOptions
     "device", "dtype", "weights", "context_length", "threads", "draft_model", "chat_format", "chat_template_file",
     "offload", "kv_cache_bytes",
 )  # fmt: skip
-WISHES = ("weights", "context_length", "offload")  # of them, those that a model may ignore
+WISHES = ("weights", "context_length", "offload")  # of these, the options that a model may ignore
 PLAIN = {"offload": "none"}  # values that mean the engine's default, beside "auto", "" and None
 LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {  # name: message for other values, allowed values
+    {  # by name: message for other values, allowed values
         "scheme": (
             QT_TRANSLATE_NOOP("Workbench", "the colours must be one of {0}, not {1!r:.60}"),
             ("system", "light", "dark"),
@@ -191,7 +191,7 @@ class Settings:
                 "chat_format": ["auto", "none", *CHAT_FORMATS],
                 "offload": ["none", "disk"],
                 "draft_model": ["", *models],
-                "preset": ["", *(name for name in self._presets.names if name != OWN)],  # "" means that one
+                "preset": ["", *(name for name in self._presets.names if name != OWN)],  # "" means OWN
             },
             notes=list(self._notes),
             data=await asyncio.to_thread(self._facts),
@@ -226,7 +226,7 @@ class Settings:
         path = self._store.path
         backups = [file for file in (path.parent / "backups").glob("*") if file.is_file() and file.suffix != ".partial"]
         backups.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-        file = path.resolve()  # the write-ahead log is beside the target of a link
+        file = path.resolve()  # the target of a link: the write-ahead log is beside it
         size = sum(each.stat().st_size for each in (file, file.with_name(f"{file.name}-wal")) if each.exists())
         return DataFacts(str(path.parent), size, [file.name for file in backups])
 
@@ -263,7 +263,7 @@ class Settings:
         if damage:
             try:
                 await self._store.set_aside_damage()
-            except StoreError as fault:  # the damage is reported anyway
+            except StoreError as fault:  # logged only: the damage is reported anyway
                 log.warning("what is damaged could not be set aside: %s", fault)
         return [damage_text(row) for row in damage]
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     OnDownload = Callable[[DownloadProgress], None]
 
 PLANS_KEPT = 8
-FOUND = 30  # models of a search at most
-PROPOSED = 3  # models to begin with
+FOUND = 30  # most results of a search
+PROPOSED = 3  # models proposed for a beginning
 
 
 @dataclass(eq=False, repr=False)
@@ -73,9 +73,9 @@ class Shelf:
 
     async def remove(self, name: str) -> int:
         if name == self._supervisor.source and self._supervisor.state not in (EngineState.NONE, EngineState.DIED):
-            # while it loads, its lock may not be held yet
+            # a model that is being loaded may not have its lock yet
             raise Refusal(translate("Workbench", "{0} is in use here; open another model first").format(name))
-        freed = await refused(asyncio.to_thread(_remove, name))  # of a server only the entry is deleted
+        freed = await refused(asyncio.to_thread(_remove, name))  # for a server, deletes only the entry
         await self._settings.own.forget(name)
         self._windows.tell(ModelsChanged())
         return freed
@@ -91,7 +91,7 @@ class Shelf:
         return await refused(self._connect(connection, arguments, server.key))
 
     async def _connect(self, connection: Connection, arguments: dict[str, Any], key: str) -> str:
-        """If cancelled, closes the socket and saves nothing."""
+        """Connects and saves the entry; if cancelled, closes the socket and saves nothing."""
         from runtime import connect_async, keep_connection
 
         async with await connect_async(**arguments) as model:
@@ -223,7 +223,7 @@ def _offers() -> list[Offer]:
     }
     best = {
         model.name for model in (*fitting(PROPOSED), *(() if here else catalogue()[:1]))
-    }  # the smallest, which is here soonest
+    }  # on an empty shelf also the smallest one, which is downloaded soonest
     return [offer_of(model, here, best=model.name in best) for model in catalogue()]
 
 

@@ -29,16 +29,16 @@ from storage import NodeRow
 from ui import Composition, ContextPart, PartKind, Refusal, TextFile, translate
 
 MOST_FILE_BYTES = 1 << 20
-MOST_CHARACTERS = 1 << 16  # of a draft to be scored; checked before it is tokenised
-MOST_SCORED = 1024  # tokens that are computed to score a draft
-SHARE_LEFT = 0.25  # of the context, kept for the answer when turns are left out
+MOST_CHARACTERS = 1 << 16  # longest draft that is scored; checked before it is tokenised
+MOST_SCORED = 1024  # most tokens computed to score a draft
+SHARE_LEFT = 0.25  # share of the context reserved for the answer when turns are left out
 
 
 class _Placed(Struct, frozen=True):
     """A draft at its place."""
 
-    held: list[int]  # ids of the path before it
-    new: NewIds  # ids that it adds
+    held: list[int]  # ids of the path before the draft
+    new: NewIds  # ids that the draft adds
 
 
 @dataclass(eq=False, repr=False)
@@ -47,14 +47,14 @@ class Drafts:
 
     _sessions: OpenSessions
     _supervisor: Supervisor
-    _running: RunningAnswers  # go before the scoring of drafts
+    _running: RunningAnswers  # running answers go before the scoring of drafts
     _copies: Copies  # of the sample, which is never changed
     _windows: Windows
     # token counts of the last draft's files, by model and text
     _counts: dict[tuple[str, str], asyncio.Task[int]] = field(default_factory=dict, init=False)
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> Composition:
-        """Token counts of a draft and its context, without a forward; unknown until the engine runs."""
+        """The token counts of a draft and its context, without a forward; unknown until the engine runs."""
         session = self._sessions.find(session_id)
         used = session.length_before(replaces) if session else 0
         model = self._supervisor.running
@@ -66,7 +66,7 @@ class Drafts:
             return Composition(None, None, used, length, takes_roles=model.info.has_template)
         try:
             of_files, rest, tokens = await self._count(model, files), text, 0
-            if sum(of_files) > model.info.context_length:  # too long anyway: no need to tokenise them in the draft
+            if sum(of_files) > model.info.context_length:  # too long anyway: does not tokenise them in the draft
                 for file in files:
                     rest = rest.replace(file.rstrip(), "", 1)
                 tokens = sum(of_files)
@@ -87,7 +87,7 @@ class Drafts:
             parent, at = session.place(replaces)
             root = _system(session, parent)
             counted = at is None and not session.has_unread_text(parent) and (root is None or root.whole)
-            if counted and used + tokens > model.info.context_length:  # too long for a forward: the path need not be read
+            if counted and used + tokens > model.info.context_length:  # too long for a forward: does not read the path
                 opening = 0 if root is None else session.segment_length(Segment(root, None))
                 return await self._with_parts(composition, model, root, opening, used, tokens)
             whole = await self._sessions.whole(session_id, replaces)
@@ -131,7 +131,7 @@ class Drafts:
         except EngineDiedError:
             await self._supervisor.died(model)
             return None
-        except RuntimeFault:  # sending it reports the fault
+        except RuntimeFault:  # reported when the draft is sent
             return None
         typed = np.flatnonzero(as_run(model, placed.new.user, clean_text(text)).origin == int(Origin.TYPED))
         return scored[int(typed[0]) : int(typed[-1]) + 1] if len(typed) else None
@@ -142,7 +142,7 @@ class Drafts:
         """A text file, read on a thread.
 
         Raises:
-            Refusal: It cannot be read, is no text, or is too large; says so with numbers.
+            Refusal: It cannot be read, is not text, or is too large; gives the numbers.
         """
         return await asyncio.to_thread(_read_text, Path(path))
 
@@ -164,7 +164,7 @@ class Drafts:
             if isinstance(fault, EngineDiedError):
                 await self._supervisor.died(model)
             raise Refusal(str(fault)) from fault
-        before = session.place()[0]  # without a question that did not fit, which will be asked again
+        before = session.place()[0]  # leaves out a question that did not fit, which will be asked again
         turns = session.tree.turns(before)
         system = turns[0] if turns and turns[0].role == "system" else None
         said = turns[1:] if system is not None else turns
@@ -177,7 +177,7 @@ class Drafts:
         session = target.session
         left = session.tip
         with self._running.claim(session):
-            turns = session.tree.turns(target.of(before))  # of the copy, if the session is the sample
+            turns = session.tree.turns(target.of(before))  # in the copy, if the session is the sample
             root = turns[0].tip if turns and turns[0].role == "system" else None
             stats = {LEFT_OUT: (left_out(root.stats) if root is not None else 0) + len(said) - len(kept)}
             last = turns[len(turns) - len(kept) :]
@@ -189,7 +189,7 @@ class Drafts:
     # ---- helpers ------------------------------------------------------------------------------------------------------
 
     async def _count(self, model: LanguageModel, files: Sequence[str]) -> tuple[int, ...]:
-        """Token counts of files: counted once, though the draft changes meanwhile."""
+        """The token counts of files; cached while the draft changes."""
         keys = [(model.info.model_fingerprint, file) for file in files]
         self._counts = {key: count for key, count in self._counts.items() if key in keys}
         return tuple([await asyncio.shield(self._counts.get(key) or self._begin_count(model, key)) for key in keys])
@@ -214,7 +214,7 @@ class Drafts:
             placed = await self._placed(model, session, text, replaces)
         except EngineDiedError:
             raise
-        except RuntimeFault:  # a refusal of the template is reported when the message is sent
+        except RuntimeFault:  # a template's refusal is reported when the message is sent
             placed = None
         if placed is None:
             return composition
@@ -249,11 +249,11 @@ class Drafts:
         Args:
             composition: The result so far.
             model: Counts the tokens of files.
-            root: The system prompt, if any.
-            opening: Its tokens.
-            before: Tokens before the draft, with `opening`.
+            root: The node of the system prompt, if any.
+            opening: Tokens of the system prompt.
+            before: Tokens before the draft, including `opening`.
             draft: Tokens of the draft.
-            warm: How many of all these are cached.
+            warm: Tokens of the prompt that are cached.
         """
         files = 0
         for file in Beginning.of(root).files if root is not None else ():
@@ -272,7 +272,7 @@ class Drafts:
         return replace(composition, parts=tuple(parts), new_tokens=start - warm)
 
     async def _placed(self, model: LanguageModel, session: WholeSession, text: str, replaces: int | None) -> _Placed | None:
-        """The ids before a draft and those it adds; None if it would branch inside another turn."""
+        """The ids before a draft and the ids that it adds; None if it would branch inside another turn."""
         parent, at = session.place(replaces)
         if at is not None:
             return None
@@ -286,13 +286,13 @@ class Drafts:
 
 
 def _system(session: OpenSession, tip: int | None) -> NodeRow | None:
-    """The system prompt of a path."""
+    """The node of a path's system prompt; None if it has none."""
     root = session.tree.root(tip)
     return root if root is not None and root.role == "system" else None
 
 
 async def _unread(model: LanguageModel, session: WholeSession, replaces: int | None) -> int:
-    """Tokens of the turns without ids, less one for each, which is counted already."""
+    """Tokens of the turns without ids, minus one for each, since the path counts such a turn as one token."""
     nodes = [segment.node for segment in session.tree.path(session.place(replaces)[0])]
     texts = [node.text for node in nodes if node.text and not len(session.runs.get(node.id, EMPTY))]
     return sum([len(await model.tokenize_async(text)) - 1 for text in texts])
@@ -308,7 +308,7 @@ def _with_whole_context(composition: Composition, model: LanguageModel) -> Compo
 
 
 def _latest(session: WholeSession, turns: list[Turn], room: float) -> list[Turn]:
-    """The latest turns that fit into `room` tokens and begin with a question."""
+    """The latest turns, from a question on, that fit into `room` tokens."""
     start, length = len(turns), 0
     for place in range(len(turns) - 1, -1, -1):
         length += session.turn_length(turns[place])

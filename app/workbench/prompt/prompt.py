@@ -30,11 +30,11 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 
 class OtherTokenizerError(InvalidRequestError):
-    """The tokens of a path mean something else to the model that should continue it.
+    """The tokens of a path have other bytes in the model that should continue it.
 
     Attributes:
         what: The first differing token, in words.
-        name: The model that wrote them, or "".
+        name: The model that wrote the tokens; "" if unknown.
     """
 
     def __init__(self, what: str, name: str) -> None:
@@ -46,7 +46,7 @@ class OtherTokenizerError(InvalidRequestError):
         self.what, self.name = what, name
 
 
-MARK = "\U000f8f8f"  # placeholder for the turn before; a private-use character, which is never typed
+MARK = "\U000f8f8f"  # placeholder for the previous turn: a private-use character, which is never typed
 
 
 class NewIds(Struct, frozen=True):
@@ -63,10 +63,10 @@ async def render_turn(
     """The ids that the last message (or the last `new` ones together) adds to `held`, and the header after it.
 
     If the rendering does not begin with `held` (the template changes history, or an answer was cut inside a character),
-    the turn before is rendered as a placeholder, and the ids after that are taken: `held` stays verbatim.
+    renders the previous turn as a placeholder, and takes the ids after it: `held` stays verbatim.
 
     Raises:
-        InvalidRequestError: The template refuses the last message, with the others and alone.
+        InvalidRequestError: The template refuses the last message, both with the others and alone.
     """
     if not model.info.has_template:
         return await _as_text(model, held, messages, new)
@@ -101,7 +101,7 @@ async def render_header(model: LanguageModel, messages: Sequence[Message], *, to
 
 
 async def _as_text(model: LanguageModel, held: Sequence[int], messages: Sequence[Message], new: int) -> NewIds:
-    """The new ids for a model without a template: the text as it was typed."""
+    """The new ids for a model without a template: those of the plain text."""
     first = messages[0]["content"] if messages[0]["role"] == "system" and not held else ""
     system = await model.tokenize_async(f"{first}\n\n") if first.strip() else []
     text = "\n".join(message["content"] for message in messages[-new:])
@@ -111,11 +111,11 @@ async def _as_text(model: LanguageModel, held: Sequence[int], messages: Sequence
 async def _as_taken(model: LanguageModel, messages: Sequence[Message], tools: Tools) -> tuple[Sequence[Message], list[int]]:
     """The messages in a form that the template accepts, and their ids.
 
-    Many templates refuse two questions in a row, which a failed answer leaves. An empty answer is put between them, so
-    that the ids of the first stay a prefix; joined questions would change them.
+    Many templates refuse two questions in a row, which a failed answer leaves behind. An empty answer is inserted between
+    them: the ids of the first question stay a prefix, which joining the questions would change.
 
     Raises:
-        InvalidRequestError: The template refuses that too.
+        InvalidRequestError: The template refuses this form too.
     """
     try:
         return messages, await model.render_chat_async(messages, tools=tools, add_generation_prompt=True)
@@ -139,7 +139,7 @@ def with_empty_answers(messages: Sequence[Message]) -> list[Message]:
 async def _after_mark(
     model: LanguageModel, held: Sequence[int], messages: Sequence[Message], tools: Tools, new: int
 ) -> NewIds | None:
-    """The ids that the template writes after a placeholder for the turn before: its end, and the last messages."""
+    """The ids that the template writes after a placeholder for the previous turn: that turn's end and the new messages."""
     before = len(messages) - new - 1
     if before < 0:
         return None
@@ -159,7 +159,7 @@ async def _after_mark(
 def parts_of(model: LanguageModel, ids: list[int], contents: Sequence[str]) -> list[list[int]]:
     """Splits the ids of several messages that were rendered together, each after its content.
 
-    A message whose content the template changed gets one token, so that each has some.
+    A message whose content the template changed gets one token, so that none is empty.
     """
     pieces = [model.decode_token(i) for i in ids]
     ends, data, parts, cut = np.cumsum([len(piece) for piece in pieces]), b"".join(pieces), list[list[int]](), 0
@@ -182,7 +182,7 @@ def _end_of(model: LanguageModel, ids: Sequence[int], data: bytes) -> int | None
 
 
 async def _alone(model: LanguageModel, messages: Sequence[Message], tools: Tools, new: int) -> NewIds:
-    """The last messages' ids without their history."""
+    """The ids of the last `new` messages, rendered without their history."""
     last = messages[-new:]
     full = await model.render_chat_async(last, tools=tools, add_generation_prompt=True)
     closed = await model.render_chat_async(last, tools=tools, add_generation_prompt=False)
@@ -208,17 +208,17 @@ def _close_at_eos(model: LanguageModel, turn: list[int], header: list[int]) -> t
 
 
 def _system_part(model: LanguageModel, ids: list[int]) -> tuple[list[int], list[int]]:
-    """Splits the system prompt from a first turn, after the last eos before its own."""
+    """Splits the system prompt off a first turn, after the last eos before that turn's own."""
     ends = [at for at, token in enumerate(ids[:-1]) if model.is_eos(token)]
     cut = ends[-1] + 1 if ends else 0
     return ids[:cut], ids[cut:]
 
 
 def check_tokens(model: LanguageModel, session: WholeSession, segments: Sequence[Segment]) -> None:
-    """Refuses a path whose ids mean something else to this model.
+    """Refuses a path whose ids have other bytes in this model.
 
     Raises:
-        OtherTokenizerError: With the first differing token.
+        OtherTokenizerError: A token differs; names the first one.
     """
     mine = model.info.numbers_fingerprint
     for segment in segments:
@@ -242,7 +242,7 @@ def _written_by(session: WholeSession, fingerprint: str | None) -> str:
 
 
 def as_run(model: LanguageModel, ids: Sequence[int], content: str) -> TokenRun:
-    """Unscored tokens of a turn: those of `content` have the origin typed, the others template."""
+    """The unscored tokens of a turn: those of `content` have the origin typed, the others template."""
     token_bytes = [model.decode_token(i) for i in ids]
     run = TokenRun.unscored(ids, token_bytes, texts_of(token_bytes), Origin.TEMPLATE)
     # so that a typed "end" is not found in a closing <|im_end|>, eos bytes are replaced by one that no text has
@@ -272,7 +272,7 @@ class Tokeniser:
         self._vocabulary = vocabulary
 
     async def from_known(self, given: Given, session: WholeSession, node: NodeRow, adapted: AdaptedModel) -> TokenRun:
-        """The known tokens that the node begins with; turns before it are tokenised."""
+        """The known tokens with which the node begins; tokenises the turns before it."""
         await self.before(session, adapted, node.id)
         known = given.run if given.fingerprint == adapted.fingerprint else without_numbers(given.run)
         if len(known) and int(known.origin[-1]) == Origin.PICKED and adapted.model.is_eos(int(known.ids[-1])):
@@ -280,7 +280,7 @@ class Tokeniser:
         return known
 
     async def after_user(self, session: WholeSession, node: NodeRow, adapted: AdaptedModel) -> TokenRun:
-        """The header of an answer, which the node begins with; turns before it are tokenised."""
+        """The header of an answer, with which the node begins; tokenises the turns before it."""
         header = await self.before(session, adapted, node.id)
         if header is None:
             turns = session.tree.turns(node.parent_id)
@@ -315,7 +315,7 @@ class Tokeniser:
         model = adapted.model
         await self._vocabulary.learn_adapted(adapted)
         header: list[int] | None = None
-        waiting: list[Turn] = []  # results of one answer's calls, which templates render together
+        waiting: list[Turn] = []  # results of one answer's tool calls, which templates render together
         for count, turn in enumerate(turns, 1):
             if turn.role not in ("user", "tool") or len(session.runs.get(turn.tip.id, EMPTY)):
                 continue
@@ -334,8 +334,8 @@ class Tokeniser:
         return header
 
     async def _keep(self, session: WholeSession, adapted: AdaptedModel, node: NodeRow, run: TokenRun) -> None:
-        """Saves the ids of a turn, before the model gets them."""
-        session.runs[node.id] = run  # first: a write that has begun is finished even if this is cancelled
+        """Saves the ids of a turn before the model reads them."""
+        session.runs[node.id] = run  # first: a write under way is completed even if this is cancelled
         try:
             await self._store.append_chunk(node.id, chunk(run, adapted.fingerprint))
         except StoreError:

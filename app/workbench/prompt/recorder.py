@@ -47,7 +47,7 @@ class Recorder:
             self._last = run[-1:]
 
     async def rescore(self, run: TokenRun, first: int) -> None:
-        """Writes the numbers of tokens that were added without; `first` is their place in the node.
+        """Writes the numbers of tokens that were added without them; `first` is their place in the node.
 
         Raises:
             StoreError: They cannot be written; the tokens stay without numbers.
@@ -59,7 +59,7 @@ class Recorder:
         """Writes the rest; durable on return. Can be retried.
 
         Args:
-            finish: What ended the answer, if not the model; stored with its last token.
+            finish: The reason if the model did not end the answer itself; stored with its last token.
 
         Raises:
             StoreError: The rest cannot be written now; it is kept.
@@ -69,7 +69,7 @@ class Recorder:
             await self._task
         await self._flush()
         last = None if self._last is None else ended_by(self._last, finish)
-        if last is not None and last is not self._last:  # as a newer copy of the token: written rows never change
+        if last is not None and last is not self._last:  # adds a newer copy of the token: written rows never change
             await self._store.rescore(self._node_id, chunk(last, self._fingerprint, self._stored - 1))
             self._last = last
 
@@ -82,9 +82,9 @@ class Recorder:
                 log.info("node %d cannot be saved yet: %s", self._node_id, fault)
 
     async def _flush_whole(self) -> None:
-        """Writes the pending tokens; a write that has begun is finished even if this is cancelled."""
+        """Writes the pending tokens; a write under way is completed even if this is cancelled."""
         flushing = asyncio.ensure_future(self._flush())
-        flushing.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved here: `close` may not wait
+        flushing.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieves it: `close` may not wait
         await asyncio.shield(flushing)
 
     async def _flush(self) -> None:
@@ -120,9 +120,9 @@ SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass
 
 
 def first_unscored(session: WholeSession, segments: Sequence[Segment]) -> int | None:
-    """The place of the first token without numbers along `segments`, not counting the very first, which has none."""
+    """The place of the first token without numbers along `segments`, except the very first, which never has any."""
     runs = [session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in segments]
-    unscored = np.flatnonzero(np.isnan(TokenRun.concat(runs).logprob[1:]))  # by logprob: some servers have no ranks
+    unscored = np.flatnonzero(np.isnan(TokenRun.concat(runs).logprob[1:]))  # by log-probability: some servers give no ranks
     return int(unscored[0]) + 1 if unscored.size else None
 
 

@@ -29,7 +29,7 @@ class TokenBytes:
 
     def _take(self, tokens: list[bytes]) -> None:
         self._tokens = tokens
-        self._lowered: list[bytes] = []  # made by the first search
+        self._lowered: list[bytes] = []  # filled by the first search
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of a token; empty if the vocabulary is not known."""
@@ -51,7 +51,7 @@ class TokenBytes:
         return max((data for data in self._tokens if data and wanted.startswith(data)), key=len, default=b"")
 
     def containing(self, text: str, most: int) -> tuple[int, ...]:
-        """Tokens that contain a text, in any ASCII case: first equal ones, then those that begin with it."""
+        """At most `most` tokens that contain a text, ignoring ASCII case: equal ones first, then those that begin with it."""
         wanted = text.lower().encode(errors="replace")
         if not self._lowered:
             self._lowered = [data.lower() for data in self._tokens]
@@ -81,7 +81,7 @@ class Vocabulary(TokenBytes):
         self._saved: set[str] = set()  # fingerprints under adapters that the store has
 
     async def load(self) -> None:
-        """Reads the saved vocabulary, unless one is loaded; a damaged one is replaced by the next model's."""
+        """Reads the saved vocabulary unless one is loaded; the next model's replaces a damaged one."""
         if not self._tokens:
             digest = await intact(self._store.setting(SETTING))
             self._take((await intact(self._store.vocabulary(digest)) if isinstance(digest, str) else None) or [])
@@ -113,7 +113,7 @@ class Vocabulary(TokenBytes):
         fingerprint, adapters = (info.kv_fingerprint, ()) if adapted is None else (adapted.fingerprint, adapted.adapters)
         known: dict[str, Any] = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
         known |= {"quantisation": info.quantisation} if info.quantisation else {}
-        known["manifest"] = await asyncio.to_thread(_manifest, model, adapters)  # it reads the whole vocabulary
+        known["manifest"] = await asyncio.to_thread(_manifest, model, adapters)  # reads the whole vocabulary
         if await intact(self._store.model(fingerprint)) != known:
             await self._store.save_model(fingerprint, known)
         ran = await fingerprints_that_ran(self._store)
@@ -143,7 +143,7 @@ def with_ids(name: str, value: object, vocabulary: TokenBytes) -> object:
     In `logit_bias` a key is an id in digits, a text, or a text in JSON's quotation marks.
 
     Raises:
-        Refusal: A text is not a token of the last model; with the token that it begins with.
+        Refusal: A text is not a token of the last model; names the token that it begins with.
     """
     if name == "banned_tokens" and isinstance(value, Sequence) and not isinstance(value, str):
         ids = [token for each in value for token in (_ids(each, vocabulary) if isinstance(each, str) else (each,))]

@@ -1,4 +1,4 @@
-"""The branches of a session: shown, hidden, named and compared (`ui.port.BranchCommands`)."""
+"""Shows, hides, names and compares the branches of a session (`ui.port.BranchCommands`)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Branches:
         return session.in_place_of(node_id) in session.tree.nodes
 
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
-        """Shows a path through a turn, with turns before it; changes the path only while no answer runs."""
+        """Shows a path through a turn, with some turns before it; changes the path only while no answer runs."""
         session = self._sessions.opened(session_id)
         if node_id not in session.tree.nodes:
             raise Refusal(translate("Workbench", GONE))
@@ -69,13 +69,13 @@ class Branches:
         return [session.row_text(segments_of(session.tree, row), row.start, row.common) for row in rows]
 
     async def find_rows(self, session_id: int, words: str) -> Sequence[tuple[int, int]]:
-        """Rows that contain these words; texts that are read for this are not kept."""
+        """The rows that contain `words`; texts read for this are not kept."""
         session = self._sessions.opened(session_id)
         texts = {node.id: node.text async for node in every_node(self._store, session)}
         return list(found_in(session.tree, self._rows(session), texts, words))
 
     async def earlier_texts(self, session_id: int) -> Sequence[tuple[int, str, str]]:
-        """Node, role and text of the turns before those shown; read for this and not kept."""
+        """Node, role and text of the turns before the shown ones; texts read for this are not kept."""
         session = self._sessions.opened(session_id)
         turns = session.tree.turns(session.tip)[: session.earlier]
         nodes = [segment.node.id for turn in turns for segment in turn.segments]
@@ -138,7 +138,7 @@ class Branches:
         self._show(session)
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
-        from app.workbench.compare.branch_diff import compare  # difflib and more: the window opens without it
+        from app.workbench.compare.branch_diff import compare  # imports difflib and more: the window opens without it
 
         return await compare(self._store, self._sessions.opened(session_id), left, right)
 
@@ -150,6 +150,6 @@ class Branches:
 
 
 def _visible_tip(session: OpenSession, pruned: Collection[Branch]) -> int | None:
-    """The tip, or if that is hidden the latest visible one, or None."""
+    """The tip; if that is hidden, the latest visible one; None if there is none."""
     hidden = session.tip is not None and is_hidden(session.tree, pruned, session.tip)
     return latest_visible(session.tree, pruned) if hidden else session.tip

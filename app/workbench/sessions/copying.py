@@ -1,4 +1,4 @@
-"""Copies: of the sample before a change, since the sample itself never changes; and of turns under another root."""
+"""Copies the sample before a change, since the sample itself never changes; copies turns under another root."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _NUMBERED = re.compile(r" \(copy(?: \d+)?\)$")
 
 
 class Target(Struct, frozen=True):
-    """The session that a change goes into, and the ids in it of the original's nodes."""
+    """The session to be changed, and its node ids by those of the original."""
 
     session: WholeSession
-    node_ids: Mapping[int, int] | None = None  # None: it is the original
+    node_ids: Mapping[int, int] | None = None  # None: the session is the original
 
     def of(self, node_id: int | None) -> int | None:
-        """The id here of a node of the original."""
+        """The id in this session of a node of the original."""
         return node_id if self.node_ids is None or node_id is None else self.node_ids.get(node_id)
 
     def place(self, node: NewNode) -> NewNode:
-        """A new node of the original, at the same place here."""
+        """A new node for the original, moved to the same place in this session."""
         return replace(node, session_id=self.session.id, parent_id=self.of(node.parent_id))
 
 
@@ -50,8 +50,8 @@ class Copies:
     _store: SessionStore
     _supervisor: Supervisor  # its model must read the sample's tokens
     _sessions: OpenSessions
-    _setups: Setups  # are copied too
-    _windows: Windows  # those that show the sample show its copy afterwards
+    _setups: Setups  # settings of sessions, which are copied too
+    _windows: Windows  # windows with the sample show its copy afterwards
     _copying: set[int] = field(default_factory=set, init=False)  # samples whose copy is being made
 
     async def target(self, session: WholeSession, *, any_model: bool = False) -> Target:
@@ -68,7 +68,7 @@ class Copies:
             return Target(session)
         if session.id in self._copying:
             raise Refusal(translate("Workbench", BUSY))
-        model = self._supervisor.running  # a model that is loading is checked when the answer begins
+        model = self._supervisor.running  # a model that is still loading is checked when the answer begins
         if model is not None and not any_model:
             try:
                 check_tokens(model, session, session.tree.path(session.tip))
@@ -103,11 +103,11 @@ async def begin_with(
     """Copies turns under a new root, and shows them.
 
     Args:
-        sessions: Add the nodes.
+        sessions: Adds the nodes.
         session: The session.
         root: The root of the original.
-        turns: All keep their tokens except the first, which follows other tokens now.
-        stats: More stats of the new root.
+        turns: The turns; all keep their tokens except the first, which follows other tokens now.
+        stats: Additional stats of the new root.
         fingerprint: The fingerprint for the tokens' numbers; None: no turn keeps its tokens.
     """
     beginning = Beginning.of(root) if root is not None else Beginning()
@@ -115,7 +115,7 @@ async def begin_with(
     parent = await sessions.add(session, NewNode(session.id, None, "system", text=beginning.system, stats=kept))
     for place, turn in enumerate(turns):
         run, node = without_numbers(session.turn_run(turn)), turn.tip
-        role: Any = turn.role  # of a stored node, so one that the store knows
+        role: Any = turn.role  # from a stored node, so the store knows it
         new = NewNode(session.id, parent.id, role, text=session.content(turn), finish_reason=node.finish_reason)
         tokenised = fingerprint is not None and place > 0 and len(session.runs.get(node.id, EMPTY))
         parent = await sessions.add(session, new, chunk(run, fingerprint) if tokenised and fingerprint is not None else None)

@@ -1,4 +1,4 @@
-"""The open sessions, in step with the store: opening, listing, naming, choosing a path."""
+"""The open sessions, kept in step with the store: opening, adding nodes, choosing a path, the end of the app."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
 from ui import Refusal, SessionChanged, SessionsChanged, translate
 
 log = logging.getLogger(__name__)
-TIERS_SECONDS = 1.0  # the longest wait for what of a session is in memory and on the disk
+TIERS_SECONDS = 1.0  # longest wait for how much of a session is in memory and on the disk
 
 
 @dataclass(eq=False, repr=False)
@@ -38,8 +38,8 @@ class OpenSessions:
     _tasks: BackgroundTasks
     _windows: Windows
     _open: dict[int, OpenSession] = field(default_factory=dict, init=False)
-    _trashed: set[int] = field(default_factory=set, init=False)  # of the open ones
-    # a session that is being created must not be deleted as an unused one
+    _trashed: set[int] = field(default_factory=set, init=False)  # open sessions in the trash
+    # protects a session that is being created from deletion as an unused one
     _creating: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     # a sentence for each answer that could not be saved before the end
     unsaved: list[str] = field(default_factory=list, init=False)
@@ -67,13 +67,13 @@ class OpenSessions:
         session = self._open.get(session_id)
         if session is None:
             session = WholeSession(await stored(self._store.load_shape(session_id)))
-            session = self._open.setdefault(session_id, session)  # another call may have opened it
+            session = self._open.setdefault(session_id, session)  # another call may have opened it meanwhile
         await read(self._store, session, session.missing())
         await read_names(self._store, session)
         await self._setups.load(session)
         if window is not None:
             window.shown = session
-        if session.is_read:  # else not now: the shown part goes first, a command reads the rest
+        if session.is_read:  # if not read yet, the shown part goes first and a command reads the rest
             await self.find_warm(session)
         return session
 
@@ -93,7 +93,7 @@ class OpenSessions:
         return await read_whole(self._store, session, session.tip, node_id)
 
     async def create(self, window: Window) -> OpenSession:
-        """An empty session for a window: an open one that is unused, else a new one."""
+        """An empty session for a window: an unused open one, else a new one."""
         async with self._creating:
             empty = next((each.id for each in self._open.values() if self._is_free(each, window)), None)
             session_id = await stored(self._store.create_session(UNTITLED)) if empty is None else empty
@@ -134,7 +134,7 @@ class OpenSessions:
         except Refusal:
             session.tip = before  # as in the store
             raise
-        if before != session.tip and not session.overflowed(before):  # an overflowed one stays: it explains its question
+        if before != session.tip and not session.overflowed(before):  # an overflowed answer stays: it explains its question
             await self.drop_failed(session, before)
         await read(self._store, session, session.missing())
         await self.find_warm(session)
@@ -169,7 +169,7 @@ class OpenSessions:
         return row
 
     async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:
-        """Removes an answer that failed before its first token; another one has its place."""
+        """Removes an answer that failed before its first token, since another one replaces it."""
         if node_id is not None and session.failed_to_begin(node_id):
             await self.take_back(session, node_id)
 
@@ -177,17 +177,17 @@ class OpenSessions:
         """Removes an empty answer."""
         try:
             await self._store.discard_node(node_id)
-        except StoreError as fault:  # the empty node stays
+        except StoreError as fault:  # leaves the empty node
             log.info("a failed answer stays: %s", fault)
         else:
             session.forget(node_id)
 
     async def refresh(self, session: OpenSession) -> None:
-        """Reads again what an answer has changed on the disk and in the engine."""
+        """Reads again the parts of a session that an answer has changed on the disk and in the engine."""
         held = [node.id for node in session.tree.held()]
         try:
             rows = await self._store.load_nodes(session.id, held, after=max(session.tree.nodes, default=0))
-        except StoreError as fault:  # the view stays; the next command reports the store's fault
+        except StoreError as fault:  # keeps the view; the next command reports the store's fault
             log.warning("session %d could not be read again: %s", session.id, fault)
         else:
             for row in rows:
@@ -203,7 +203,7 @@ class OpenSessions:
         return first
 
     def allow_retries(self) -> None:
-        """Allows to retry answers that failed for good, since another model or engine was chosen."""
+        """Allows retries of answers that failed for good, after another model or engine was chosen."""
         for session in self._open.values():
             session.model_changed = True
         for session in self._windows.shown():
@@ -226,7 +226,7 @@ class OpenSessions:
         try:
             adapters = stack_of_session(session)
             match = await asyncio.wait_for(model.prefix_match_async(ids, adapters=adapters), TIERS_SECONDS)
-            if session.tip == tip:  # else another path is shown by now, with a request of its own
+            if session.tip == tip:  # otherwise another path is shown by now, with its own request
                 session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
         except EngineDiedError:
             await self._supervisor.died(model)
@@ -234,7 +234,7 @@ class OpenSessions:
             log.info("no warm prefix: %s", str(fault) or "the engine takes its time")
 
     async def settle(self, write: Callable[[OpenSession], Awaitable[None]]) -> None:
-        """Retries failed writes before the end of the app; texts that fail again go into another file (`unsaved`)."""
+        """Retries failed writes before the end of the app; writes texts that fail again into another file (`unsaved`)."""
         for session in self._open.values():
             try:
                 await write(session)
@@ -279,7 +279,7 @@ class OpenSessions:
             before = session.warm, session.stored
             model = self._supervisor.running
             if model is not None and lacks_adapters(session, model):
-                try:  # the fingerprint of KV needs them loaded, and the next answer need not wait
+                try:  # the fingerprint of KV needs loaded adapters; also saves the next answer the wait
                     await self._adapters.adapted(session, model)
                 except EngineDiedError:
                     await self._supervisor.died(model)
@@ -296,7 +296,7 @@ def _rescued(session: OpenSession, refusal: Refusal) -> str:
 
     If no folder takes it, the text itself follows after an empty line.
     """
-    assert session.unsaved is not None  # else there was nothing to write
+    assert session.unsaved is not None  # the write that failed is kept there
     fault, texts = refusal.__cause__ or refusal, session.unsaved.texts
     asked = [turn for turn in session.tree.turns(session.tip) if turn.role == "user"]
     file = write_elsewhere(session.title, asked[-1].tip.text if asked else "", texts)

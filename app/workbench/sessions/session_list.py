@@ -49,14 +49,14 @@ class SessionList:
 
     _store: SessionStore
     _sessions: OpenSessions
-    _running: RunningAnswers  # the trash stops a session's answer
-    _vocabulary: Vocabulary  # is loaded before a session is shown
-    _pins: BlockPins  # are told of changed pins
+    _running: RunningAnswers  # moving a session into the trash stops its answer
+    _vocabulary: Vocabulary  # loaded before a session is shown
+    _pins: BlockPins  # updated when a pin changes
     _windows: Windows
-    _window: Window  # this one
+    _window: Window  # the window of this list
 
     async def list(self, query: str = "") -> Sequence[SessionSummary]:
-        """Pinned ones first, then the latest; empty ones only if they are shown, named, tagged, or in a folder."""
+        """Sessions, pinned ones first, then the latest; empty ones only if shown, named, tagged, or in a folder."""
         rows = await stored(self._store.sessions(query))
         hits = await stored(self._store.search_hits(query)) if query.strip() else {}
         shown = {session.id for session in self._windows.shown()}
@@ -79,7 +79,7 @@ class SessionList:
         ]
 
     async def open(self, session_id: int) -> SessionView:
-        """Opens a session; needs no model. One that another window shows comes to the front there."""
+        """Opens a session; needs no model. If another window shows it, that window comes to the front."""
         if self.bring_forward(session_id):
             raise ShownElsewhere(translate("Workbench", "that session is open in another window"))
         with self._window.opening(session_id):
@@ -160,7 +160,7 @@ class SessionList:
         self._pins.changed()
 
     async def trashed(self) -> Sequence[TrashedSession]:
-        """The latest first, each with the days that are left."""
+        """Sessions in the trash, the latest first, each with the days left."""
         rows = await stored(self._store.trashed_sessions())
         now = time.time()
         return [TrashedSession(row.id, shown_title(row.title), _days_left(row.trashed_at or now, now)) for row in rows]
@@ -177,5 +177,5 @@ class SessionList:
 
 
 def _days_left(since: float, now: float) -> int:
-    """Between 0 and `TRASH_DAYS`, also if the clock was set back."""
+    """The days left in the trash: 0 to `TRASH_DAYS`, even if the clock was set back."""
     return min(max(math.ceil(TRASH_DAYS - (now - since) / DAY), 0), TRASH_DAYS)

@@ -48,7 +48,7 @@ class Adapters:
     """Loads adapters, and unloads unused ones. All members belong to the window's loop."""
 
     _supervisor: Supervisor
-    _tasks: BackgroundTasks  # unload in the background
+    _tasks: BackgroundTasks  # run unloads in the background
     # folders on the stack of each session and running answer
     _users: dict[Hashable, frozenset[str]] = field(default_factory=dict, init=False)
     # one change at a time: no adapter is loaded while it is being unloaded
@@ -57,7 +57,7 @@ class Adapters:
     # ---- users --------------------------------------------------------------------------------------------------------
 
     def use(self, user: Hashable, choices: Sequence[AdapterChoice]) -> None:
-        """Sets the adapters that `user` uses."""
+        """Sets the adapters that `user`, a session or an answer, uses."""
         self._users[user] = frozenset(choice.folder for choice in choices)
 
     def drop(self, user: Hashable) -> None:
@@ -65,7 +65,7 @@ class Adapters:
         self._users.pop(user, None)
 
     def free(self, choices: Sequence[AdapterChoice]) -> None:
-        """Unloads those without a user, in the background."""
+        """Unloads the adapters among `choices` that have no user, in the background."""
         unused = [choice for choice in choices if not self._is_used(choice)]
         if unused:
             self._tasks.start(self._unload(unused), "unload adapters")
@@ -74,7 +74,7 @@ class Adapters:
         return any(choice.folder in folders for folders in self._users.values())
 
     async def _unload(self, choices: Sequence[AdapterChoice]) -> None:
-        """Unloads adapters that still have no user, after the queries that use them."""
+        """Unloads adapters that still have no user, once the queries under way have ended."""
         model = self._supervisor.running
         if model is None:
             return
@@ -85,7 +85,7 @@ class Adapters:
                     continue
                 try:
                     await model.unload_adapter_async(name)
-                except EngineDiedError:  # its adapters are unloaded too
+                except EngineDiedError:  # the adapters ended with it
                     await self._supervisor.died(model)
                     return
                 except RuntimeFault as fault:
@@ -94,10 +94,10 @@ class Adapters:
     # ---- in the engine ------------------------------------------------------------------------------------------------
 
     async def bring(self, model: LanguageModel, choices: Sequence[AdapterChoice] | None) -> Stack | None:
-        """Loads the adapters that are switched on, and returns their stack; waits for an unload under way.
+        """Loads the adapters that are switched on; returns their stack. Waits for an unload under way.
 
         Raises:
-            RuntimeFault: An adapter cannot be used; it is named.
+            RuntimeFault: An adapter cannot be used; names it.
         """
         if not choices:
             return stack_of(choices)
@@ -114,7 +114,7 @@ class Adapters:
             return stack_of(choices)
 
     async def adapted(self, session: OpenSession, model: LanguageModel) -> AdaptedModel:
-        """The model under a session's adapters, which are loaded if necessary.
+        """The model under a session's adapters; loads them if necessary.
 
         Raises:
             RuntimeFault: An adapter cannot be used.
@@ -174,7 +174,7 @@ def stack_of_session(session: OpenSession) -> Stack | None:
 
 
 def lines(model: LanguageModel | None, choices: Sequence[AdapterChoice]) -> list[AdapterLine]:
-    """The stack for the window."""
+    """The stack as lines for the window."""
     known = {adapter.name: adapter for adapter in model.info.adapters} if model is not None else {}
     return [_line(choice, known.get(engine_name(choice))) for choice in choices]
 

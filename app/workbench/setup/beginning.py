@@ -12,14 +12,14 @@ from runtime import InvalidRequestError, RuntimeFault, ToolCallError, ToolCallRe
 from storage import NodeRow
 from ui import TextFile, ToolCard, translate
 
-TOOLS, FILES, LEFT_OUT, AS_TEXT = "tools", "files", "left_out", "as_text"  # in a root's stats
+TOOLS, FILES, LEFT_OUT, AS_TEXT = "tools", "files", "left_out", "as_text"  # keys in a root's stats
 
 
 class Beginning(Struct, frozen=True):
     """The contents of a root; equal roots have equal beginnings."""
 
     system: str = ""
-    tools: str = ""  # JSON
+    tools: str = ""  # definitions as JSON
     files: tuple[TextFile, ...] = ()
 
     @classmethod
@@ -46,7 +46,7 @@ def file_block(file: TextFile) -> str:
 
 
 def left_out(stats: Mapping[str, Any]) -> int:
-    """Number of turns that a root left out."""
+    """The number of turns that were left out before a root."""
     count = stats.get(LEFT_OUT, 0)
     return count if isinstance(count, int) else 0
 
@@ -70,7 +70,7 @@ def read_tools(source: str) -> list[dict[str, Any]]:
     """The tool definitions in a JSON list, or a single one; none for blank text.
 
     Raises:
-        InvalidRequestError: It is not JSON, or not of that shape; with the number of the tool.
+        InvalidRequestError: It is not JSON, or not of that shape; names the number of the tool.
     """
     if not source.strip():
         return []

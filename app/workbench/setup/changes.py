@@ -47,10 +47,10 @@ class SetupChanges:
     _sessions: OpenSessions
     _setups: Setups
     _presets: Presets
-    _adapters: Adapters  # in the engine
+    _adapters: Adapters  # loads adapters into the engine
     _copies: Copies  # of the sample, which is never changed
-    _running: RunningAnswers  # no new root during an answer
-    _downloads: Downloads  # of adapters
+    _running: RunningAnswers  # no root is added during an answer
+    _downloads: Downloads  # downloads adapters
     _vocabulary: Vocabulary  # finds tokens by their text
     _windows: Windows
 
@@ -156,7 +156,7 @@ class SetupChanges:
         return await self._save(session, lambda values: replace(values, answer_format=answer_format))
 
     async def check_format(self, answer_format: AnswerFormat) -> str:
-        """What is wrong with a format, in llguidance's words, or ""; compiled in a process that can be killed."""
+        """What is wrong with a format, in llguidance's words, or ""; compiles it in a process that can be killed."""
         if answer_format.kind is FormatKind.FREE:
             return ""
         if not answer_format.source.strip():
@@ -199,7 +199,7 @@ class SetupChanges:
         return await self._add_adapter(session, folder, name)
 
     async def set_adapters(self, session_id: int, stack: Sequence[AdapterChoice]) -> SessionSetup:
-        """Reorders, rescales, switches or removes adapters; removed ones are unloaded."""
+        """Reorders, rescales, switches or removes adapters; unloads the removed ones."""
         session = self._sessions.opened(session_id)
         values = values_of(session)
         folders, held = ({choice.folder for choice in choices} for choices in (stack, values.adapters))
@@ -210,19 +210,19 @@ class SetupChanges:
         if model is not None:
             brought = [choice for choice in stack if choice.on and choice.folder in switched]
             await self._adapters.require(model, brought)
-            before, values = values, values_of(session)  # they may have changed during the load
+            before, values = values, values_of(session)  # the settings may have changed during the load
             now = {choice.folder: choice for choice in values.adapters}
             if now.keys() != held:
                 self._adapters.free(brought)
                 raise Refusal(translate("Workbench", ADAPTERS_CHANGED))
             kept = [choice.folder for choice in before.adapters if choice.folder in folders]
-            if [choice.folder for choice in stack] == kept:  # the order was not changed: the current one stays
+            if [choice.folder for choice in stack] == kept:  # the caller kept the order: the current one stays
                 stack = sorted(stack, key=lambda choice: list(now).index(choice.folder))
             stack = [now[choice.folder] if choice in before.adapters else choice for choice in stack]
         chosen = tuple(stack)
 
         def changed(now: SessionValues) -> SessionValues:
-            if {choice.folder for choice in now.adapters} != held:  # changed during another write
+            if {choice.folder for choice in now.adapters} != held:  # they changed during another write
                 self._adapters.free(brought)
                 raise Refusal(translate("Workbench", ADAPTERS_CHANGED))
             return replace(now, adapters=chosen)
@@ -232,7 +232,7 @@ class SetupChanges:
         return setup
 
     async def _add_adapter(self, session: OpenSession, folder: str, name: str) -> SessionSetup:
-        """Loads an adapter first, so that a fault is reported now; `name` defaults to the folder's."""
+        """Loads an adapter before adding it, so that a fault is reported now; `name` defaults to the folder's name."""
         values = values_of(session)
         path = str(Path(folder).expanduser().absolute())  # noqa: ASYNC240  # no file access
         if any(choice.folder == path for choice in values.adapters):

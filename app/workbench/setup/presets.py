@@ -28,10 +28,10 @@ class Presets:
     """Saved and built-in presets; the name "" means the settings' choice."""
 
     _store: SessionStore
-    own: GenerationOptions  # elsewise's own, the default if the settings choose none
+    own: GenerationOptions  # Elsewise's own options, the default if the settings choose none
     _saved: dict[str, dict[str, Any]] | None = field(default=None, init=False)
     notes: list[str] = field(default_factory=list, init=False)
-    chosen: str = field(default="", init=False)  # the settings' choice
+    chosen: str = field(default="", init=False)  # the preset that the settings choose
 
     async def load(self) -> None:
         """Reads them once; invalid ones are left out, with a note."""
@@ -58,7 +58,7 @@ class Presets:
 
     @property
     def default(self) -> str:
-        """The preset of sessions that chose none, or one that no longer exists."""
+        """The preset of sessions that chose none, or whose preset no longer exists."""
         return self.chosen if self.chosen in self.names else OWN
 
     def options(self, name: str) -> GenerationOptions:
@@ -99,7 +99,7 @@ class Presets:
 
 
 def without_idle(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops options whose stage is not in `order`: one preset may not have both, though two layers may."""
+    """Drops options whose stage is missing from `order`: a preset with both is not valid, though two layers together are."""
     order = options.get("order")
     if order is None:
         return dict(options)

@@ -49,14 +49,14 @@ class Setups:
     _store: SessionStore
     _supervisor: Supervisor
     _presets: Presets
-    _adapters: Adapters  # are told which ones a session uses
+    _adapters: Adapters  # keeps a session's adapters loaded
     _call: Mapping[str, Any]  # options of every answer, which take precedence
-    # by session: lines about invalid stored settings
+    # lines about invalid stored settings, by session
     _notes: dict[int, list[str]] = field(default_factory=dict, init=False)
-    _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # changes are made one after the other
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # one change at a time
 
     async def load(self, session: OpenSession) -> None:
-        """Reads the settings of an open session, once; invalid ones fall back, with a note."""
+        """Reads the settings of an open session, once; invalid ones become the defaults, with a note."""
         if session.values is not None:
             return
         await self._presets.load()
@@ -64,9 +64,9 @@ class Setups:
             held: object = await self._store.session_setup(session.id)
         except StoreError as fault:
             log.warning("session %d: its settings cannot be read: %s", session.id, fault)
-            held = in_window(str(fault))  # not a mapping: the defaults, with a note
+            held = in_window(str(fault))  # not a mapping, so all become the defaults, with a note
         values, notes = read_values(held)
-        if session.values is None:  # else another call has read them
+        if session.values is None:  # otherwise another call has read them
             self._take(session, values)
             self._notes[session.id] = notes
 

@@ -1,4 +1,4 @@
-"""The settings of one session as they are stored with it, and read back piece by piece, since any may be invalid."""
+"""The settings of one session, stored with it, and read back one by one, since any may be invalid."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from runtime import LanguageModel, ModelInfo
 
 _PARAMETERS = [each for spec in sorted(SAMPLER_STAGES, key=lambda spec: spec.kind) for each in spec.parameters]
-OPTIONS = (  # that a person can set, in the order in which they are shown
+OPTIONS = (  # options that a person can set, in the order in which they are shown
     *(each.name for each in _PARAMETERS if not each.folded),
     "max_tokens",
     "stop",
     "seed",
-    "order",  # from here on the window shows them folded
+    "order",  # the window folds this and the following ones
     *(each.name for each in _PARAMETERS if each.folded),
 )
 MOST_ADAPTERS = 16
 MOST_NAME = 80  # characters of a branch's name
 
-Branch = tuple[int, int]  # a node, and its token with which the branch begins
+Branch = tuple[int, int]  # a node, and the token of it with which the branch begins
 
 
 class SessionValues(Struct, frozen=True):
-    """The settings of one session; preset, model and default decide whatever is unset."""
+    """The settings of one session; unset ones come from preset, model and defaults."""
 
     options: Mapping[str, Any] = {}  # by the names of `OPTIONS`
     preset: str = ""
@@ -40,7 +40,7 @@ class SessionValues(Struct, frozen=True):
     guess: Guess = Guess.OFF
     pruned: frozenset[Branch] = frozenset()  # hidden branches
     names: Mapping[Branch, str] = {}  # given names of branches
-    bookmarks: frozenset[Branch] = frozenset()  # rows of the tree
+    bookmarks: frozenset[Branch] = frozenset()  # bookmarked rows of the tree
 
     @property
     def is_set(self) -> bool:
@@ -56,7 +56,7 @@ class SessionValues(Struct, frozen=True):
         return layer
 
     def stored(self) -> dict[str, Any]:
-        """As JSON values; empty if nothing is set."""
+        """The settings as JSON values; empty if nothing is set."""
         if not self.is_set:
             return {}
         return {
@@ -186,7 +186,7 @@ def _names(stored: object, notes: list[str]) -> dict[Branch, str]:
 
 
 def without_lacking(preset: GenerationOptions, model: LanguageModel) -> GenerationOptions:
-    """A preset without the sampling options that this model lacks; a session's own ones would be refused."""
+    """A preset without the sampling options that this model lacks; those of a session are refused instead."""
     unset = {name: None for name in preset.sampling.given() if name in model.lacks}
     return replace(preset, sampling=replace(preset.sampling, **unset)) if unset else preset
 
@@ -208,7 +208,7 @@ def guess_problem(guess: Guess, model: LanguageModel) -> str:
 
 
 def guessed_by(layer: Mapping[str, Any], model: LanguageModel) -> Mapping[str, Any]:
-    """A session's layer without speculation that this model cannot do (the answer is the same)."""
+    """A session's layer, without speculation if this model cannot do it; the answer is the same."""
     speculative = layer.get("speculative")
     if speculative is None or not guess_problem(Guess(speculative["method"]), model):
         return layer
@@ -217,7 +217,7 @@ def guessed_by(layer: Mapping[str, Any], model: LanguageModel) -> Mapping[str, A
 
 _NOT_LISTED = ("sampling", "seed", "stages", "resolve")  # the seed is shown separately
 DEFAULT = "default"
-SOURCES = (  # of an option, as they are stored
+SOURCES = (  # sources of an option, as stored
     QT_TRANSLATE_NOOP("Workbench", "call"),
     QT_TRANSLATE_NOOP("Workbench", "session"),
     QT_TRANSLATE_NOOP("Workbench", "preset"),
@@ -255,7 +255,7 @@ def stored_sources(made: Mapping[str, Any]) -> dict[str, str]:
 
 
 def options_with_sources(options: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """By name: the value, and its source (call, session, preset, model, format, default, or two of them)."""
+    """Value and source (call, session, preset, model, format, default, or two of them) of each option, by name."""
     return {name: {"value": v, "source": sources.get(name, DEFAULT)} for name, v in named_options(options).items()}
 
 

@@ -16,10 +16,10 @@ from ui import QT_TRANSLATE_NOOP, ExportFormat, OnTransfer, Refusal, translate
 
 
 class Exporter(Struct, frozen=True):
-    """A format and what writes it.
+    """An export format and the function that writes it.
 
     Attributes:
-        format: Its names in the window.
+        format: The names and texts of the format in the window.
         write: Takes the sessions file, the session's id, the file to write and a progress listener; with `snapshot` also the
             snapshot. Blocking, any thread.
         snapshot: Whether the file has a snapshot to resume the session from.
@@ -103,7 +103,7 @@ def refuse_own(path: Path, own: Iterable[Path]) -> None:
 
 
 async def write_export(store: SessionStore, session_id: int, exporter: Exporter, path: Path, progress: OnTransfer) -> None:
-    """Writes a session to a file, on a thread; if cancelled, it waits until the thread has removed its partial file.
+    """Writes a session to a file, on a thread; if cancelled, waits until the thread has removed its partial file.
 
     Raises:
         StoreError: The session cannot be read, or the file cannot be written.
@@ -129,5 +129,5 @@ async def write_export(store: SessionStore, session_id: int, exporter: Exporter,
         stopping.set()
         await asyncio.wait([work])
         if not work.cancelled():
-            work.exception()  # retrieved: `_StoppedError`
+            work.exception()  # retrieves `_StoppedError`
         raise

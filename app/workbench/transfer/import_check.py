@@ -1,4 +1,4 @@
-"""Which models wrote an imported session, and whether those of this machine can continue it."""
+"""Reports the models of an imported session that never ran here, and whether a model of this machine can continue it."""
 
 from __future__ import annotations
 

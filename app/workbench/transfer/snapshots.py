@@ -1,4 +1,4 @@
-"""The path shown of a session as a `runtime.Snapshot`, from which another program resumes a portable file."""
+"""The shown path of a session as a `runtime.Snapshot`, with which another program resumes a portable file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ui import Refusal
 async def snapshot_of(store: SessionStore, session_id: int) -> dict[str, Any] | None:
     """`Snapshot.to_mapping` of the path shown, without a model.
 
-    None if no model could continue its exact tokens: a turn has none, some are damaged, several models or an unknown one
-    made them.
+    None if no model could continue its exact tokens: a turn has no tokens, some are damaged, or they were made by several
+    models or an unknown one.
     """
     session = await load_whole(store, session_id)
     path = session.tree.path(session.tip)
@@ -31,7 +31,7 @@ async def snapshot_of(store: SessionStore, session_id: int) -> dict[str, Any] | 
     known = None if fingerprint is None else await intact(store.model(fingerprint))
     if fingerprint is None or known is None:
         return None
-    return await asyncio.to_thread(_snapshot, session, known)  # a long path takes its time
+    return await asyncio.to_thread(_snapshot, session, known)  # a long path takes long
 
 
 def _snapshot(session: WholeSession, known: Mapping[str, Any]) -> dict[str, Any] | None:

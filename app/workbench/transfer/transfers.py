@@ -29,7 +29,7 @@ class Transfers:
 
     _store: SessionStore
     _supervisor: Supervisor  # its engine has the block file open
-    _windows: Windows  # are told of imports
+    _windows: Windows  # show imports
 
     @property
     def formats(self) -> Sequence[ExportFormat]:

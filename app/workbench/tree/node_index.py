@@ -17,9 +17,9 @@ Ints = npt.NDArray[np.int64]
 
 
 class Links:
-    """Nodes by place (their row in `columns`), in the order of their creation, parents before children.
+    """The nodes by place (their row in `columns`), in the order of creation, parents before children.
 
-    A parent is always older than its child: a damaged row with a younger parent becomes a root, so that no path is a circle.
+    A damaged row whose parent is younger than itself becomes a root, so that no path is a circle.
 
     Args:
         columns: The stored nodes; this object changes them.
@@ -27,13 +27,13 @@ class Links:
 
     def __init__(self, columns: NodeColumns) -> None:
         self.columns = columns
-        self._late: dict[int, int] = {}  # places by id, of nodes behind one with a higher id
-        self._removed: set[int] = set()  # places
-        self._highest = 0  # id
+        self._late: dict[int, int] = {}  # places by id, of nodes after one with a higher id
+        self._removed: set[int] = set()  # places of removed nodes
+        self._highest = 0  # highest id
         self._sorted = 0  # length of the leading part whose ids ascend
-        self._up = array("i")  # the parent's place
-        self._first, self._last, self._next = array("i"), array("i"), array("i")  # child, child, sibling
-        self._roots = [NONE, NONE]  # first, last
+        self._up = array("i")  # place of the parent, by place
+        self._first, self._last, self._next = array("i"), array("i"), array("i")  # first and last child, next sibling
+        self._roots = [NONE, NONE]  # first and last root
         self._ends: Ints | None = None  # see `chain_end`
         self._link_sorted()
         for place in range(self._sorted, len(columns)):
@@ -100,7 +100,7 @@ class Links:
             each = self._next[each]
 
     def chain_end(self, place: int) -> int:
-        """The last node of the chain of only children that begins with a node, each at the end of its parent."""
+        """The last node of the chain from a node down, in which each node has one child, which leaves at its end."""
         if self._ends is None:
             self._ends = self._chained()
         return int(self._ends[place])
@@ -122,7 +122,7 @@ class Links:
         return at is None or (up != NONE and at >= self.columns.token_count[up] > 0)
 
     def at_token(self, place: int) -> int | None:
-        """How many of its parent's tokens precede a node; None: all."""
+        """The number of the parent's tokens that precede a node; None: all."""
         at = self.columns.at_token[place]
         return None if at == NodeColumns.NOTHING else at
 
@@ -147,7 +147,7 @@ class Links:
         near = np.minimum(np.searchsorted(ids, parents), count - 1)
         up = np.where((ids[near] == parents) & (near < np.arange(count)), near, NONE)
         parents[up == NONE] = NodeColumns.NOTHING
-        order = np.argsort(up, kind="stable")  # children of one parent in a row, oldest first
+        order = np.argsort(up, kind="stable")  # groups children by parent, oldest first
         first, last, after = (np.full(count, NONE, np.int64) for _ in range(3))
         same = up[order[1:]] == up[order[:-1]]
         after[order[:-1][same]] = order[1:][same]
@@ -244,7 +244,7 @@ class PathColumns(Struct, frozen=True, eq=False):
         return None if stop == NodeColumns.NOTHING else stop
 
     def ends(self) -> Int64:
-        """`stops` with the highest integer for all, ``(n,)``."""
+        """`stops`, with the highest integer instead of NOTHING, ``(n,)``."""
         return np.where(self.stops == NodeColumns.NOTHING, np.iinfo(np.int64).max, self.stops)
 
     def lengths(self, known: tuple[Int64, Int64]) -> Int64:

@@ -19,10 +19,10 @@ from ui import QT_TRANSLATE_NOOP, BranchRow, translate
 NAME_WORDS = 6
 BEFORE_WORDS = 2
 NAME_MOST = 48  # characters
-WORD_MOST = 20  # characters of a word that is never cut; in scripts without spaces, of the part kept together
+WORD_MOST = 20  # words up to this length are never cut; in scripts without spaces, so much stays together
 TEXT_MOST = 400  # characters of a branch for a tooltip
-_WORD = re.compile(rf"\S{{0,{WORD_MOST}}}\Z")  # the last word of a text, at most so long
-NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # it failed before its first token
+_WORD = re.compile(rf"\S{{0,{WORD_MOST}}}\Z")  # the end of a text up to the last space, at most WORD_MOST characters
+NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # name of an answer that failed before its first token
 
 
 class Line(Struct, frozen=True):
@@ -32,8 +32,8 @@ class Line(Struct, frozen=True):
     start: int
     byte: int
     depth: int
-    shared: str  # text of the run before the branch
-    pruned: bool = False  # it or an ancestor is
+    shared: str  # text of the node before the branch
+    pruned: bool = False  # whether it or an ancestor is pruned
     number: int = 1  # among branches of one place with the same name
     common: int = 0  # bytes before `byte` that are shared with other branches of the place
 
@@ -42,7 +42,7 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
     """Rows from the first question on, in reading order.
 
     Args:
-        tree: Of the session.
+        tree: The tree of the session.
         tip: The end of the path shown.
         pruned: Hidden branches, each by its node and its first token.
     """
@@ -140,7 +140,7 @@ def _mark_current(rows: list[BranchRow]) -> tuple[BranchRow, ...]:
 
 
 def name_of(tree: Tree, line: Line, end: NodeRow) -> tuple[str, str]:
-    """The last words before a branch, and its own first words, with the whole word in which it begins."""
+    """The last words before a branch, and its first own words, from the beginning of the word in which it leaves."""
     stem = stem_of(line)
     shared, own = line.shared.removesuffix(stem), stem + own_text(line)
     nothing = translate("Workbench", NO_ANSWER) if line.node.status == "partial" and not line.node.has_text else "…"
@@ -152,7 +152,7 @@ def name_of(tree: Tree, line: Line, end: NodeRow) -> tuple[str, str]:
 
 
 def stem_of(line: Line) -> str:
-    """The part before a branch of the word in which it begins."""
+    """The first part of the word in which a branch begins, before the branch."""
     found = _WORD.search(line.shared) if own_text(line)[:1].strip() else None
     return found.group() if found else ""
 
@@ -163,19 +163,19 @@ def own_text(line: Line) -> str:
 
 
 def _apart(found: list[Line]) -> list[Line]:
-    """Branches of one place; those of equal names are named from the first differing word on."""
+    """Renames branches of one place with equal names from their first differing word on."""
     owns = [own_text(line) for line in found]
     alike: dict[str, set[str]] = {}
     for own in owns:
         alike.setdefault(_first_words(own), set()).add(own)
-    common: dict[str, int] = {}  # length of the beginning that a text shares with another one of its name
+    common: dict[str, int] = {}  # longest beginning that a text shares with another of the same name
     for texts in alike.values():
-        for one, other in pairwise(sorted(texts)):  # a sorted neighbour shares the longest beginning
+        for one, other in pairwise(sorted(texts)):  # sorted: a neighbour shares the longest beginning
             length = _common(one, other)
             common[one], common[other] = max(common.get(one, 0), length), length
     apart, seen = list[Line](), Counter[tuple[str, str]]()
     for line, own in zip(found, owns, strict=True):
-        said = _WORD.sub("", own[: common.get(own, 0)]).rstrip()  # the first differing word is named whole
+        said = _WORD.sub("", own[: common.get(own, 0)]).rstrip()  # keeps the first differing word whole
         size = len(said.encode())
         line = replace(line, byte=line.byte + size, shared=line.shared + said, common=size)
         label = (_last_words(line.shared), _first_words(stem_of(line) + own_text(line)))
@@ -227,7 +227,7 @@ def _last_words(text: str) -> str:
 
 
 def hidden_nodes(tree: Tree, pruned: Collection[tuple[int, int]]) -> set[int]:
-    """Nodes to whose ends every path goes through a pruned branch."""
+    """The nodes to whose end the path goes through a pruned branch."""
     hidden: set[int] = set()
     for node_id, start in pruned:
         leaving = [child.id for child in tree.children(node_id) if child.at_token is None or child.at_token > start]

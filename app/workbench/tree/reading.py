@@ -25,7 +25,7 @@ async def load_whole(store: SessionStore, session_id: int, *, branches: bool = F
 
 
 async def read(store: SessionStore, session: OpenSession, missing: Sequence[int]) -> None:
-    """Reads nodes and their tokens, last ones first, in slices: no frame waits for more than one slice.
+    """Reads nodes and their tokens in slices, last ones first, so that no frame waits for more than one slice.
 
     Raises:
         Refusal: The store cannot read them.
@@ -61,7 +61,7 @@ async def read_names(store: SessionStore, session: OpenSession) -> None:
 async def every_node(
     store: SessionStore, session: OpenSession, node_ids: Sequence[int] | None = None
 ) -> AsyncIterator[NodeRow]:
-    """All nodes of a session, or these, in slices; nodes read only for this are not kept.
+    """Yields nodes of a session, by default all, in slices; nodes read only for this are not kept.
 
     Raises:
         Refusal: The store cannot read them.
@@ -83,5 +83,5 @@ def slices(ids: Sequence[int]) -> Iterator[Sequence[int]]:
 
 async def _read_nodes(store: SessionStore, session: OpenSession, node_ids: Sequence[int]) -> None:
     for node in await stored(store.load_nodes(session.id, node_ids)) if node_ids else ():
-        if node.id in session.tree.nodes and not session.tree.is_held(node.id):  # else it is newer here, or removed
+        if node.id in session.tree.nodes and not session.tree.is_held(node.id):  # otherwise it is newer here, or was removed
             session.tree.put(node)

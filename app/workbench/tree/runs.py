@@ -1,4 +1,4 @@
-"""Runs of tokens: growing ones with spare room, so that a stream of n tokens costs O(n), and functions on runs."""
+"""Runs of tokens that grow with spare room, so that a stream of n tokens costs O(n), and functions on runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.workbench.tree.node_index import Int64
 from runtime import Finish, Origin, StageTable, TokenRun, texts_of
 
 LEAST_ROOM = 64  # rows
-LISTED = ("token_bytes", "texts", "stages", "vocabulary")  # not arrays
+LISTED = ("token_bytes", "texts", "stages", "vocabulary")  # fields of a run that are not arrays
 EMPTY = TokenRun.concat([])
 BROKEN = "\ufffd"
 LONGEST = 4  # bytes of a character
@@ -30,7 +30,7 @@ class GrowingRun:
         self._stages = [(len(start), start.stages)]
         self._token_bytes = list(start.token_bytes)
         self._texts = list(start.texts)
-        self._run: TokenRun | None = start  # cached
+        self._run: TokenRun | None = start  # the cached result of `run`
         self.moved = 0
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class GrowingRun:
             if end <= len(column) and (width is None or width == column.shape[1]):
                 continue
             rows = max(2 * end, LEAST_ROOM)
-            fill = -1 if name == "top_ids" else -np.inf  # for tables that were narrower
+            fill = -1 if name == "top_ids" else -np.inf  # fills rows of narrower tables
             larger = np.empty(rows, column.dtype) if width is None else np.full((rows, width), fill, column.dtype)
             if width is None:
                 larger[: len(self)] = column[: len(self)]
@@ -88,9 +88,9 @@ class GrowingRun:
             self._columns[name] = larger
 
     def _heal(self, at: int) -> None:
-        """Repairs the texts around token `at`, where the bytes of a character are split over it."""
+        """Repairs the texts around token `at`, if the bytes of a character are split between appended runs."""
         pending = unfinished(b"".join(self._token_bytes[max(at - LONGEST, 0) : at]))
-        if not pending or not self._texts[at - 1].endswith(BROKEN):  # within one stream the text is right already
+        if not pending or not self._texts[at - 1].endswith(BROKEN):  # the texts of one stream are right already
             return
         self._texts[at - 1] = self._texts[at - 1].removesuffix(pending.decode(errors="replace"))
         whole = texts_of([pending, *self._token_bytes[at:]])[1:]
@@ -98,14 +98,14 @@ class GrowingRun:
 
 
 def unfinished(data: bytes) -> bytes:
-    """The bytes of an incomplete character at the end."""
+    """The bytes at the end of `data` that begin a character without completing it."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data[1 - LONGEST :])
     return decoder.getstate()[0]
 
 
 class Runs(MutableMapping[int, TokenRun]):
-    """Runs by node; growing runs become a `TokenRun` when they are read."""
+    """Runs by node; a growing run becomes a `TokenRun` when it is read."""
 
     def __init__(self) -> None:
         self._runs: dict[int, TokenRun | GrowingRun] = {}
@@ -121,7 +121,7 @@ class Runs(MutableMapping[int, TokenRun]):
         held.append(run)
 
     def length(self, node_id: int) -> int:
-        """Number of tokens of a node; 0 if it is not known."""
+        """The number of tokens of a node; 0 for an unknown node."""
         held = self._runs.get(node_id)
         return 0 if held is None else len(held)
 
@@ -225,7 +225,7 @@ def content_of(run: TokenRun) -> str:
 
 
 def run_of(columns: Mapping[str, Any]) -> tuple[TokenRun, bool]:
-    """Stored columns as a run, and whether all were valid: another program may have written the draws' stages."""
+    """Stored columns as a run, and whether all were valid; without the stages if they are not, which another program wrote."""
     try:
         return TokenRun.from_columns(columns), True
     except (KeyError, ValueError, TypeError, IndexError):  # an InvalidRequestError is a ValueError
@@ -233,7 +233,7 @@ def run_of(columns: Mapping[str, Any]) -> tuple[TokenRun, bool]:
 
 
 def healed(run: TokenRun) -> TokenRun:
-    """The run with the texts of split characters repaired; what a stop text cut stays cut."""
+    """The run with the texts of split characters repaired; text that a stop text cut off stays cut off."""
     if BROKEN not in run.text:
         return run
     return replace(run, texts=tuple(_decoded(run.texts, texts_of(run.token_bytes), run.token_bytes, run.finish)))
@@ -242,13 +242,13 @@ def healed(run: TokenRun) -> TokenRun:
 def _decoded(
     before: Sequence[str], whole: Sequence[str], token_bytes: Sequence[bytes], finish: npt.NDArray[np.uint8]
 ) -> list[str]:
-    """The texts `whole`, with the same ends cut that a stop text cut from `before`."""
+    """The texts `whole`, without the ends that a stop text cut off from `before`."""
     cut = ((finish == Finish.STOP) | (finish == Finish.STOP_INSIDE)).tolist()
     rows = zip(before, whole, token_bytes, cut, strict=True)
     return [_cut_again(old, new, data) if stopped else new for old, new, data, stopped in rows]
 
 
 def _cut_again(old: str, new: str, data: bytes) -> str:
-    """The text `new`, less as many characters as `old` lacks of the token's bytes decoded alone."""
+    """`new` without as many last characters as `old` lacks of the token's own text (`data` decoded)."""
     alone = data.decode(errors="replace")
     return old if new.startswith(old) or not alone.startswith(old) else new[: len(new) - (len(alone) - len(old))]

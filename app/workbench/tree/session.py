@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 UNTITLED = QT_TRANSLATE_NOOP("Workbench", "New session")  # as it is stored
 AT_ONCE = 100  # turns shown at first, and added with each step back
 WHOLE = 4 * AT_ONCE  # longer paths are not shown whole
-MOST_TOKENS = 160  # of a row of the tree
-OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
+MOST_TOKENS = 160  # most tokens shown of a row of the tree
+OVERFLOW = "overflow"  # key in the stats of a stored answer: its prompt did not fit into the context
 FOREIGN = "foreign"  # likewise: another tokenizer made the tokens before it
 UNLOADED = "unloaded"  # likewise: its model could not be loaded
 HOPELESS = "hopeless"  # likewise: a retry under the same model can only fail
@@ -42,33 +42,33 @@ def shown_title(title: str) -> str:
 
 
 class OpenSession:
-    """What the window shows of a session, kept in step with the store.
+    """The parts of a session that the window shows, kept in step with the store.
 
     Args:
-        stored: All of it; or only the shape of its tree, then `missing` lists the nodes to be read.
+        stored: The whole session, or only the shape of its tree; then `missing` lists the nodes to be read.
     """
 
     def __init__(self, stored: SessionTree | SessionShape) -> None:
         self.tree = Tree(stored.nodes)
         self._runs = Runs()
-        self.states: dict[int, TurnStatus] = {}  # of running turns, whose tokens are here before they are on the disk
+        self.states: dict[int, TurnStatus] = {}  # running turns, whose tokens are here before they are on the disk
         self.damaged: set[int] = set()  # nodes that were not read in full; missing tokens are shown as text
-        self.lost: set[int] = set()  # those of them with missing or unreliable tokens
+        self.lost: set[int] = set()  # the damaged nodes whose tokens are missing or unreliable
         self.id = stored.session.id
         self.title = stored.session.title
         self.is_sample = stored.session.is_sample
         self.tip = stored.session.current_node
-        self._removed: dict[int, int] = {}  # parents of removed nodes, which undo and redo may still name
+        self._removed: dict[int, int] = {}  # parents by removed node; undo and redo may still name such a node
         self.notes: dict[int, str] = {}
         self.stats: dict[int, TurnStats] = {}
-        self.unsaved: Ending | Endings | None = None  # the failed last write of an answer on the screen
-        self.model_changed = False  # the model has changed since an answer failed for good
+        self.unsaved: Ending | Endings | None = None  # the last write of an answer, if it failed
+        self.model_changed = False  # whether the model has changed since an answer failed for good
         self.warm = 0  # tokens of the path in the engine's memory
-        self.on_server = False  # the engine is a server, which has the KV
+        self.on_server = False  # whether the engine is a server, which has the KV
         self.stored = 0  # tokens of the path in the engine's memory or its block file
         self.values: SessionValues | None = None  # its settings; None until they were read
         turns = self.tree.turn_count(self.tip)
-        self._hidden = turns - AT_ONCE if turns > WHOLE else 0  # turns of the path it was opened with, see `earlier`
+        self._hidden = turns - AT_ONCE if turns > WHOLE else 0  # hidden turns of the path it was opened with
 
     @property
     def is_unused(self) -> bool:
@@ -101,7 +101,7 @@ class OpenSession:
         return bool(self.is_read_along(self.tree.path_columns(self.tip)).all())
 
     def unnamed(self) -> list[int]:
-        """Nodes not read yet whose texts name something: roots, and rows of the outline."""
+        """Unread nodes whose texts are needed as names: roots, and rows of the outline."""
         roots = [root.id for root in self.tree.children(None) if not root.whole]
         return list(dict.fromkeys([*roots, *unread_names(self.tree)]))
 
@@ -109,14 +109,14 @@ class OpenSession:
     def earlier(self) -> int:
         """Number of turns at the beginning of the path that are not shown; they may be unread."""
         turns = self.tree.turn_count(self.tip) if self._hidden else 0
-        return min(self._hidden, turns - AT_ONCE) if turns > WHOLE else 0  # the path may be a shorter one by now
+        return min(self._hidden, turns - AT_ONCE) if turns > WHOLE else 0  # the path may be shorter by now
 
     def step_back(self) -> None:
         """Shows `AT_ONCE` more turns of the beginning."""
         self._hidden = max(self.earlier - AT_ONCE, 0)
 
     def step_back_to(self, node_id: int) -> None:
-        """Shows the path at least from half of `AT_ONCE` turns before a node's turn on."""
+        """Shows the path from at least `AT_ONCE` / 2 turns before a node's turn on."""
         ends = self.tree.ends(self.tip)
         if node_id in ends:
             self._hidden = min(self.earlier, max(ends.index(node_id) - AT_ONCE // 2, 0))
@@ -157,10 +157,10 @@ class OpenSession:
         return node is not None and OVERFLOW in node.stats and self.failed_to_begin(node.id)
 
     def place(self, replaces: int | None = None) -> tuple[int | None, int | None]:
-        """The parent of the next user turn, and the token at which it leaves it; (None, None) in an empty tree.
+        """The parent of the next user turn, and the token at which the turn leaves it; (None, None) in an empty tree.
 
-        It continues the path. With `replaces` it is another version of that turn; after a question that did not fit into
-        the context it is another version of the question, since nothing after that one would fit.
+        The turn continues the path. With `replaces` it is another version of that turn. After a question that did not fit
+        into the context it is another version of the question, since nothing would fit after it.
         """
         node = self.tree.nodes.get(self.tip) if self.tip is not None else None
         if replaces is None and node is not None and self.overflowed(node.id):
@@ -192,7 +192,7 @@ class OpenSession:
             self.tip = node.parent_id
 
     def in_place_of(self, node_id: int) -> int:
-        """A node; for a removed one its successor, else its parent if that is not on the path shown."""
+        """The node itself; for a removed one its next sibling, else its parent if that is not on the path shown."""
         parent = self._removed.get(node_id)
         if parent is None:
             return node_id
@@ -202,12 +202,12 @@ class OpenSession:
     # ---- tokens of the nodes that were read -----------------------------------------------------------------------------
 
     def unread(self, segments: Iterable[Segment]) -> list[int]:
-        """Nodes whose tokens were not read yet, in order, without running ones, which are not on the disk."""
+        """Nodes whose tokens were not read yet, in order, except running ones, which are not on the disk."""
         ids = dict.fromkeys(segment.node.id for segment in segments)
         return [i for i in ids if i not in self._runs and i not in self.states]
 
     def unread_along(self, tip: int | None) -> list[int]:
-        """Likewise for the path to `tip`, without making a node of each row."""
+        """`unread` for the path to `tip`, without creating a `NodeRow` for each of its nodes."""
         columns = self.tree.path_columns(tip)
         return list(map(int, columns.ids[~self.is_read_along(columns)]))
 
@@ -218,9 +218,9 @@ class OpenSession:
     def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
         """Takes the chunks that the store read."""
         for node_id, stored in chunks.items():
-            if node_id in self._runs or node_id in self.states:  # an answer began meanwhile
+            if node_id in self._runs or node_id in self.states:  # read already, or an answer began meanwhile
                 continue
-            held = list(takewhile(lambda c: c.columns, stored))  # tokens after a gap have lost their place
+            held = list(takewhile(lambda c: c.columns, stored))  # tokens after a gap have no known place
             read = [run_of(c.columns) for c in held]
             run = healed(TokenRun.concat([run for run, _ in read]))
             node = self.tree.nodes.get(node_id)
@@ -232,7 +232,7 @@ class OpenSession:
                 self.damaged.add(node_id)
 
     def _segment_run(self, segment: Segment) -> TokenRun:
-        """The tokens of a segment; the text of a node without tokens becomes one."""
+        """The tokens of a segment; the text of a node without tokens becomes one token."""
         run = self._runs.get(segment.node.id, EMPTY)
         if not len(run) and segment.node.text:
             run = text_run(segment.node.text)
@@ -243,7 +243,7 @@ class OpenSession:
         return healed(TokenRun.concat([self._segment_run(segment) for segment in turn.segments]))
 
     def row_text(self, segments: Sequence[Segment], start: int, common: int) -> RowText:
-        """The beginning of the tokens of segments from `start` of the first on, without the first `common` bytes."""
+        """The first tokens of segments, from `start` of the first one on, without the first `common` bytes."""
         runs = [self._segment_run(segment)[: start + MOST_TOKENS] for segment in segments]
         run = healed(TokenRun.concat(runs[:1]))[start:]
         run = healed(TokenRun.concat([run, *runs[1:]]))[:MOST_TOKENS]
@@ -294,7 +294,7 @@ class OpenSession:
         """Refuses a path with damaged or lost tokens: the model would continue a text that was never written.
 
         Raises:
-            Refusal: With the number of the turn, and the ways on.
+            Refusal: Tokens are damaged; gives the number of the turn and what to do.
         """
         turn = after
         for segment in segments:
@@ -404,7 +404,7 @@ class OpenSession:
         return self.stats.get(node.id) or stored_stats(node)
 
     def _calls(self, turn: Turn) -> tuple[ToolCard, ...]:
-        """The tool calls in the answer at the tip, which their results continue."""
+        """The tool calls in the answer at the tip, which wait for results; none for other turns."""
         node = turn.tip
         if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
             return ()
@@ -416,7 +416,7 @@ class OpenSession:
         return Tier.SERVER if self.on_server else Tier.COLD
 
     def _tier(self, start: int, length: int) -> Tier:
-        """The tier of `length` tokens after `start`; the KV of the last token comes with the next turn."""
+        """The tier of `length` tokens after `start`. The last token needs no KV: that is computed with the next turn."""
         if not length:
             return self._rest
         if self.warm and start + length <= self.warm + 1:
@@ -437,7 +437,7 @@ class OpenSession:
 class WholeSession(OpenSession):
     """A session with all tokens of a path read, as a model needs them.
 
-    Only `tree.reading.read_whole` returns one; an `OpenSession` may be partly unread, and lacks these methods.
+    Only `tree.reading.read_whole` returns one. An `OpenSession` may be partly unread, so it lacks these methods.
     """
 
     @property
@@ -463,7 +463,7 @@ class WholeSession(OpenSession):
         ids: list[int] = []
         for segment in segments:
             known = segment.node.id in self.runs or segment.node.id in self.states
-            assert known or not segment.node.token_count, segment.node.id  # else the node is off the path that was read
+            assert known or not segment.node.token_count, segment.node.id  # otherwise the node is off the path that was read
             ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
         return ids
 

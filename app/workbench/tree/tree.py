@@ -1,4 +1,4 @@
-"""A session as a tree of runs: paths, turns and their variants. Plain data without tokens."""
+"""A session as a tree of nodes: paths, turns and their variants. Plain data without tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage import NodeColumns, NodeRow
 
 
 class Segment(Struct, frozen=True):
-    """The first `stop` tokens of a node, on a path; None: all of them."""
+    """A part of a path: the first `stop` tokens of a node; None: all of them."""
 
     node: NodeRow
     stop: int | None
@@ -34,7 +34,7 @@ class Turn(Struct, frozen=True):
 
 
 class Nodes(Mapping[int, NodeRow]):
-    """Nodes by id, in the order of their creation; a node that was not read is made as a stub on each access."""
+    """Nodes by id, in the order of creation; each access to an unread node creates a stub."""
 
     def __init__(self, links: Links, held: Mapping[int, NodeRow]) -> None:
         self._links = links
@@ -60,7 +60,7 @@ class Nodes(Mapping[int, NodeRow]):
 
 
 class Tree:
-    """Nodes of a session: the place of each, and the rows of those that were read.
+    """The nodes of a session: the place of each, and the rows that were read.
 
     Args:
         nodes: Whole rows, or only the shape, which the tree changes.
@@ -72,7 +72,7 @@ class Tree:
         self._held: dict[int, NodeRow] = {}
         self.nodes = Nodes(self._links, self._held)
         self._turns: tuple[int | None, int, list[Turn]] | None = None  # the last result, until a node changes
-        self._path: tuple[int | None, array[int]] | None = None  # places, likewise
+        self._path: tuple[int | None, array[int]] | None = None  # the last path as places, likewise
         self._path_columns: tuple[int | None, PathColumns] | None = None  # likewise
         for node in rows:
             self.put(node)
@@ -106,7 +106,7 @@ class Tree:
         return [self._at(child) for child in self._links.children(place)]
 
     def chain_end(self, node_id: int) -> NodeRow:
-        """The last node of the chain of only children that begins with `node_id`, each at the end of its parent."""
+        """The last node of the chain from `node_id` down, in which each node has one child, which leaves at its end."""
         return self._at(self._links.chain_end(self._links.place(node_id)))
 
     def root(self, tip: int | None) -> NodeRow | None:
@@ -235,8 +235,8 @@ class Tree:
     def leaf(self, node_id: int, shown: Sequence[int] = (), *, as_before: bool = False) -> int:
         """The tip below a node: along the nodes in `shown`, else along the newest children.
 
-        If the node's turn both ends at the node and continues, it ends there. With `as_before` it ends there in any case:
-        the node was shown as the end of its turn.
+        If the node's turn ends at the node on one path and continues on another, the path on which it ends is taken. With
+        `as_before` the turn ends at the node in any case: the node was shown as its end.
         """
         seen, chosen = set(shown), node_id
         while True:

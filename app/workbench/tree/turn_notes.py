@@ -36,10 +36,10 @@ def note_of(tree: Tree, node: NodeRow, *, damaged: bool, recorded: bool) -> str:
     """The note under a turn that is not running.
 
     Args:
-        tree: Of the session.
-        node: The turn's last run.
-        damaged: Part of it could not be read.
-        recorded: It is part of the sample.
+        tree: The tree of the session.
+        node: The last node of the turn.
+        damaged: Whether part of it could not be read.
+        recorded: Whether it is part of the sample.
     """
     if damaged:
         return translate("Workbench", DAMAGED)
@@ -71,7 +71,7 @@ def changed_note(stats: Mapping[str, Any]) -> str:
 def _not_seen(tree: Tree, node: NodeRow) -> str:
     """The note of a first turn whose root leaves out earlier turns, or is a copy as text."""
     root = tree.nodes.get(node.parent_id) if node.parent_id is not None else None
-    if root is None or root.role != "system":  # only there it says so
+    if root is None or root.role != "system":  # only a system prompt records it
         return ""
     count = left_out(root.stats)
     if as_text(root.stats):

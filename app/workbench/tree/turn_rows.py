@@ -1,4 +1,4 @@
-"""The tree as rows of turns: the main branch straight down, each other branch under the turn that it leaves."""
+"""The tree as rows of turns: the main branch at one level, each other branch under the turn that it leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.workbench.tree.tree import Segment, Tree
 from storage import NodeRow
 from ui import TreeRow
 
-Branch = tuple[int, int]  # a node, and its token with which the branch begins
+Branch = tuple[int, int]  # a node, and the token of it with which the branch begins
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class _Branch:
     turns: list[tuple[int, int, str]]  # first node, last node, role
     name: tuple[str, str]
     leaving: list[_Branch] = field(default_factory=list)
-    size: int = 0  # turns of it and of all branches below
+    size: int = 0  # turns of the branch and of all branches below it
     on_path: bool = False
 
 
@@ -33,8 +33,8 @@ def turn_rows(
 ) -> tuple[TreeRow, ...]:
     """Rows in reading order; a parent precedes its children.
 
-    Where a branch splits, the branches beside the main one come first, a level deeper; then the main one continues at the
-    same level. The main one is the branch shown, else the longest.
+    Where a branch splits, the side branches come first, one level deeper; then the main one continues at the same level.
+    The main one is the branch shown, else the longest.
     """
     names = names or {}
     columns = tree.path_columns(tip)
@@ -46,7 +46,7 @@ def turn_rows(
         return stops.get(key[0], 0) > key[1]
 
     rows: list[TreeRow] = []
-    # a branch, its depth, its parent row, and whether it is beside the main one
+    # a branch, its depth, its parent row, and whether it is a side branch
     waiting = [(branch, 0, -1, beside) for branch, beside in _in_order(_branches(tree, pruned, on_path))]
     waiting.reverse()
     while waiting:
@@ -54,9 +54,9 @@ def turn_rows(
         line, head = branch.line, len(rows)
         for place, (first, end, role) in enumerate(branch.turns):
             start = 0 if place else line.start
-            row = TreeRow(  # positional: by name, thousands of rows take twice as long
+            row = TreeRow(  # positional arguments: thousands of rows take half the time
                 first, start, end, parent, head, depth, role,
-                False, "", "", "", "", 0, None, 0,  # of the first row of a branch, set below
+                False, "", "", "", "", 0, None, 0,  # set below for the first row of a branch
                 logprobs.get(end), stops.get(first, 0) > start, False, line.pruned, (first, start) in bookmarks,
             )  # fmt: skip
             if not place:
@@ -86,7 +86,7 @@ def turn_rows(
 
 
 def _branches(tree: Tree, pruned: Collection[Branch], on_path: Callable[[Branch], bool]) -> list[_Branch]:
-    """The branches without a parent; the others are below them."""
+    """The branches without a parent; the others are in their `leaving`."""
     found: list[_Branch] = []
     above: list[_Branch] = []  # the last branch of each depth
     for line, end in lines(tree, pruned):
@@ -104,7 +104,7 @@ def _branches(tree: Tree, pruned: Collection[Branch], on_path: Callable[[Branch]
 
 
 def _in_order(branches: Sequence[_Branch]) -> Iterator[tuple[_Branch, bool]]:
-    """Branches with whether each is beside the main one, which comes last; among several beginnings it comes first."""
+    """Branches, and whether each is a side branch. The main one comes last, but first among the beginnings of a session."""
     main = max(branches, key=lambda each: (each.on_path, not each.line.pruned, each.size), default=None)
     first = main is not None and main.line.depth == 0
     if main is not None and first:
@@ -131,10 +131,10 @@ def found_in(tree: Tree, rows: Sequence[TreeRow], texts: Mapping[int, str], word
     """Rows whose text or name contains `words`, in any case.
 
     Args:
-        tree: Of the session.
-        rows: Of that tree.
+        tree: The tree of the session.
+        rows: Rows of that tree.
         texts: The text of each node.
-        words: White space in them matches any.
+        words: The words to find; white space matches any white space.
     """
     wanted = _plain(words)
     for row in rows if wanted else ():
