@@ -267,7 +267,7 @@ def _threads(backend: str, reference: Reference, folder: Path) -> Finding:
             thread.start()
         for thread in threads:
             thread.join()
-    worst = max(off) if len(off) == len(contexts) else float("inf")
+    worst = float(np.max(off)) if len(off) == len(contexts) else float("inf")
     return held(
         f"answers to {THREADS} threads at once",
         worst,

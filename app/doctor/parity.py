@@ -106,7 +106,7 @@ def _compared(name: str, model: LanguageModel, folder: Path, reference: Referenc
 
 def _apart(rows: Sequence[Float32] | Float32, others: Sequence[Float32]) -> float:
     """The largest absolute difference; infinity if it is not a number."""
-    off = max(np.abs(row - other).max() for row, other in zip(rows, others, strict=True))
+    off = np.max([np.abs(row - other).max() for row, other in zip(rows, others, strict=True)])  # `max` may pass over a NaN
     return float(np.nan_to_num(off, nan=np.inf))
 
 
