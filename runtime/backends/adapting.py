@@ -128,7 +128,7 @@ class LinearAdapters(ABC, Generic[M, A]):
         return replace(self._limited(use, use.rows, np.ones(len(use.rows), bool), n), head=head)
 
     def _limited(self, use: Use, rows: Int64, which: Bool, tokens: int) -> Change[A]:
-        """The change of tokens `rows` among `tokens`; `which` selects their scales from the use's."""
+        """The change for tokens `rows` of `tokens` in all; `which` selects their scales in ``use.scale``."""
         given = use.scale
         scale = given if isinstance(given, float) else self._scales(given[which, None])
         return Change(use.digest, tokens, self._indices(rows), scale)
@@ -171,15 +171,15 @@ class LinearAdapters(ABC, Generic[M, A]):
 
     @abstractmethod
     def _matrices(self, pair: LowRank) -> Weights[A]:
-        """An adapter's matrices for one module, as `_add_product` takes them."""
+        """An adapter's matrices for one module, in the form that `_add_product` takes."""
 
     @abstractmethod
     def _scales(self, scales: Float32) -> A:
-        """``(k, 1)`` as an array of the library, in the width of the products."""
+        """Scales ``(k, 1)`` as an array of the library, in the dtype of the products."""
 
     @abstractmethod
     def _indices(self, rows: Int64) -> A:
-        """``(k,)`` as an array of the library."""
+        """Token indices ``(k,)`` as an array of the library."""
 
     @abstractmethod
     def _tokens(self, x: A) -> int:

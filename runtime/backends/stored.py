@@ -28,11 +28,11 @@ class _Tensor(Protocol):
     def __getitem__(self, index: Any) -> Any: ...
 
 
-Array = TypeVar("Array", bound=_Tensor)  # of a library, as the next two
+Array = TypeVar("Array", bound=_Tensor)  # of a library, like the next two
 Dtype = TypeVar("Dtype")
 Layer = TypeVar("Layer")
 Stored = dict[str, npt.NDArray[np.generic]]
-Shape = tuple[int, int, int]  # of an attention layer: heads, width of a key, width of a value
+Shape = tuple[int, int, int]  # of an attention layer: number of heads, width of a key, width of a value
 StateShapes = tuple[tuple[int, ...] | None, ...]  # None: a part that the state does not have
 
 _TOKEN_AXES = {"keys": 2, "values": 2, "kv": 0, "tokens": 0}  # by the name up to its first dot

@@ -322,7 +322,7 @@ class TorchPack(WorkingPack):
                 layer.place = place
 
     def put_states(self, states: Sequence[Tensors | None]) -> None:
-        """Sets all recurrent layers to copies of stored states (the library updates them in place), a row each, or to none."""
+        """Sets recurrent layers to copies of stored states (the library updates them in place), one per row, or to no state."""
         parts = iter(zip(*states, strict=True)) if states[0] is not None else None
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
@@ -352,7 +352,7 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
     is_initialized = is_compileable = is_croppable = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Left to the packs' layers."""
+        """Does nothing: the packs' layers initialise their own buffers."""
 
     def update(
         self,
@@ -466,7 +466,7 @@ def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Ten
 
 
 def to_index(slots: Int64, device: torch.device) -> slice | torch.Tensor:
-    """Side-by-side slots as a slice, others as a tensor of indices."""
+    """Consecutive slots as a slice, others as a tensor of indices."""
     if not len(slots):
         return slice(0, 0)
     if int(slots[-1]) - int(slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():

@@ -25,8 +25,8 @@ from runtime.backends.packs.tree import Bool, Int64, Step
 FOLDED = {"cuda": 64, "cpu": 16}  # tokens; for more, a folded mask costs more than it saves (`Arguments._with_folded`)
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # transformers' names of layers
 WIDEST_SHARED = 256  # largest head dimension for which the library lets query heads share keys without a mask
-_SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # else needs none
-OWN = "elsewise_sdpa"  # the name it is registered under
+_SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # others need no flag
+OWN = "elsewise_sdpa"  # the name under which `own_sdpa` is registered
 
 
 class Arguments:

@@ -24,7 +24,7 @@ from runtime.options.load import LoadOptions
 from runtime.records import Float32
 
 log = logging.getLogger(__name__)
-MEMORY_SHARE = 2  # by default one part in so many of the free memory holds weights
+MEMORY_SHARE = 2  # by default weights take at most 1 / 2 of the free memory
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Offload:
         log.info("%d bytes of weights in memory, %d on disk", self.resident, self.on_disk)
 
     def warning(self, seconds: float) -> str:
-        """The warning about the cost; `seconds`: of a forward, measured at load."""
+        """The warning about the cost of offload; `seconds` is the duration of a forward, measured at load."""
         if not self.on_disk:
             return f"offload='disk': all {self.resident:,} bytes of weights fit into {self.limit:,}, so nothing is offloaded"
         return (

@@ -23,9 +23,9 @@ from runtime.loading.measurements import THREADS, keep_measurement, measurement
 
 BUDGET_SECONDS = 1.0  # after which no further count is tried
 MANY_TOKENS = 64  # least tokens of a forward that uses all cores
-SLOWDOWN = 3.0  # with all cores against the fastest count; beyond it they are not all there, as in a container's share
+SLOWDOWN = 3.0  # of all cores over the fastest count; if larger, not all are available, as in a container with a quota
 LAPS = 5  # forwards of one token for each count, of which the fastest is taken
-WORTH = 0.97  # of the time; twice the threads must take less
+WORTH = 0.97  # twice the threads must take less than this part of the time
 QUIET = 0.1  # share of our cores that other processes may use during a measurement that is saved
 TICK = 0.02  # seconds: two ticks of the system's CPU times
 LOOK_SECONDS = 0.1  # least time between two measurements of other processes
@@ -123,7 +123,7 @@ class OtherProcesses:
         self._began, self._computed, self._busy = time.perf_counter(), self._seconds(), 0.0
 
     def busy_cores(self, least: float = LOOK_SECONDS) -> float:
-        """Number of cores kept busy since the last measurement; its result again within `least` seconds of it."""
+        """Number of cores kept busy since the last measurement, whose result is returned again within `least` seconds of it."""
         passed = time.perf_counter() - self._began
         if passed >= least:
             computed = self._seconds()
@@ -133,7 +133,7 @@ class OtherProcesses:
 
     @staticmethod
     def _seconds() -> float:
-        """CPU seconds of all other processes since the machine started; 0 where the system hides them."""
+        """CPU seconds of all other processes since the machine started; 0 if the system hides them."""
         try:
             system, own = psutil.cpu_times(percpu=True), psutil.Process().cpu_times()
         except Exception:  # a sandbox may hide /proc, which must fail no request

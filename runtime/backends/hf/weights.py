@@ -74,7 +74,7 @@ class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not 
 
 
 class Float16Linear(PackedLinear):
-    """Half the bytes; sums are float32."""
+    """Weights in float16, half the bytes of float32; sums are float32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -87,7 +87,7 @@ class Float16Linear(PackedLinear):
 
 
 class Bfloat16Linear(PackedLinear):
-    """Half the bytes; activations are rounded too."""
+    """Weights in bfloat16, half the bytes of float32; activations are rounded to bfloat16 too."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -99,7 +99,7 @@ class Bfloat16Linear(PackedLinear):
 
 
 class Int8Linear(PackedLinear):
-    """A byte for a weight, a float32 step for a row; symmetric."""
+    """One byte per weight, one float32 step per row; symmetric."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -123,7 +123,7 @@ class Int8Linear(PackedLinear):
 
 
 class Int4Linear(PackedLinear):
-    """Half a byte for a weight, a step and a middle in bfloat16 for 32 of a row."""
+    """Half a byte per weight; a step and a middle in bfloat16 for every 32 weights of a row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -247,7 +247,7 @@ def _kind(weights: str, matrix: torch.Tensor, *, head: bool) -> type[PackedLinea
     return Float16Linear if has_float16() else None
 
 
-_ROWS = 32  # of logits that are copied at once
+_ROWS = 32  # of logits that are copied to float32 at once
 
 
 def pack_and_measure(model: Any, source: ModelFolder, weights: str) -> Perplexities | None:

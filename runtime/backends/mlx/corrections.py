@@ -88,7 +88,7 @@ def corrected_config(source: ModelFolder) -> dict[str, Any]:
 
 
 def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Iterator[str]:
-    """The keys that change numbers and are not read."""
+    """The keys of a config that change the model's numbers and that its class does not read."""
     for name, neutral in _NEUTRAL.items():
         same = _FIXED.get((kind, name), neutral)
         if name in config and f"args.{name}" not in read and config[name] not in same:
@@ -102,7 +102,7 @@ def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Itera
         yield "head_dim"
     kinds = set(config.get("layer_types") or ())
     if config.get("sliding_window") and not kinds and kind not in (*_WINDOWED, "gemma2") and "args.sliding_window" not in read:
-        late = config.get("max_window_layers", 0) >= config.get("num_hidden_layers", 1)  # layers below that have no window
+        late = config.get("max_window_layers", 0) >= config.get("num_hidden_layers", 1)  # lower layers have no window
         without = config.get("use_sliding_window") is False or (config.get("use_sliding_window") is True and late)
         if not without and config["sliding_window"] < facts.whole_context(config):
             yield "sliding_window"

@@ -2,7 +2,7 @@
 
 A recurrent layer carries a state from token to token, so a row must hold one chain without padding or branches. Chains
 that start side by side are therefore cut where the shortest of them ends: their common length is one forward with a row
-for each, the rest goes on in fewer rows.
+for each, and the rest is computed in fewer rows.
 
 An attention layer beside it reads the pack: either all rows read its buffers, each through its part of a mask
 (`Shared`), or each reads a copy of its own path (`Bucket.path`).
@@ -182,8 +182,8 @@ def spans(rows: Sequence[Row], *, stepwise: bool) -> Iterator[tuple[int, int, li
 
     Args:
         rows: That may share a forward.
-        stepwise: Whether a state takes only one token at a time: then chains that start a path go whole, others token
-            by token.
+        stepwise: Whether a state takes only one token at a time: then chains that start a path are pushed whole, others
+            token by token.
     """
     lengths = sorted({len(row.chain) for row in rows})
     if stepwise and rows[0].fresh:

@@ -495,7 +495,7 @@ class PackedBackend(ABC, Generic[P]):
     def _appended(
         self, parts: Sequence[Part], undos: list[tuple[P, Undo]], read: str | None = None
     ) -> tuple[list[P], list[Step], bool]:
-        """Adds the tokens of each part to its pack's tree, and what undoes that to `undos`.
+        """Adds the tokens of each part to its pack's tree, and the data to undo that to `undos`.
 
         Returns:
             The packs, their steps, and whether these are computed chain by chain.
@@ -636,7 +636,7 @@ class PackedBackend(ABC, Generic[P]):
         chains = segments(parents, base)
         call = Call(step, shared=self._attends_in_place(pack, chains, parents))
         extended: set[int] = set()
-        together = self.buckets and step.stacks is None and step.read is None  # under adapters each chain goes alone
+        together = self.buckets and step.stacks is None and step.read is None  # with adapters each chain has its own forward
         for level in levels(chains, parents, base):
             rows = self._rows(pack, level, [int(parents[chain[0]]) for chain in level])
             for group in self._groups(rows, shared=call.shared) if together else ([row] for row in rows):
@@ -714,7 +714,7 @@ class PackedBackend(ABC, Generic[P]):
             got, states = self.push_rows(pack, Bucket(tokens, slots, positions, want, nothing, None, kept, shared))
             if np.isfinite(got).all():
                 return got, states
-            # a NaN of one row reached others through weights of 0: compute again over copies
+            # a NaN in one row has spoilt others through weights of 0: computes again over copies
         paths = pack.tree.paths([row.tip for row in rows]) if self.looks_back(pack) else [slots[0, :0]] * len(rows)
         return self.push_rows(pack, Bucket(tokens, slots, positions, want, *padded_paths(paths), kept))
 
@@ -745,7 +745,7 @@ class PackedBackend(ABC, Generic[P]):
     def resize(self, pack: P, capacity: int) -> None:
         """Gives the buffers room for exactly `capacity` slots, never fewer than are in use; one buffer after the other.
 
-        Without a call of it `forward` and `load` double the buffers as needed.
+        Without such a call `forward` and `load` double the buffers as needed.
 
         Raises:
             MemoryBudgetError: The device ran out of memory. The slots in use are unchanged.
