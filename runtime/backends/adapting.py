@@ -35,7 +35,7 @@ class Change(Generic[A]):
     """The effect of one adapter on the running forward.
 
     Attributes:
-        digest: Of the adapter.
+        digest: The adapter's digest.
         tokens: Number of tokens in a module's input.
         rows: ``(k,)`` indices of the tokens that it applies to; None: all.
         scale: One factor for all tokens, or ``(k, 1)``.

@@ -43,7 +43,7 @@ class Small:
     """One way to make an architecture small.
 
     Attributes:
-        config: As the library's class of configurations takes it.
+        config: The configuration, in the form that the library's class takes.
         context: Its context length in tokens.
         lengths: Lengths in tokens, within that context, at which the computation may change.
     """

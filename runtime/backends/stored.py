@@ -132,11 +132,11 @@ def restored(
     Args:
         arrays: Exported arrays, not checked yet.
         own: Converts to a library's array of a dtype; raises ValueError where another one was stored.
-        dtypes: Of the codec's parts of keys and values.
+        dtypes: Dtypes of the codec's parts of keys and values.
         widths: The widths of the codec's parts of a row, by the width of the row.
-        shapes: Of the model's attention layers.
-        state_dtype: Of most arrays of a recurrent state.
-        state_shapes: Of the model's recurrent state; None where they are not known.
+        shapes: Shapes of the model's attention layers.
+        state_dtype: The dtype of most arrays of a recurrent state.
+        state_shapes: Shapes of the model's recurrent state; None if they are not known.
 
     Raises:
         SnapshotFormatError: Arrays that are missing, of another dtype, not of `n` tokens, or of other shapes than the model's.

@@ -442,7 +442,7 @@ class Operations:
 
         Args:
             group: State of the stream.
-            jobs: By number.
+            jobs: The jobs by their numbers.
             start: The jobs to submit, or a function that submits the first ones.
             on_progress: Called with the progress of the prompt.
             on_end: Called by the reader for each job that has ended.

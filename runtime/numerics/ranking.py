@@ -34,29 +34,29 @@ class Reached(NamedTuple):
     least: np.float32
     ids: npt.NDArray[np.int64]  # ties ascending
     found: Row  # their scores
-    scores: Row  # the same, falling
+    scores: Row  # the same, descending
 
 
 class Look(NamedTuple):
     """How much of a row's order is searched at first."""
 
     head: int = 64  # entries that are sorted; enough for most distributions
-    times: float = 0.0  # further entries are found by value alone, where times * exp(entropy) exceeds the head
-    fewest: int = 0  # at least so many of them; 0: none
-    share: float = 0.0  # of the mass that the entries of a flat row should reach; 0: unknown
+    times: float = 0.0  # further entries are found by value alone if times * exp(entropy) exceeds the head
+    fewest: int = 0  # least number of further entries; 0: none
+    share: float = 0.0  # share of the mass that the entries of a flat row should reach; 0: unknown
 
 
 SHALLOW = Look()
 
 
 class Ranked:
-    """The entries of a row by falling value, ties by id, sorted as far as requested.
+    """The entries of a row by descending value, ties by id, sorted as far as requested.
 
     Args:
         row: ``(vocab,)``, -inf for excluded entries; never written. Or a function that makes it on first use.
         mass: The sum of exp over the row, if known.
-        entropy: Of the distribution, in nats, if known and no entry is excluded.
-        peaks: See the property, if known.
+        entropy: Entropy of the distribution in nats, if known and no entry is excluded.
+        peaks: The value of the property `peaks`, if known.
         heated: A temperature and the total weight of the row divided by it; see `scoring.heated_masses`.
         head: The first ids and their values, if known.
     """
@@ -188,9 +188,9 @@ class Ranked:
 
     @property
     def alive(self) -> int:
-        """How many entries are not excluded."""
+        """The number of entries that are not excluded."""
         if self._alive is None:
-            whole = self.entropy is not None  # known for rows without excluded entries alone
+            whole = self.entropy is not None  # known only for rows without excluded entries
             self._alive = len(self.row) if whole else int(np.count_nonzero(self.row > -np.inf))
         return self._alive
 
@@ -199,7 +199,7 @@ class RankRequest(NamedTuple):
     """A request to rank rows on the device that computed them."""
 
     width: int  # how many of the likeliest; fewer are returned where the last ones are ties of unknown order
-    temperatures: tuple[float, ...]  # per row: at which draws need its total weight; 1: they do not
+    temperatures: tuple[float, ...]  # per row: the one at which draws need its total weight; 1: they do not
     whole: tuple[int, ...] = ()  # rows that are needed completely
 
 
@@ -211,7 +211,7 @@ class RankedRows(NamedTuple):
     finite: npt.NDArray[np.bool_]  # ``(n,)`` which rows were finite; the values of the others are undefined
 
     def part(self, rows: slice) -> RankedRows:
-        """Some of them."""
+        """The rows of a slice."""
         return RankedRows(self.rows[rows], self.shift[rows], self.finite[rows])
 
 
@@ -239,7 +239,7 @@ def _among(ids: npt.NDArray[np.int64], others: npt.NDArray[np.int64], vocab: int
 
 
 def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int64]:
-    """The `k` likeliest ids of one row ``(vocab,)``, falling, ties by id; includes entries of -inf only if `k` is all.
+    """The `k` likeliest ids of one row ``(vocab,)``, descending, ties by id; includes entries of -inf only if `k` is all.
 
     The row is laid out as a rectangle. At least `k` entries reach the k-th largest column maximum, and few more, all of them
     in columns whose maximum reaches it.

@@ -41,9 +41,9 @@ class Job:
     """A path of tokens. Subclasses ask something about it; a plain `Job` is only a path, without a caller.
 
     Attributes:
-        kind: Of `RequestTimings`; "" if it is no request.
+        kind: The kind in `RequestTimings`; "" if the job is no request.
         ids: The tokens.
-        namespace: Of their KV, from the last end in `before` on.
+        namespace: Namespace of the KV of these tokens, from the last end in `before` on.
         before: (end, namespace) of the spans before that, by ascending end: the tokens before an activated adapter.
     """
 

@@ -223,8 +223,8 @@ class TorchPack(WorkingPack):
     """A pack's buffers: one cache layer per model layer.
 
     Args:
-        plan: From `layer_plan`.
-        shapes: Of the attention layers, once known.
+        plan: The result of `layer_plan`.
+        shapes: Shapes of the attention layers, once known.
         like: An empty tensor of the model's dtype and device.
     """
 

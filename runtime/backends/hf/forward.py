@@ -34,9 +34,9 @@ class Arguments:
 
     Args:
         takes: Names of the parameters of its forward.
-        windows: Of its attention layers, in positions; None is a full one.
-        device: Where it computes.
-        dtype: Of its attention scores.
+        windows: Windows of its attention layers, in positions; None is a full one.
+        device: The device that computes.
+        dtype: The dtype of its attention scores.
         eager: Whether its attention adds masks to scores (`torch.finfo(dtype).min` hides) instead of taking bool ones.
         heads: Number of heads that share keys; if more than one, masks of up to `FOLDED` tokens carry a folded mask
             (`own_sdpa`).
@@ -89,7 +89,7 @@ class Arguments:
             pack: Their pack.
             numbers: ``(3, n)``: tokens, positions, slots.
             seen: ``(windows, n, slots)`` bool.
-            windows: Of the attention layers.
+            windows: Windows of the attention layers.
         """
         masks = {window: self._with_folded(part[None, None]) for window, part in zip(windows, seen, strict=True)}
         return {
@@ -104,7 +104,7 @@ class Arguments:
         """For tokens of several packs, as one row; prepares the packs. `JointLayer` has the masks.
 
         Args:
-            packs: Without recurrent layers.
+            packs: The packs; none has recurrent layers.
             steps: One for each pack.
             step: All steps, `merged`.
         """

@@ -32,8 +32,8 @@ class Offload:
     """The offloaded part of one model.
 
     Attributes:
-        device: Where forwards compute.
-        folder: For weights that cannot be read in place.
+        device: The device that computes forwards.
+        folder: A temporary folder for weights that cannot be read in place.
         limit: Bytes of memory for weights: resident ones, and the largest layer during its computation.
         resident: Bytes of weights in memory.
         on_disk: Bytes that every forward reads; a matrix that is both embedding and head is read twice.

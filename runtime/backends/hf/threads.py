@@ -51,7 +51,7 @@ class ThreadChoice:
         """Sets the count that is saved for a model on this machine, or the fastest one, unless the user chose a count.
 
         Args:
-            digest: Of the model's weights.
+            digest: Digest of the model's weights.
             weights: Form of the weights, on which the fastest count depends.
             forward: Computes one token.
 
@@ -91,11 +91,11 @@ class Threads:
 
     Args:
         choice: Sets the count.
-        few: For a forward over few tokens, on idle cores.
-        many: For a forward over `MANY_TOKENS` or more.
+        few: The count for a forward over few tokens, on idle cores.
+        many: The count for a forward over `MANY_TOKENS` or more.
 
     Attributes:
-        count: Of the last forward.
+        count: The count of the last forward.
         due: Monotonic seconds after which a forward over few tokens must call `set_for`; one over many always must.
     """
 

@@ -155,7 +155,7 @@ def check_weights(
 
     Args:
         options: The load options.
-        device: Where the model computes.
+        device: The device that computes.
         ready: Whether the model is a ready one of the caller's.
         quantised: Whether its folder is quantised.
 
@@ -196,7 +196,7 @@ def pack_weights(model: Any, weights: str) -> None:
     mapped files of the weights, and returns the memory that packing took to the system.
 
     Args:
-        model: Of transformers.
+        model: A transformers model.
         weights: "float16", "bfloat16", "int8" or "int4".
     """
     head, freed = model.get_output_embeddings(), 0
@@ -383,7 +383,7 @@ class AffineConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transforme
     """Quantisation of a folder in MLX's form, for `from_pretrained`.
 
     Attributes:
-        forms: By layer.
+        forms: The quantised form of each layer, by the layer's name.
         check: Refuses a tensor by name unless it has this dtype and shape.
     """
 

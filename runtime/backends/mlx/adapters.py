@@ -28,7 +28,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     Args:
         model: An mlx-lm model.
         config: Its configuration.
-        dtype: Of the adapters' matrices.
+        dtype: The dtype of the adapters' matrices.
     """
 
     def __init__(self, model: Any, config: Mapping[str, Any], dtype: mx.Dtype) -> None:

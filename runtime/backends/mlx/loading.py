@@ -112,7 +112,7 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
 
     Args:
         loaded: The model.
-        config: In the form of `full_config`.
+        config: A configuration in the form of `full_config`.
     """
     model = type(loaded.model)(type(loaded.model.args).from_dict(dict(config)))
     rng = np.random.default_rng(20_260_103)

@@ -36,7 +36,7 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
     Args:
         source: A checked, plain folder.
         target: An empty folder.
-        bits: Of a weight.
+        bits: Number of bits of a weight.
         group: Number of weights that share a step.
         report: Called with the bytes of quantised weights so far, and of all.
 

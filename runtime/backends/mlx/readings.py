@@ -31,10 +31,10 @@ class Readings:
         """One forward of one row, not evaluated.
 
         Args:
-            name: Of the reading.
+            name: The reading's name.
             want: Indices in the row.
             tokens: ``(1, n)``.
-            cache: Of each layer.
+            cache: The cache of each layer.
 
         Returns:
             ``(1, len(want), ...)``, of any dtype.

@@ -162,7 +162,7 @@ def compatible_groups(rows: Sequence[Row], *, ragged: bool) -> Iterator[list[Row
     """Groups of rows whose pasts let them share a forward: all start a path or none does, and pasts are of one length.
 
     Args:
-        rows: Of one level.
+        rows: The rows of one level.
         ragged: Whether lengths may differ; no row is then padded to more than twice its past, unless that is short.
     """
     group: list[Row] = []
@@ -206,8 +206,8 @@ def worth_sharing(pasts: Int64, lengths: Int64, slots: int, *, masked_per_copy: 
 
     Args:
         pasts: Number of tokens before each row.
-        lengths: Of each row's chain.
-        slots: Of the pack, the new ones included.
+        lengths: Length of each row's chain.
+        slots: Number of slots of the pack, the new ones included.
         masked_per_copy: Masked slots that a token may attend to at the cost of copying one slot.
         reach: Positions that some layer sees; no more of a path is copied.
     """

@@ -75,7 +75,7 @@ class FirstForward(msgspec.Struct, frozen=True):
 
     Attributes:
         seconds: Its duration.
-        shapes, state_shapes, state_bytes: As of `PackedBackend`.
+        shapes, state_shapes, state_bytes: The attributes of `PackedBackend` with these names.
     """
 
     seconds: Annotated[float, msgspec.Meta(gt=0, lt=1e6)]
@@ -137,7 +137,7 @@ class PackedBackend(ABC, Generic[P]):
             forward; None: not called.
         pushed: Tokens in these calls of the model, padding included.
         info: Facts about the model.
-        shapes: Of the attention layers, once known.
+        shapes: Shapes of the attention layers, once known.
         slot_bytes: Bytes of a pack's buffers per slot.
         widest_bytes: Bytes of the largest of these buffers per slot.
         state_bytes: Bytes of one recurrent state; 0 without one.
@@ -531,7 +531,7 @@ class PackedBackend(ABC, Generic[P]):
             pack: Grows by these tokens.
             tokens: ``(n,)`` ids.
             read: One of `readings`.
-            stacks: As of `forward`.
+            stacks: See `forward`.
 
         Returns:
             ``(n, ...) float32``, which the caller may write to; `runtime.backends.hf.readings` has the shape of each reading.

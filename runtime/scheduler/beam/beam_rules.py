@@ -25,9 +25,9 @@ class BeamState:
         text: The text that it completes.
         finish: Why the beam ends with it, if it does.
         cut: Characters at the end of the whole text that are not shown: a stop string, and the text after it.
-        decoder: After the token.
-        stops: After the token; None without stop strings.
-        constraint: After the token; None without a grammar.
+        decoder: The decoder's state after the token.
+        stops: The search for stop strings after the token; None without stop strings.
+        constraint: The grammar's state after the token; None without a grammar.
     """
 
     before: BeamState | None

@@ -36,9 +36,9 @@ class Blocks:
     """Saves and restores of one model. Owner thread only, unless a method says "any thread".
 
     Args:
-        options: Of the block file; None: there is none.
+        options: Options of the block file; None: there is none.
         cache: Source of saves and target of restores.
-        counters: Of the work done.
+        counters: Counts the work done.
         restored: Called with a job's cursor after its restore; it must leave the cursor.
 
     Attributes:

@@ -52,7 +52,7 @@ class Restores:
 
     Args:
         cache: The target.
-        counters: Of the work done.
+        counters: Counts the work done.
         ask: See `Blocks.ask`.
         failed: See `Blocks.failed`.
         done: Called with a job's cursor after its restore; it must leave the cursor.

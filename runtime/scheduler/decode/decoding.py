@@ -53,9 +53,9 @@ class Decoding:
     Args:
         options: Batch limits.
         cache: Places the generations.
-        counters: Of the work done.
+        counters: Counts the work done.
         ledger: Request metrics.
-        vocabulary: Of the model.
+        vocabulary: The model's vocabulary.
         drafter: The draft model, if any.
         overlaps: Whether the backend computes a begun forward asynchronously.
         preempt: Preempts a background job or a prompt; False if there is none.

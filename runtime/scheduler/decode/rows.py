@@ -56,7 +56,7 @@ class Stream:
 
     Args:
         job: The request.
-        vocabulary: Of the model.
+        vocabulary: The model's vocabulary.
     """
 
     def __init__(self, job: GenerateJob, vocabulary: Vocabulary) -> None:

@@ -406,7 +406,7 @@ class LastRequest:
         wanted: Tokens that could have come from the cache; rows are needed beyond them.
         depth: Tokens that came from the cache.
         matched: Tokens with KV in the cache, resumable or not.
-        clock: Of `EvictionLog`, at that time.
+        clock: The clock of `EvictionLog` at that time.
         enabled: Whether the cache is on.
         node: The last node of the path in the trie.
     """

@@ -46,7 +46,7 @@ class Payloads:
     Attributes:
         in_place: Whether edges refer to slots. For recurrent models, whose state moves on with the path, and for KV stored in
             another precision than it is computed in, the trie holds copies instead.
-        tokens: Of all runs of edges; their bytes are in packs.
+        tokens: Number of tokens in the runs of all edges; their bytes are in packs.
         released: Workspaces with runs released since the set was last emptied.
     """
 
@@ -168,7 +168,7 @@ class Workspaces:
 
         Args:
             ids: The path.
-            alone: In a pack of its own.
+            alone: Whether the path gets a pack of its own.
             reach: Resumable tokens of the path in the trie: up to there the workspace needs keys only, no recurrent state.
             live: Running jobs. A path that shares a prefix with an unfinished one joins its workspace.
             node: The last node of the path in the trie.

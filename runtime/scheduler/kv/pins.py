@@ -19,12 +19,12 @@ class Pins:
     Args:
         trie: Holds the paths.
         vectors: Holds the distributions.
-        budget: Of the whole model, in bytes.
+        budget: The budget of the whole model, in bytes.
         room: Frees the bytes for a distribution; False: it is not kept.
 
     Attributes:
-        leases: By number.
-        nbytes: Of the distributions.
+        leases: The leases by number.
+        nbytes: Bytes of the distributions.
     """
 
     def __init__(self, trie: Trie, vectors: LogitsCache, budget: int, room: Callable[[int], bool]) -> None:

@@ -602,7 +602,7 @@ def prepare(parts: Sequence[PartialForward], request: RankRequest | None = None)
 
     Args:
         parts: `tokens` holds the tags of the tokens; each parent is a slot of the forward in flight with one child.
-        request: Of the next `begin`.
+        request: The request of the next `begin`.
     """
     arrays = []
     for part in parts:

@@ -46,7 +46,7 @@ class Distributions:
 
         Args:
             last: The row.
-            temperature: At which draws need the total mass of the row; 1 if they do not.
+            temperature: The temperature at which draws need the total mass of the row; 1 if they do not.
         """
         logprobs = last.logprobs()
         ranked = Ranked(logprobs, last.mass)
@@ -136,7 +136,7 @@ class ChunkLogits:
         raw: ``(n, vocab)``, read-only from here on; or rows on the device.
         ends: Rows at the ends of complete paths, ascending: whether the whole row is wanted; else it may stay on the device.
         unfinished: Last rows of incomplete paths, which are only checked to be finite.
-        block_bytes: Of `LogitsCache`.
+        block_bytes: See `LogitsCache`.
     """
 
     raw: Float32 | DeviceLogits
@@ -313,7 +313,7 @@ def normalise(logits: Float32 | RankedRows, *, entropy: bool, temperatures: Sequ
     A pass over memory that the forward has just written costs half of one over other memory.
 
     Args:
-        logits: Of a forward; rows on the device are normalised already.
+        logits: The logits of a forward; rows on the device are normalised already.
         entropy: Whether to compute the rows' entropies.
         temperatures: Per row, the temperature at which draws need its total mass; 1 if they do not.
     """

@@ -32,9 +32,9 @@ class Prefill:
 
     Args:
         job: Owner of the path.
-        workspace: Where it is computed.
+        workspace: The workspace that computes it.
         lease: Pins the path's part in the trie.
-        slot: Of the last token in place.
+        slot: The slot of the last token in place.
         at: Tokens in place.
         first_wanted: Rows from here on are wanted (row i holds the logits after token i).
         last_only: Whether only the last row is wanted.

@@ -101,7 +101,7 @@ class Prompts:
     Args:
         options: Batch limits.
         cache: Places prefills.
-        counters: Of the work done.
+        counters: Counts the work done.
         ledger: Request metrics.
         fail: Ends a job that has left its prefill with an error.
         starts: For each kind of `DecodingJob`, starts its generation with the cursor and the distribution after the prompt.
