@@ -1,4 +1,4 @@
-"""Embeddings: texts of similar length in padded batches, one batch per step, without any KV kept. Owner thread only.
+"""Embeddings: texts of similar length in padded batches, one batch per step; no KV is kept. Owner thread only.
 
 The finished vectors of a cancelled job are kept for the next job with the same texts.
 

@@ -217,7 +217,7 @@ class Restores:
                     return False
                 try:
                     prefill.slot, prefill.at = prefill.workspace.load(prefill.lease, prefill.slot, prefill.at)
-                except BaseException:  # drop the node: the next job would fail with it too
+                except BaseException:  # drops the node: the next job would fail with it too
                     bad = prefill.lease.node
                     prefill.lease.move(before, length)
                     self._cache.trie.drop(bad)

@@ -44,7 +44,7 @@ from runtime.speculation.lookup import PromptLookup
 from runtime.speculation.options import SpeculativeOptions
 
 log = logging.getLogger(__name__)
-DRAW_HEAD = 128  # likeliest entries that are copied to the host of a row on the device: most draws need no others
+DRAW_HEAD = 128  # likeliest entries of a row on the device that are copied to the host: most draws need no others
 
 
 class Decoding:

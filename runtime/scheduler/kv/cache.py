@@ -26,8 +26,8 @@ from runtime.scheduler.prefill.prefill import Prefill
 from runtime.trie import Lease, Lost, Namespace, Node, Trie
 
 log = logging.getLogger(__name__)
-LARGEST_EDGES = 20  # in a report
-TAIL_TOKENS = 8  # of an edge in a report
+LARGEST_EDGES = 20  # listed in a report
+TAIL_TOKENS = 8  # last tokens of an edge that a report shows
 SHORT_TAIL = 64  # tokens
 INTERRUPTED_BYTES = 64 << 20
 

@@ -36,7 +36,7 @@ VECTOR_BYTES = 32 << 20  # and at most this: memory that is written again and ag
 LEAST_CROWD = 1024  # slots
 CROWDED = 4  # a pack is crowded beyond this multiple of the slots that a path needs, or may share
 COPY_OUT_EDGES = 64  # most edges that are copied out of a pack at a time
-COPY_OUT_BYTES = 64 << 20  # of their copies, approximately
+COPY_OUT_BYTES = 64 << 20  # of the copies that are made at a time, approximately
 KIN_TOKENS = 4  # a shared prefix of fewer tokens is computed twice where families of paths attend separately
 
 
@@ -146,8 +146,8 @@ class Workspaces:
         self.tags = Tags(info.kv_fingerprint)  # one pack may hold tokens under different adapters
         self._clock = 0
         self.open: dict[Workspace, None] = {}
-        self.busy: dict[Workspace, None] = {}  # with users
-        self.nbytes = 0  # of all workspaces, which update it
+        self.busy: dict[Workspace, None] = {}  # workspaces with users
+        self.nbytes = 0  # bytes of all workspaces, which update it
         self.closed_bytes = 0  # total since load
 
     @property
@@ -366,7 +366,7 @@ class KvBudget:
                 evicted += self.trie.evict(self.budget // EVICT_SHARE - evicted, spared=spared)
                 self._close_empty()
             refused = self._shrink(target)
-            if self._growing is not None and self.bytes == before:  # left to `_evict_and_compact`
+            if self._growing is not None and self.bytes == before:  # `_evict_and_compact` handles this case
                 break
             if not evicted and (last or spared is None):
                 break
@@ -557,7 +557,7 @@ class KvBudget:
                 self.trie.replace(node, self._backend.take(workspace.pack, workspace.chain(run.last, run.n)))
         self._compact(workspace, [])
         if workspace.held < before and (workspace.capacity > 2 * workspace.needed or 2 * self.bytes > self.budget):
-            self._tighten(workspace, max(workspace.needed // GROWTH_SHARE, self._backend.growth))  # the answer grows on
+            self._tighten(workspace, max(workspace.needed // GROWTH_SHARE, self._backend.growth))  # the answer grows further
 
     def set_budget(self, budget: int) -> None:
         """Sets the budget in bytes, evicts down to it and resets the peak.

@@ -27,7 +27,7 @@ from runtime.numerics.scoring import (
 )
 from runtime.records import Float32, Int32, Scores, TopLogprobs
 
-FLOAT_BYTES = 4  # of an entry
+FLOAT_BYTES = 4  # of one float32 entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class ChunkLogits:
             chosen, n = np.array(ends), sum(self.ends.values())
             rows, tops, log_totals, masses, finite, heads = self.raw.normalised(chosen, n)
             rest, staying = chosen[n : len(self.ends)], self.raw
-            if 0 < len(rest) * FLOAT_BYTES * rows.shape[1] <= self.block_bytes:  # else none is kept, or each as a copy
+            if 0 < len(rest) * FLOAT_BYTES * rows.shape[1] <= self.block_bytes:  # otherwise no row is kept, or each as a copy
                 staying = self.raw.take(rest)
         rows.flags.writeable = False
         memory, vocab, self.after = rows, rows.shape[1], {}
