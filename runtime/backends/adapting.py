@@ -39,7 +39,7 @@ class Change(Generic[A]):
         tokens: Number of tokens in a module's input.
         rows: ``(k,)`` indices of the tokens that it applies to; None: all.
         scale: One factor for all tokens, or ``(k, 1)``.
-        head: The change for a head whose input is the wanted tokens alone.
+        head: The change for a head whose input is only the wanted tokens.
     """
 
     digest: str
@@ -70,7 +70,7 @@ class LinearAdapters(ABC, Generic[M, A]):
         return self._shapes
 
     def load(self, adapter: Adapter) -> int:
-        """Loads an adapter's matrices beside the modules; returns their bytes.
+        """Loads an adapter's matrices without changing the modules' own; returns their bytes.
 
         Raises:
             AdapterError: Its copy of a base weight differs from the model's, or the model never calls a module that it changes.
@@ -187,7 +187,7 @@ class LinearAdapters(ABC, Generic[M, A]):
 
     @abstractmethod
     def _is_head(self, path: str) -> bool:
-        """Whether the module's input may be the wanted tokens alone."""
+        """Whether the module's input may be only the wanted tokens."""
 
     @abstractmethod
     def _add_product(self, x: A, y: A, pair: Weights[A], change: Change[A]) -> A:

@@ -457,7 +457,7 @@ def _in_chunks(backend: PackedBackend[Any], text: Int64, ends: Sequence[int], st
 
 
 def _side_by_side(backend: PackedBackend[Any], text: Int64, cut: int, trunk: Int64, tail: Int64) -> Float32:
-    """The last rows of a long text, whose tokens from `cut` on are pushed beside all of a short one."""
+    """The last rows of a long text, whose tokens from `cut` on are pushed in one forward with all of a short one."""
     rest = text[cut:]
     with _packs(backend, 1) as (pack,):
         _push(backend, pack, text[:cut])

@@ -20,7 +20,7 @@ _LABELS = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar
 class Grammar:
     """A restriction of an answer. Make one with `json_schema`, `regex` or `lark`; give it to `GenerationOptions.grammar`.
 
-    It holds the source alone, and can be compared, saved and sent. The language is llguidance's
+    It holds only the source, and can be compared, saved and sent. The language is llguidance's
     (https://github.com/guidance-ai/llguidance): JSON schema, Rust regular expressions, and its own dialect of Lark.
     """
 

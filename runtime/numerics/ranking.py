@@ -41,7 +41,7 @@ class Look(NamedTuple):
     """How much of a row's order is searched at first."""
 
     head: int = 64  # entries that are sorted; enough for most distributions
-    times: float = 0.0  # further entries are found by value alone if times * exp(entropy) exceeds the head
+    times: float = 0.0  # finds further entries, sorted by value without their ids, if times * exp(entropy) exceeds the head
     fewest: int = 0  # least number of further entries; 0: none
     share: float = 0.0  # share of the mass that the entries of a flat row should reach; 0: unknown
 
@@ -78,7 +78,7 @@ class Ranked:
         self.heated = heated
         self.ids, self.values = head  # of the sorted entries
         self.complete = False  # whether all entries are sorted
-        self.reached: Reached | None = None  # further entries, by value alone
+        self.reached: Reached | None = None  # first entries, more than the head, sorted by value without their ids
         self._alive: int | None = None
         self._peaks = peaks
         self._base: Ranked | None = None  # a row that differs in few entries
@@ -116,7 +116,7 @@ class Ranked:
         return value, int(np.count_nonzero(self.row > value))
 
     def reach(self, count: int, look: Look = SHALLOW) -> None:
-        """Sorts the first `count` entries, or all there are; and finds the further ones that `look` expects, by value alone."""
+        """Sorts the first `count` entries, or all; may find further ones, as `look` expects, sorted without their ids."""
         if self.complete or len(self.ids) >= count or (look.fewest and self._reach_deep(count, look)):
             return
         count = min(count, len(self.row))
@@ -125,7 +125,7 @@ class Ranked:
         self.complete = count == len(self.row) or len(self.ids) < count
 
     def _reach_deep(self, count: int, look: Look) -> bool:
-        """`reach` together with further entries by value alone; False where none are expected, or too many or too few found."""
+        """`reach` together with further entries; False if none are expected, or too many or too few are found."""
         _, times, fewest, share = look
         likely = fewest if self.entropy is None else times * math.exp(min(self.entropy, 20.0))
         least = None
@@ -153,7 +153,7 @@ class Ranked:
     def peak_reached_by(self, count: float) -> np.float32:
         """A value of `sample` that about `count` entries reach, for entries in random order and a small count."""
         sample = self.sample
-        at = int(len(sample) * math.exp(-count / len(sample)))  # parts that so many entries miss
+        at = int(len(sample) * math.exp(-count / len(sample)))  # number of parts that `count` entries miss
         found: np.float32 = np.partition(sample, at)[at]
         return found
 
@@ -259,7 +259,7 @@ def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int6
         border = np.partition(peaks, width - k)[-k]
         if border == -np.inf:
             ids = (row > border).nonzero()[0]
-        elif k * _FEW_COLUMNS > width:  # a pass over the row costs less than gathering so many columns
+        elif k * _FEW_COLUMNS > width:  # a pass over the row costs less than gathering that many columns
             ids = (row >= border).nonzero()[0]
         else:
             columns = (_LINES * width + (peaks >= border).nonzero()[0]).ravel()

@@ -69,7 +69,7 @@ def log_softmax(
             if entropy is not None:
                 sums = total.astype(np.float64)
                 np.subtract(np.log(sums), row_dots(weights, below) / sums, out=entropy[block])
-            if finite is not None:  # NaN and +inf show in the total; -inf, which weighs nothing, in the entropy alone
+            if finite is not None:  # NaN and +inf show in the total; -inf, which weighs nothing, only in the entropy
                 np.isfinite(total + raw.min(axis=-1) if entropy is None else entropy[block], out=finite[block])
             if shift is not None:
                 np.add(top, log_total, out=shift[block])

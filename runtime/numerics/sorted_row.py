@@ -22,8 +22,8 @@ LIGHTEST = np.float32(-1000.0)  # nats below the likeliest, where all weights ar
 class SortedRow:
     """Entries by descending score, ties by id. Weights are probabilities relative to the likeliest entry, which weighs 1.
 
-    The first entries, the head, are sorted and exact in float64. Entries a little beyond it are sorted by score alone, which
-    gives the mass before each. Deeper places are searched.
+    The first entries, the head, are sorted and exact in float64. Entries a little beyond it are sorted by score without their
+    ids, which gives the mass before each. Deeper places are searched.
 
     Args:
         ranked: ``(vocab,)`` scores, -inf for excluded entries, with their order as far as it is known at any temperature.
@@ -194,7 +194,7 @@ class SortedRow:
 
     @property
     def known(self) -> Deep | None:
-        """The first entries, sorted by score alone; None where not known."""
+        """The first entries, sorted by score without their ids; None if not known."""
         reached = self.ranked.reached
         if self._deep is None and reached is not None:
             weights = self._weigh(reached.scores)

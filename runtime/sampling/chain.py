@@ -63,7 +63,7 @@ class Sampler:
     """Resolved settings of one stream.
 
     A draw maps u = Philox(key = seed, counter = (position, branch, stage)) through the inverse CDF of the tokens, sorted by
-    descending probability, ties by id. u depends on key and counter alone: a stream draws the same tokens alone, in a batch,
+    descending probability, ties by id. u depends only on key and counter: a stream draws the same tokens alone, in a batch,
     on a branch and after a reload, as long as the model computes the same numbers there within the rounding of float32.
     The `ModelInfo.warnings` of a model that rounds further say so (docs/tolerances.md).
 

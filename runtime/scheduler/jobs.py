@@ -1,4 +1,4 @@
-"""The jobs of the scheduler. Any thread creates them; the owner thread alone works on them."""
+"""The jobs of the scheduler. Any thread creates them; only the owner thread works on them."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Scheduler:
             else:
                 try:
                     self._admit(job)
-                except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+                except BaseException as error:  # noqa: BLE001  # the border: only this job fails
                     self._fail(job, error)
         self._has_waiting = bool(self._waiting.new or self._waiting.parked)
         if self.blocks.asked and self.blocks.busy:
@@ -208,7 +208,7 @@ class Scheduler:
         del self._starts, self._prompts, self._decoding, self._beams  # reference cycles with it that hold the vocabulary
 
     def cancel_queries(self, error: BaseException) -> None:
-        """Ends every query with `error`; generations and scores go on."""
+        """Ends every query with `error`; generations and scores continue."""
         for prefill in [p for p in self._prompts.running if isinstance(p.job, QueryJob)]:
             self._prompts.end(prefill, error)
         for prefill in [p for p in self.blocks.restores.cursors if isinstance(p.job, QueryJob)]:
@@ -323,7 +323,7 @@ class Scheduler:
         """Admits a job whose stored blocks were restored."""
         try:
             self._admit(cursor.job)
-        except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+        except BaseException as error:  # noqa: BLE001  # the border: only this job fails
             self._fail(cursor.job, error)
         finally:
             self.cache.leave(cursor)  # only now, when the job itself is placed
@@ -382,7 +382,7 @@ class Waiting:
         """Yields the jobs to place now, the most urgent first; the caller places each before it asks for the next one.
 
         Args:
-            returns: Whether a parked job that needs so many bytes may return.
+            returns: Whether a parked job that needs the given number of bytes may return.
             running: Running prompts.
             most: From this number of running prompts on, each lane yields one job.
         """

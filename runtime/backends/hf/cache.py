@@ -44,14 +44,14 @@ class RaggedKeys:
     """
 
     queries: torch.Tensor  # (chains + 1,) int32: offset of each chain's new tokens; their number last
-    keys: torch.Tensor  # (chains + 1,) int32: the same for the keys that each chain sees
+    keys: torch.Tensor  # (chains + 1,) int32: offset of the keys that each chain sees; their number last
     longest: tuple[int, int]  # most new tokens of a chain, and most keys
     seen: torch.Tensor | None  # (total,) slots; None: the new ones in order
     window: int | None = None
 
     @classmethod
     def made(cls, ragged: Ragged, start: int, device: torch.device) -> RaggedKeys:
-        """For new tokens in slots from `start` on."""
+        """The keys of new tokens in slots from `start` on."""
         before = np.array([len(path) for path in ragged.paths])
         queries, keys = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (ragged.lengths, ragged.lengths + before))
         seen = None
@@ -82,7 +82,7 @@ class Placement:
     masked: bool = False
     path: torch.Tensor | None = None  # slots to gather before the new ones
     slots: torch.Tensor | slice | None = None  # of the new tokens, where they are not consecutive
-    ragged: RaggedKeys | None = None  # for consecutive chains, each of which sees its own path alone
+    ragged: RaggedKeys | None = None  # for consecutive chains, each of which sees only its own path
     whole: bool = False  # whether the model attends to all slots, used or not
     seen: torch.Tensor | None = None  # for chains as rows: the slots that each row sees, the new ones last
     blank: torch.Tensor | slice | None = None  # for rows that share the buffers: slots to fill with zeros
@@ -342,7 +342,7 @@ class TorchPack(WorkingPack):
 
 @dataclass(eq=False, repr=False)
 class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
-    """One attention layer of several packs: each token writes to its own pack's buffers and attends to them alone."""
+    """One attention layer of several packs: each token writes to its own pack's buffers and attends only to them."""
 
     layers: Sequence[SlotLayer]  # one of each pack
     lengths: list[int]  # new tokens of each

@@ -58,7 +58,7 @@ class Arguments:
         self._unread = self._by_kind(dict.fromkeys(windows, unread))  # a placeholder, for attention that finds masks elsewhere
 
     def of(self, pack: TorchPack, step: Step) -> dict[str, Any]:
-        """For tokens that continue a pack, as one row; prepares the pack for them."""
+        """Arguments for tokens that continue a pack, as one row; prepares the pack for them."""
         pack.begin(step, self._device)
         arguments = self._common(step.tokens[None], step.positions[None], pack.cache)
         if "logits_to_keep" in self._takes and step.read is None:
@@ -83,10 +83,10 @@ class Arguments:
     def of_whole(
         self, pack: TorchPack, numbers: torch.Tensor, seen: torch.Tensor, windows: Sequence[int | None]
     ) -> dict[str, Any]:
-        """For tokens of one pack that attend to all its slots through a mask, with all inputs on the device.
+        """Arguments for tokens of one pack that attend to all its slots through a mask, with all inputs on the device.
 
         Args:
-            pack: Their pack.
+            pack: The pack of the tokens.
             numbers: ``(3, n)``: tokens, positions, slots.
             seen: ``(windows, n, slots)`` bool.
             windows: Windows of the attention layers.
@@ -101,7 +101,7 @@ class Arguments:
         }
 
     def of_joint(self, packs: Sequence[TorchPack], steps: Sequence[Step], step: Step) -> dict[str, Any]:
-        """For tokens of several packs, as one row; prepares the packs. `JointLayer` has the masks.
+        """Arguments for tokens of several packs, as one row; prepares the packs. `JointLayer` has the masks.
 
         Args:
             packs: The packs; none has recurrent layers.
@@ -132,7 +132,7 @@ class Arguments:
         return arguments
 
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
-        """For chains as rows; the library's causal mask suffices where they are equally long."""
+        """Arguments for chains as rows; the library's causal mask suffices if they are equally long."""
         pack.begin_rows(bucket, self._device)
         arguments = self._common(bucket.tokens, bucket.positions, pack.cache)
         if "logits_to_keep" in self._takes:

@@ -49,7 +49,7 @@ class Offload:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """For `from_pretrained`."""
+        """Arguments for `from_pretrained`."""
         place = "cpu" if self.device.type == "cpu" else self.device.index or 0
         return {"device_map": "auto", "max_memory": {place: self.limit}, "offload_folder": str(self.folder)}
 

@@ -189,7 +189,7 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 
 def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Codec) -> list[torch.Tensor]:
-    """The coded rows of all layers, ``(layers, kv_heads, n, ...)`` for each part, with temporary copies of one layer alone."""
+    """The coded rows of all layers, ``(layers, kv_heads, n, ...)`` for each part, with temporary copies of only one layer."""
     if isinstance(index, slice) and isinstance(codec, Plain) and codec.dtype == buffers[0].dtype:
         return [torch.stack([buffer[0, :, index] for buffer in buffers])]  # of views
     stacked: list[torch.Tensor] = []

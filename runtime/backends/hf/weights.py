@@ -1,7 +1,7 @@
 """Weights of linear modules in fewer bits, on a CPU, with torch's own kernels; inputs and outputs stay float32.
 
 A token of one stream reads every weight once, so fewer bytes take less time. float16 multiplies with float32 activations
-(FBGEMM, x86 alone). bfloat16, int8 and int4 round activations to bfloat16, the only dtype that their kernels are vectorised
+(FBGEMM, x86 only). bfloat16, int8 and int4 round activations to bfloat16, the only dtype that their kernels are vectorised
 for. The head stays in float16 under int8 and int4 (in float32 where there is no FBGEMM): logits
 rounded to bfloat16 would tie.
 
@@ -62,7 +62,7 @@ class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not 
         self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(..., in) float32`` to ``(..., out) float32``; on the device "meta", the shape alone."""
+        """``(..., in) float32`` to ``(..., out) float32``; on the device "meta", only the shape."""
         if x.is_meta:
             return x.new_empty(*x.shape[:-1], self.out_features)
         y = self.product(x.reshape(-1, self.in_features).contiguous()).view(*x.shape[:-1], self.out_features)
@@ -367,7 +367,7 @@ class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not fo
         self.matrix = matrix
         self.weight = torch.empty(matrix.shape, device="meta")
         own.weight = torch.nn.Parameter(self.weight, requires_grad=False)
-        own.padding_idx = None  # for training alone; not an index of the looked-up rows
+        own.padding_idx = None  # used only in training; not an index of the looked-up rows
         self._own = (own,)  # not a child, as its parameters have no data
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

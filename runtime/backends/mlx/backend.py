@@ -222,7 +222,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         return self._awaited([pack], due, n, started, partial(self._on_host, logits)), state
 
     def _takes_long(self, tokens: int) -> bool:
-        """Whether a forward of so many tokens may be slow, by the time of the last one scaled up with the tokens."""
+        """Whether a forward of `tokens` tokens may be slow, by the time of the last one scaled with the tokens."""
         before, seconds = self._last
         return seconds * max(tokens / before, 1) > SLOW_SECONDS
 

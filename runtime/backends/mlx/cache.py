@@ -308,7 +308,7 @@ class JointMask:
 
 @dataclass(slots=True, eq=False)
 class JointCache:
-    """One attention layer of several packs: each token writes to its own pack's buffers and attends to them alone.
+    """One attention layer of several packs: each token writes to its own pack's buffers and attends only to them.
 
     Tokens are batch rows of width 1 with depths `offset`. In `attend` the tokens of a pack are the queries of one attention
     over its buffers, which are neither repeated nor copied.

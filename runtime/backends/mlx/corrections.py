@@ -36,7 +36,7 @@ PROVEN = frozenset(  # by our own tests
 )
 
 
-# Keys that change a model's numbers where its class reads them, and their values without effect.
+# Keys that change a model's numbers if its class reads them, and their values without effect.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "clip_qkv"), (None,)),
@@ -251,7 +251,7 @@ def correct(model: Any, config: Mapping[str, Any]) -> None:
         for norm in (model.backbone.norm_f, *(layer.norm for layer in model.backbone.layers)):
             norm.eps = float(config.get("layer_norm_epsilon", norm.eps))  # the class has a fixed 1e-5
     if kind == "falcon_h1":
-        for layer in model.model.layers:  # mlx-lm folds these into q alone, and into a name that does not exist
+        for layer in model.model.layers:  # mlx-lm folds these only into q, and into a name that does not exist
             _scale(layer.self_attn.k_proj, float(config.get("key_multiplier", 1.0)), bias=True)
             _scale(layer.self_attn.v_proj, float(config.get("attention_in_multiplier", 1.0)), bias=False)
 

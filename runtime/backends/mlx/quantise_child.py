@@ -66,7 +66,7 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
         save_model(target, model, donate_model=True)
         save_config(config, config_path=target / "config.json")
         sync_all(target)
-    except (OSError, RuntimeError) as fault:  # mlx raises the latter where a file cannot be written
+    except (OSError, RuntimeError) as fault:  # mlx raises RuntimeError if a file cannot be written
         raise ModelLoadError(f"{target}: cannot be written ({fault}); free some space or choose another folder") from fault
     report(total, total)
     return parameters

@@ -82,7 +82,7 @@ class Bucket:
         """Ascending indices of the wanted rows in the flattened output; None: all.
 
         Args:
-            chosen: Whether the output covers `columns` alone, else every column.
+            chosen: Whether the output covers only `columns`; else it covers every column.
         """
         rows, width = self.tokens.shape
         columns = self.columns if chosen else np.arange(width)

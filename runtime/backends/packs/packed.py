@@ -374,7 +374,7 @@ class PackedBackend(ABC, Generic[P]):
         """Begins one forward without recurrent state; the result waits for its logits ``(wanted, vocab)``.
 
         With a request the logits stay on the device and the result is their ranking. Takes several packs where `together`
-        holds; computes beside the caller where `overlaps` holds.
+        holds; computes while the caller goes on, where `overlaps` holds.
         """
         ((pack, step),) = zip(packs, steps, strict=True)
         logits, _ = self.push(pack, step)
@@ -607,7 +607,7 @@ class PackedBackend(ABC, Generic[P]):
         return not self.recurrent or slot == ROOT or slot in pack.states
 
     def count(self, tokens: int) -> None:
-        """Counts a call of the model with so many tokens; called before it."""
+        """Counts a call of the model with `tokens` tokens; called before it."""
         self.forwards += 1
         self.pushed += tokens
 
@@ -796,7 +796,7 @@ class PackedBackend(ABC, Generic[P]):
     def retain(self, pack: P, slots: Int64, places: Int64) -> None:
         """Drops every slot but `slots` (ascending, with all their ancestors), which are then numbered from 0 on.
 
-        Works in place: the buffers keep their capacity. Recurrent states are kept at `places` alone.
+        Works in place: the buffers keep their capacity. Recurrent states are kept only at `places`.
         """
         slots = np.asarray(slots, np.int64)
         tree = pack.tree.retained(slots)

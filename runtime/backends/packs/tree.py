@@ -29,7 +29,7 @@ _NO_BRANCH = -1
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """New tokens as consecutive chains, each of which sees its own path alone."""
+    """New tokens as consecutive chains, each of which sees only its own path."""
 
     lengths: Int64  # (chains,) new tokens of each
     paths: Sequence[Int64]  # the slots before each chain; they may include new slots of another chain
@@ -167,7 +167,7 @@ class SlotTree:
                 del self._forks[branch:], self._tips[branch:]
 
     def retained(self, slots: Int64) -> SlotTree:
-        """A tree of `slots` alone, numbered from 0 on in their order.
+        """A tree of only `slots`, numbered from 0 on in their order.
 
         Raises:
             InvalidRequestError: Not ascending, unknown, or without one of their ancestors.

@@ -32,7 +32,7 @@ def typical(pool: Pool, p: float) -> None:
 
 
 def _typical_of_whole_row(pool: Pool, p: float) -> bool:
-    """Cuts a row without earlier cuts by its more likely entries alone; False where they do not suffice.
+    """Cuts a row without earlier cuts by only its more likely entries; False if they do not suffice.
 
     It sorts the entries that are as near to the entropy as the likeliest one, and more until they reach the mass. Entries
     below these are further from the entropy than all of them.

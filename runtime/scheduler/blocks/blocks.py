@@ -121,7 +121,7 @@ class Blocks:
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
         """Settles the future with the number of leading tokens of a path in memory (`warm` of them) or in the file.
 
-        The last token of an answer gets its KV only with the next turn: the file is not read for that token alone.
+        The last token of an answer gets its KV only with the next turn: the file is not read only for that token.
         """
         if self.thread is None or warm >= len(job.ids) - 1 > 0:
             settle(future, warm)

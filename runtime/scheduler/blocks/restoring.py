@@ -285,7 +285,7 @@ def reach(store: BlockStore, spans: Sequence[Span], *, recurrent: bool, beyond: 
         store: The block file; blocks found are marked as just used.
         spans: The path.
         recurrent: Whether generation resumes only from a checkpoint.
-        beyond: A prefix of at most so many tokens is of no use: the result is empty then.
+        beyond: The result is empty if the prefix has at most this many tokens, since it is of no use then.
     """
     grid = cells(spans)
     links = [cell.link() for cell in grid]

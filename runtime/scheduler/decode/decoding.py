@@ -322,7 +322,7 @@ class Decoding:
             after = self._computed([part], [row] * len(tokens), range(len(tokens)), [row.stream.heats] * len(tokens))
             if not after.finite.all() and workspace.broken(base):
                 raise non_finite(row.stream.position)
-        except BaseException:  # noqa: BLE001  # tried again without a draft, where a faulty row fails alone
+        except BaseException:  # noqa: BLE001  # tried again without a draft, where only a faulty row fails
             workspace.rollback(base)
             return False
         drawing = verify_draft(row, draft, after)
@@ -433,7 +433,7 @@ class Decoding:
         """Runs `act`, which moves a generation to a new slot; on an error, ends the generation and returns None."""
         try:
             return act()
-        except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
+        except BaseException as error:  # noqa: BLE001  # the border: only this generation fails
             self.end(row, typed(error))
             return None
 

@@ -470,11 +470,11 @@ class KvBudget:
         return taken
 
     def need(self, tokens: int) -> int:
-        """Bytes for so many more tokens of a path."""
+        """Bytes for `tokens` more tokens of a path."""
         return tokens * self._backend.slot_bytes + self._backend.state_bytes
 
     def lacking(self, tokens: int) -> int:
-        """The `spare` bytes at which a path of so many tokens, which has just found no room, is tried again."""
+        """The `spare` bytes at which a path of `tokens` tokens, which has just found no room, is tried again."""
         needed, spare = self.need(tokens), self.spare()
         return needed if spare < needed else spare + self.need(STEP)
 

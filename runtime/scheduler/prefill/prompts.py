@@ -31,7 +31,7 @@ CALM_SECONDS = 3.0  # without jobs of two callers at once; afterwards an interru
 QUIET_SHARE = 0.1  # uninterruptible background forwards take at most this part of the time without other work
 MIN_CHUNK = 32  # tokens; also of the first chunk on a slow machine, where a larger one may take minutes
 LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc reuses blocks up to 32 MiB, and pages in larger ones each time
-MOST_LOGITS_BYTES = 64 << 20  # the same for a large model: compared with half a byte per parameter, paging in is cheap
+MOST_LOGITS_BYTES = 64 << 20  # `LOGITS_BYTES` of a large model: compared with half a byte per parameter, paging in is cheap
 FEWEST_ROWS = 128  # least rows of logits per forward, however large the vocabulary: fewer tokens do not fill a processor
 SHORT = 2  # tokens; jobs that need no more share one forward of up to `ALONE_SECONDS`, even while others wait
 
@@ -63,7 +63,7 @@ class Pace:
         return self.chunk(min(max(QUIET_SHARE * quiet, ALONE_SECONDS), LONG_SECONDS))
 
     def seconds(self, tokens: int) -> float:
-        """The duration of a forward of so many tokens."""
+        """The expected duration of a forward of `tokens` tokens."""
         return tokens / self._speed
 
     def measure(self, tokens: int, seconds: float) -> None:
@@ -86,7 +86,7 @@ def _interrupts(job: Job, others: Sequence[Job]) -> bool:
 
 
 def preemptible(job: Job, tokens: int, other: Job) -> bool:
-    """Whether a running job of so many tokens may be preempted for a new one, `other`.
+    """Whether a running job of `tokens` tokens may be preempted for a new one, `other`.
 
     A less urgent job may; an equally urgent one only for a shorter one, and only once.
     """
@@ -256,7 +256,7 @@ class Prompts:
                         self._starts[type(job)](prefill, last)
                     else:
                         job.answer(last)
-                except BaseException as error:  # noqa: BLE001  # the border: this one alone fails
+                except BaseException as error:  # noqa: BLE001  # the border: only this job fails
                     self._fail(job, error)
         return pushed
 
@@ -295,7 +295,7 @@ class Prompts:
                 and ws.follow(prefill.slot, int(prefill.tagged[prefill.at])) is not None
             ):  # another job has computed it meanwhile, and its scores
                 prefill.first_wanted = max(self.first_unscored(job) - 1, 0)
-        except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+        except BaseException as error:  # noqa: BLE001  # the border: only this job fails
             self.end(prefill, typed(error))
             return False
         return True
@@ -321,7 +321,7 @@ class Prompts:
                 self._cache.keep_scores(prefill.lease, scores[:start])
             if last is not None:
                 self._cache.vectors.put(job.key, last)
-        except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+        except BaseException as error:  # noqa: BLE001  # the border: only this job fails
             self.end(prefill, typed(error))
             return
         if last is None:
