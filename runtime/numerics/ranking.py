@@ -158,10 +158,10 @@ class Ranked:
         return found
 
     def value_reached_by(self, share: float) -> np.float32 | None:
-        """A value such that the entries that reach it probably have a share of the mass together, in a flat row.
+        """A value of a flat row: the entries that reach it probably have `share` of the mass together.
 
-        Estimated from the weights of the entries below, which are many: every n-th is the sample. None where too many entries
-        to be sorted reach it.
+        Estimated from the weights of the many entries below it, of which every n-th is the sample. None if too many entries to
+        be sorted reach it.
         """
         every = len(self.row) // _SAMPLE + 1
         sample = np.sort(self.row[::every])

@@ -1,6 +1,6 @@
 """From raw logits to scores: log-softmax, rank, entropy, top-k, vectorised over rows.
 
-Rows are processed in blocks that stay in the processor's cache, so that not every pass over a large vocabulary goes through
+Rows are processed in blocks that stay in the processor's cache: otherwise every pass over a large vocabulary would go through
 memory.
 """
 

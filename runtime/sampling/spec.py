@@ -39,12 +39,12 @@ class Search(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slider:
-    """A parameter's slider beside a replayed draw.
+    """A parameter's slider, shown next to a replayed draw.
 
     Attributes:
-        low, high: Ends.
+        low, high: Ends of the slider.
         scale: "square" is finer towards 0; "count" takes whole numbers, by ratio, with 0 ("off") at the right end.
-        label: Replaces the parameter's.
+        label: Text that replaces the parameter's label.
         always: Whether it is shown while the parameter has its default.
     """
 

@@ -106,7 +106,7 @@ class Scheduler:
         self.counters.publish(self.cache)
 
     def listen(self, arrived: Callable[[], Sequence[Job] | None]) -> None:
-        """Sets the callback that lists the jobs that arrived during a step, for which a long forward is interrupted.
+        """Sets the callback that lists jobs arrived during a step; a long forward is interrupted for them.
 
         It returns None when the model is to be closed.
         """

@@ -39,8 +39,8 @@ LayerPlan = Sequence[Callable[[], Any]]  # one for each layer of a model: makes 
 class RaggedKeys:
     """The keys of consecutive chains of new tokens: each chain sees the slots before it and itself, causally.
 
-    An attribute of keys ``(1, kv_heads, total, head_dim)`` that hold those of the first chain, then of the second, and so on;
-    read by `own_sdpa`.
+    It is an attribute of keys ``(1, kv_heads, total, head_dim)``, which hold the keys of one chain after the other; `own_sdpa`
+    reads it.
     """
 
     queries: torch.Tensor  # (chains + 1,) int32: offset of each chain's new tokens; their number last

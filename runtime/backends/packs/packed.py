@@ -349,15 +349,15 @@ class PackedBackend(ABC, Generic[P]):
         pack.states = {slot: state for slot, state in pack.states.items() if slot < size}
         pack.kept = {slot for slot in pack.kept if slot < size}
 
-    def ragged_chains(self, pack: P, base: int, parents: Int64) -> Ragged | None:  # noqa: ARG002  # for libraries that can
+    def ragged_chains(self, pack: P, base: int, parents: Int64) -> Ragged | None:  # noqa: ARG002  # for overrides
         """The newest slots as chains with separate attentions, where these cost less than one with a mask; else None."""
         return None
 
     def ready(
         self,
-        packs: Sequence[P],  # noqa: ARG002  # for libraries that can
-        steps: Sequence[Step],  # noqa: ARG002  # the same
-        request: RankRequest | None,  # noqa: ARG002  # the same
+        packs: Sequence[P],  # noqa: ARG002  # for overrides
+        steps: Sequence[Step],  # noqa: ARG002  # for overrides
+        request: RankRequest | None,  # noqa: ARG002  # for overrides
     ) -> Callable[[Int64], Callable[[], Float32 | RankedRows]] | None:
         """The part of `launch` that needs no tokens; the result is called with the tokens and does the rest.
 
@@ -382,8 +382,8 @@ class PackedBackend(ABC, Generic[P]):
 
     def launch_on_device(
         self,
-        packs: Sequence[P],  # noqa: ARG002  # for libraries that can
-        steps: Sequence[Step],  # noqa: ARG002  # the same
+        packs: Sequence[P],  # noqa: ARG002  # for overrides
+        steps: Sequence[Step],  # noqa: ARG002  # for overrides
     ) -> DeviceLogits:
         """`launch` with logits that stay on the device; for libraries with `on_device`."""
         raise UnsupportedFeatureError(f"the {self.info.backend} backend computes logits for the host")

@@ -383,7 +383,7 @@ class Decoding:
                 return
 
     def _collect(self, rows: Sequence[Row]) -> list[Drawn]:
-        """The draws after the forward in flight for these rows, for those that still run."""
+        """The draws after the forward in flight of these rows, for those of its rows that still run."""
         found = next((pair for pair in self._ahead if any(row in pair[0].rows for row in rows)), None)
         self._ahead = [pair for pair in self._ahead if pair is not found and any(row in self.rows for row in pair[0].rows)]
         if found is None:
@@ -395,7 +395,7 @@ class Decoding:
         after = normalise(fetch.logits, entropy=True, temperatures=batch.temperatures)
         if not after.finite.all():
             for part, base in zip(batch.parts, batch.bases, strict=True):
-                newest = part.workspace.size == base + len(part.tokens)  # else it was checked before others pushed
+                newest = part.workspace.size == base + len(part.tokens)  # otherwise it was checked before others pushed
                 if part.workspace not in lost and newest and part.workspace.broken(base):
                     part.workspace.rollback(base)
                     lost.add(part.workspace)  # its rows are pushed again, and bisected
