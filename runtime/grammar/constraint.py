@@ -68,7 +68,7 @@ class Constraint:
                 self._pending = self._workers.submit(self._compute)
 
     def allowed(self) -> Mask:
-        """``(vocab,)`` bool: the tokens that may come next, at least one, with eos exactly when the answer may end. Read-only."""
+        """``(vocab,)`` bool: the tokens that may come next, at least one; with eos exactly if the answer may end. Read-only."""
         if self.finished:
             raise GrammarError(f"the answer is complete after {len(self._tokens):,} tokens: its grammar lets nothing follow")
         self.ready(None)

@@ -90,7 +90,7 @@ class Ranked:
         return self._row
 
     def edited(self, row: Row | Callable[[], Row], ids: npt.NDArray[np.int64], scores: Row, mass: float | None) -> Ranked:
-        """The order of a copy in which `ids`, distinct, have other values, derived from the known order."""
+        """The order of a copy of the row in which the distinct `ids` have other values, derived from the known order."""
         other = Ranked(row, mass)
         if self.complete or not len(self.ids):
             return other
@@ -108,7 +108,7 @@ class Ranked:
         return other
 
     def place_of(self, token: int) -> tuple[np.float32, int]:
-        """An entry's value, and how many lie strictly above it. Does not make the row for a known entry."""
+        """An entry's value, and the number of entries strictly above it. Does not compute the row for a known entry."""
         known = _NO_IDS if isinstance(self._row, np.ndarray) else (self.ids == token).nonzero()[0]
         value: np.float32 = self.values[known[0]] if len(known) else self.row[token]
         if self.complete or (len(self.values) and value >= self.values[-1]):
@@ -198,7 +198,7 @@ class Ranked:
 class RankRequest(NamedTuple):
     """A request to rank rows on the device that computed them."""
 
-    width: int  # how many of the likeliest; fewer are returned where the last ones are ties of unknown order
+    width: int  # number of likeliest entries; fewer are returned if the last ones are ties of unknown order
     temperatures: tuple[float, ...]  # per row: the one at which draws need its total weight; 1: they do not
     whole: tuple[int, ...] = ()  # rows that are needed completely
 
@@ -246,7 +246,7 @@ def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int6
 
     Args:
         row: The values.
-        k: How many.
+        k: Number of ids.
         peaks: `Ranked.peaks`, if known.
     """
     vocab = len(row)

@@ -224,7 +224,7 @@ def top_k(logprobs: Float32, k: int, peaks: Float32 | None = None) -> tuple[Int3
 
     Args:
         logprobs: ``(n, vocab)``.
-        k: How many.
+        k: Number of ids per row.
         peaks: ``(n, vocab // STRIPES)``, `Ranked.peaks` of the rows, if known.
     """
     ids, values = np.empty((len(logprobs), k), np.int32), np.empty((len(logprobs), k), np.float32)

@@ -32,7 +32,7 @@ class Place(NamedTuple):
     rank: int  # from 0
     token: int
     before: float  # mass of the entries before it
-    mass: float  # its own
+    mass: float  # of the token itself
 
 
 def masked(row: Float32, allowed: npt.NDArray[np.bool_]) -> Float32:

@@ -46,7 +46,7 @@ class Step(NamedTuple):
     u: float  # the random number of the stage; NaN for a deterministic one
 
 
-@dataclass(slots=True)  # a frozen one takes three times as long to make
+@dataclass(slots=True)  # creating a frozen one takes three times as long
 class Traced:
     """A draw with the pool after each stage."""
 
@@ -113,7 +113,7 @@ class Sampler:
                 cuts[name] = spec.search
         on = tuple(stages)
         heat = temperature if on[:1] == ("temperature",) and temperature >= COLDEST else 1.0
-        # without a trace, a cut by rank or weight leaves a range whose weight its own entries give
+        # without a trace, the entries of the range that a cut by rank or weight leaves give its weight
         settled = not {Search.RANK, Search.WEIGHT}.isdisjoint(cuts.values())
         looks = [first_look(on, cuts, chosen, traced=traced) if cuts else SHALLOW for traced in (False, True)]
         made = {
@@ -131,7 +131,7 @@ class Sampler:
 
     @property
     def window(self) -> int:
-        """How many last tokens the penalties look at; 0 for all."""
+        """The number of last tokens that the penalties consider; 0: all."""
         return self.settings.penalty_window or 0
 
     def draw(

@@ -18,7 +18,7 @@ from runtime.numerics.sorted_row import SortedRow
 from runtime.records import Float32
 
 
-@dataclass(slots=True)  # a frozen one takes three times as long to make
+@dataclass(slots=True)  # creating a frozen one takes three times as long
 class View:
     """The state of a pool after a stage; later stages do not change it."""
 
