@@ -176,7 +176,7 @@ def self_test(
             gap = max(gaps)
         except MemoryBudgetError:
             raise
-        except Exception as error:  # noqa: BLE001  # the library's own error, if it takes no masks of ours: it gets none
+        except Exception as error:  # noqa: BLE001  # the library's own error, if it takes no masks of ours: none are used then
             failed = f"failed ({type(error).__name__}: {error})"
         if not gap <= tolerance:
             backend.tree = False
@@ -426,7 +426,7 @@ def _row_gaps(
                 gaps[i] = max(map(_gap, logits, plain[i * len(tails) :]))
     except MemoryBudgetError:
         raise
-    except Exception as error:  # noqa: BLE001  # the library's own error, if it computes no batches: it gets none
+    except Exception as error:  # noqa: BLE001  # the library's own error, if it computes no batches: none are used then
         return gaps, f"failed ({type(error).__name__}: {error})"
     return gaps, ""
 

@@ -23,7 +23,7 @@ from runtime.loading.measurements import THREADS, keep_measurement, measurement
 
 BUDGET_SECONDS = 1.0  # after which no further count is tried
 MANY_TOKENS = 64  # least tokens of a forward that uses all cores
-SLOWDOWN = 3.0  # of all cores over the fastest count; if larger, not all are available, as in a container with a quota
+SLOWDOWN = 3.0  # time with all cores over the fastest time; if larger, cores are missing, as in a container with a quota
 LAPS = 5  # forwards of one token for each count, of which the fastest is taken
 WORTH = 0.97  # twice the threads must take less than this part of the time
 QUIET = 0.1  # share of our cores that other processes may use during a measurement that is saved

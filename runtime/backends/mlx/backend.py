@@ -62,7 +62,7 @@ from runtime.options.load import LoadOptions
 _IMPORTED_BY = os.getpid()
 LIBRARIES = ("mlx", "mlx-lm")
 T = TypeVar("T")
-APART_TOKENS = 40  # per layer of a model: from so many tokens on, its last layer costs more than a further forward of one token
+APART_TOKENS = 40  # per layer of a model: from this many tokens on, its last layer costs more than another forward of one token
 SLOW_SECONDS = 5.0  # a forward that takes longer is evaluated layer by layer, which shows its progress
 
 
