@@ -35,11 +35,11 @@ class Change(Generic[A]):
     """The effect of one adapter on the running forward.
 
     Attributes:
-        digest: Of the adapter.
+        digest: The adapter's digest.
         tokens: Number of tokens in a module's input.
         rows: ``(k,)`` indices of the tokens that it applies to; None: all.
         scale: One factor for all tokens, or ``(k, 1)``.
-        head: The change for a head whose input is the wanted tokens alone.
+        head: The change for a head whose input is only the wanted tokens.
     """
 
     digest: str
@@ -70,7 +70,7 @@ class LinearAdapters(ABC, Generic[M, A]):
         return self._shapes
 
     def load(self, adapter: Adapter) -> int:
-        """Loads an adapter's matrices beside the modules; returns their bytes.
+        """Loads an adapter's matrices without changing the modules' own; returns their bytes.
 
         Raises:
             AdapterError: Its copy of a base weight differs from the model's, or the model never calls a module that it changes.
@@ -128,7 +128,7 @@ class LinearAdapters(ABC, Generic[M, A]):
         return replace(self._limited(use, use.rows, np.ones(len(use.rows), bool), n), head=head)
 
     def _limited(self, use: Use, rows: Int64, which: Bool, tokens: int) -> Change[A]:
-        """The change of tokens `rows` among `tokens`; `which` selects their scales from the use's."""
+        """The change for tokens `rows` of `tokens` in all; `which` selects their scales in ``use.scale``."""
         given = use.scale
         scale = given if isinstance(given, float) else self._scales(given[which, None])
         return Change(use.digest, tokens, self._indices(rows), scale)
@@ -171,15 +171,15 @@ class LinearAdapters(ABC, Generic[M, A]):
 
     @abstractmethod
     def _matrices(self, pair: LowRank) -> Weights[A]:
-        """An adapter's matrices for one module, as `_add_product` takes them."""
+        """An adapter's matrices for one module, in the form that `_add_product` takes."""
 
     @abstractmethod
     def _scales(self, scales: Float32) -> A:
-        """``(k, 1)`` as an array of the library, in the width of the products."""
+        """Scales ``(k, 1)`` as an array of the library, in the dtype of the products."""
 
     @abstractmethod
     def _indices(self, rows: Int64) -> A:
-        """``(k,)`` as an array of the library."""
+        """Token indices ``(k,)`` as an array of the library."""
 
     @abstractmethod
     def _tokens(self, x: A) -> int:
@@ -187,7 +187,7 @@ class LinearAdapters(ABC, Generic[M, A]):
 
     @abstractmethod
     def _is_head(self, path: str) -> bool:
-        """Whether the module's input may be the wanted tokens alone."""
+        """Whether the module's input may be only the wanted tokens."""
 
     @abstractmethod
     def _add_product(self, x: A, y: A, pair: Weights[A], change: Change[A]) -> A:

@@ -42,11 +42,11 @@ class NormalisedRows(NamedTuple):
     """The normalisers of n rows of logits that stay on the device, and copies of the first rows."""
 
     rows: npt.NDArray[np.float32]  # (whole, vocab) raw logits of the first rows
-    tops: npt.NDArray[np.float32]  # (n,) and the next three: see `runtime.numerics.scoring.normalisers`
+    tops: npt.NDArray[np.float32]  # (n,), like the next three; see `runtime.numerics.scoring.normalisers`
     log_totals: npt.NDArray[np.float32]
     masses: npt.NDArray[np.float64]
     finite: npt.NDArray[np.bool_]
-    # of each other row: the likeliest ids and their log-probabilities, descending
+    # one pair for each other row: the likeliest ids and their log-probabilities, descending
     heads: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]
 
 

@@ -26,12 +26,12 @@ def byte_tokenizer() -> Any:
 
 
 def byte_characters() -> tuple[str, ...]:
-    """The printable stand-in of each byte in byte-level vocabularies: GPT-2's table."""
+    """GPT-2's table for byte-level vocabularies: the printable character that represents each byte."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     stand_ins = iter(range(BYTES, 2 * BYTES))
     return tuple(chr(byte) if byte in printable else chr(next(stand_ins)) for byte in range(BYTES))
 
 
 def own_text() -> tuple[Any, str, tuple[int, ...]]:
-    """Tokenizer, chat template, and the ids that end a text."""
+    """The tokenizer, the chat template, and the ids that end a text."""
     return byte_tokenizer(), CHATML, (IM_END, END_OF_TEXT)

@@ -16,7 +16,7 @@ KV_FORMAT = 1  # of payloads on disk; a change invalidates every stored KV block
 UNBOUNDED_CONTEXT = 131_072  # tokens; for models that name no limit (recurrent ones)
 
 LEAST_BUDGET = 64 << 20  # bytes
-BUDGET_SHARE = 4  # KV gets one part in so many of the memory left after the weights
+BUDGET_SHARE = 4  # KV gets 1 / 4 of the memory that is left after the weights
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 
@@ -85,7 +85,7 @@ def ignored_option(options: LoadOptions, name: str, why: str) -> str:
 
     Args:
         options: The load options.
-        name: Of the option.
+        name: The option's name.
         why: The reason, with the alternative.
 
     Raises:
@@ -109,7 +109,7 @@ def ignored_by_ready_model(options: LoadOptions, **own: str) -> tuple[str, ...]:
     found = []
     for name, there in own.items():
         wanted = getattr(options, name)
-        if wanted not in ("auto", there, there.partition(":")[0]):  # a device's kind alone
+        if wanted not in ("auto", there, there.partition(":")[0]):  # `wanted` may name only the kind of a device
             why = f"takes a model folder; a model that is in memory already is used as it is, with {there}"
             found.append(ignored_option(options, name, f"{name}={wanted!r} {why}"))
     return tuple(found)

@@ -136,7 +136,7 @@ class FakeBackend(ToyBackend):
         pack, counted = self.open_pack(), (self.forwards, self.pushed)
         try:
             _, logits = self.forward(pack, tokens, chain_parents(0, len(tokens), ROOT), np.array([len(tokens) - 1]), stacks)
-        finally:  # no backend counts what it computes without the cache
+        finally:  # backends do not count forwards without the cache
             self.forwards, self.pushed = counted
         last: Float32 = logits[0]
         return last
@@ -188,7 +188,7 @@ class FakeBackend(ToyBackend):
         changes = uses(step.stacks)
         values = self._adapted("value", embedded, embedded @ self._value, changes)
         kv = np.concatenate([_turned(embedded @ self._key, step.positions), values], axis=1)
-        for at, row in zip(step.slots.tolist(), kv, strict=True):  # a chain's slots need not lie side by side
+        for at, row in zip(step.slots.tolist(), kv, strict=True):  # the slots of a chain need not be adjacent
             pack.write(at, row[None])
         state: Float64 | None = None
         if self.recurrent:
@@ -197,14 +197,14 @@ class FakeBackend(ToyBackend):
             hidden = self._attend(pack, step, embedded)
         wanted = hidden if step.read == "hidden" else self._adapted("head", hidden, hidden @ self._head, changes)
         logits = wanted[step.want].astype(np.float32)
-        if step.read == "layers":  # one layer, whose logits follow the embedding's
+        if step.read == "layers":  # the embedding's logits, then those of the only layer
             before = self._adapted("head", embedded, embedded @ self._head, changes)[step.want]
             logits = np.stack([before.astype(np.float32), logits], axis=1)
         logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
         return logits, state
 
     def _attend(self, pack: ToyPack, step: Step, embedded: Float64) -> Float64:
-        """``(n, WIDTH)``: one head of attention over what the pack holds."""
+        """``(n, WIDTH)``: one head of attention over the rows of the pack."""
         end = int(step.slots[-1]) + 1
         seen = pack.rows[:end] if step.path is None else pack.rows[np.concatenate([step.path, step.slots])]
         mask = step.mask
@@ -217,7 +217,7 @@ class FakeBackend(ToyBackend):
         return attended
 
     def _recur(self, embedded: Float64, state: Float64 | None) -> tuple[Float64, Float64]:
-        """``(n, WIDTH)`` and the state after the last token."""
+        """The hidden states ``(n, WIDTH)``, and the state after the last token."""
         hidden = np.empty_like(embedded)
         state = np.zeros(WIDTH) if state is None else state
         for i, row in enumerate(embedded):
@@ -226,7 +226,7 @@ class FakeBackend(ToyBackend):
 
 
 def _turned(rows: Float64, positions: Int64) -> Float64:
-    """Rotary positions: halves of each row turn with the depth."""
+    """Applies rotary positions to rows ``(n, WIDTH)``: number i of the first half forms a pair with number i of the second."""
     half = WIDTH // 2
     angles = positions[:, None] / 100.0 ** (np.arange(half) / half)  # (n, half)
     a, b = rows[:, :half], rows[:, half:]

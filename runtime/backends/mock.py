@@ -41,7 +41,7 @@ class MockBackend(ToyBackend):
         self.count(len(step.tokens))
         pack.write(int(step.slots[0]), step.tokens)
         rows = [_logits(pack.rows[pack.tree.path(int(step.slots[j]))]) for j in step.want]
-        if step.read == "layers":  # one layer: first the logits of the token alone, then those of the text
+        if step.read == "layers":  # one layer: first the logits of the token without its past, then those of the text
             return np.stack([[_logits(step.tokens[j : j + 1]), row] for j, row in zip(step.want, rows, strict=True)]), None
         width = VOCABULARY if step.read is None else self.info.hidden_size
         return np.stack(rows)[:, :width] if rows else np.empty((0, width), np.float32), None

@@ -109,7 +109,7 @@ def dotted_backends() -> dict[str, str]:
 @cache
 def _installed(path: tuple[str, ...]) -> dict[str, str]:
     """The entry points of the packages on `path`; cached, as reading the metadata of all packages takes 20 ms."""
-    del path  # the key of the cache
+    del path  # only the key of the cache
     return {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
 

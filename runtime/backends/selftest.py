@@ -32,12 +32,12 @@ Warnings = tuple[str, ...]
 T = TypeVar("T")
 
 TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
-WORTH_SECONDS = 0.05  # of a first forward; the result of a slower one is saved for later loads
-WORTH_PARAMETERS = 20_000_000  # of a model whose measurements are saved; a smaller one is slow by chance alone
-SLOW_SECONDS = 0.1  # of a first forward; after a slower one the first chunk of a prompt is small
-_version = cache(version)  # itself it keeps an index of a folder for each change of the folder
+WORTH_SECONDS = 0.05  # if the first forward takes longer, its result is saved for later loads
+WORTH_PARAMETERS = 20_000_000  # measurements of smaller models are not saved: these are slow only by chance
+SLOW_SECONDS = 0.1  # if the first forward takes longer, the first chunk of a prompt is small
+_version = cache(version)  # `version` itself keeps a new index of a folder after each change of the folder
 _TOP = 20  # likeliest tokens, whose log-probabilities are compared
-_KV_TOKENS = 56  # that `kv_warning` measures with
+_KV_TOKENS = 56  # tokens of the text with which `kv_warning` measures
 _TRUNK = 9  # tokens
 _TAILS = (5, 1, 3)  # tokens of the branches: ragged on purpose
 _CHUNK = 7  # tokens
@@ -68,11 +68,11 @@ proofs: dict[Hashable, tuple[Warnings, dict[str, bool]]] = {}  # by `Copy.key`: 
 def prove(backend: PackedBackend[Any], copies: Iterable[Copy]) -> Warnings:
     """Runs the self-test on a small random copy of the model in float32, once in a process for each copy.
 
-    So neither rounding to 16 bits nor the model's depth matters. Switches off in `backend` the ways of pushing that failed.
+    So rounding to 16 bits and the model's depth do not matter. Switches off in `backend` the ways of pushing that failed.
 
     Args:
-        backend: Of the model.
-        copies: The first one that can be made and computes is tested.
+        backend: The model's backend.
+        copies: The first one that can be made and computed is tested.
 
     Returns:
         Warnings for `ModelInfo.warnings`, empty when all is well.
@@ -87,7 +87,7 @@ def prove(backend: PackedBackend[Any], copies: Iterable[Copy]) -> Warnings:
                 copy.logits_uncached([1, 2])
             except MemoryBudgetError:
                 raise
-            except Exception as error:  # noqa: BLE001  # a library's own error on these sizes; the next copy has others
+            except Exception as error:  # noqa: BLE001  # the library may fail with these sizes; the next copy has others
                 log.debug("no small copy of %s: %s", backend.info.name, error)
                 continue
             warnings = _guarded_test(copy, lengths, backend.info.name)
@@ -103,12 +103,12 @@ def prove(backend: PackedBackend[Any], copies: Iterable[Copy]) -> Warnings:
 
 
 def _guarded_test(backend: PackedBackend[Any], lengths: Sequence[int], name: str | None, *, strict: bool = True) -> Warnings:
-    """`self_test`, with a library's own errors as `UnprovenError`."""
+    """Runs `self_test`; raises errors of the library as `UnprovenError`."""
     try:
         return self_test(backend, lengths, name=name, strict=strict)
     except RuntimeFault:
         raise
-    except Exception as error:  # a library's own, where it cannot use our cache
+    except Exception as error:  # the library's own error, if it cannot use our cache
         raise UnprovenError(
             f"{name or backend.info.name}: {backend.info.backend} fails on a text that is pushed in pieces "
             f"({type(error).__name__}: {str(error)[:200]}); this architecture is not supported"
@@ -121,13 +121,13 @@ def self_test(
     """Pushes a small tree in every way and switches off the ways that disagree with plain single runs.
 
     Sets `backend.tree`, `stepwise`, `buckets`, `ragged`, `shares` and `together`. Computes about 90 tokens, 120 more where
-    branches are no tree, 60 more where rows share a prefix, and some texts about as long as each of `lengths`.
+    branches are not pushed as a tree, 60 more where rows share a prefix, and some texts about as long as each of `lengths`.
 
     Args:
-        backend: Of the model, or of a copy.
+        backend: The backend of the model, or of a copy.
         lengths: Lengths in tokens, within the context, at which the computation may change.
-        name: Of the model, where `backend` is of a copy.
-        strict: Whether a chain that disagrees refuses the model; else it is a warning.
+        name: The model's name, if `backend` computes a copy.
+        strict: Whether a chain that disagrees is an error; else it is a warning.
 
     Returns:
         Warnings for `ModelInfo.warnings`, empty when all is well.
@@ -176,11 +176,11 @@ def self_test(
             gap = max(gaps)
         except MemoryBudgetError:
             raise
-        except Exception as error:  # noqa: BLE001  # a library's own, where it takes no mask of ours: then it gets none
+        except Exception as error:  # noqa: BLE001  # the library's own error, if it takes no masks of ours: none are used then
             failed = f"failed ({type(error).__name__}: {error})"
         if not gap <= tolerance:
             backend.tree = False
-            backend.ragged = False  # a library that gets a tree's mask wrong is given no other mask
+            backend.ragged = False  # a library that fails with a tree's mask gets no other mask
             found = failed or f"came out {gap:.3g} nats apart"
             warnings.append(f"branches are computed one by one or by equal length: as a tree they {found}")
     if backend.together and (backend.chained or not _together_gap(backend, trunk, tails, plain, text, whole) <= tolerance):
@@ -207,7 +207,7 @@ class Measurements:
         """The measurements of a model; those of a small model are not saved.
 
         Args:
-            info: Of the model, complete.
+            info: The model's complete `info`.
             weights: Digest of the weights.
             libraries: Names of the distributions that compute.
         """
@@ -233,7 +233,7 @@ class Measurements:
 
 
 def first_forward(backend: PackedBackend[Any], measured: Measurements) -> FirstForward:
-    """Pushes one token through the loaded model, or reads the result of an earlier load: a forward reads all weights.
+    """Pushes one token through the loaded model, or reads the result of an earlier load, since a forward reads all weights.
 
     Raises:
         ModelLoadError: As `check_finite`.
@@ -257,10 +257,10 @@ def check_finite(backend: PackedBackend[Any]) -> float:
     """Pushes one token through the loaded model.
 
     Returns:
-        Seconds.
+        The seconds that it took.
 
     Raises:
-        ModelLoadError: Its logits are not finite; the message names a broken tensor, where one is found.
+        ModelLoadError: The logits are not finite; the message names a broken tensor, if one is found.
     """
     with _packs(backend, 1) as (pack,):
         started = time.monotonic()
@@ -280,7 +280,7 @@ def check_finite(backend: PackedBackend[Any]) -> float:
 
 
 def _rounding(info: ModelInfo) -> str:
-    """The narrowest dtype of the activations: kernels for weights in few bits take bfloat16 alone."""
+    """The narrowest dtype of the activations: kernels for weights in few bits take only bfloat16."""
     return "bfloat16" if info.options.get("weights") in ("bfloat16", "int8", "int4") else info.dtype
 
 
@@ -322,13 +322,13 @@ def kv_warning(backend: PackedBackend[Any], kv: KvFormat, measured: Measurements
 def stream_warning(backend: PackedBackend[Any], kv: KvFormat, *, even: bool = False) -> tuple[str, ...]:
     """Warns that the same seed may draw other tokens in a batch or after a cached prefix.
 
-    Beside other rows sums are added up in another order and differ in the last bit of float32. Rounding to 16 bits turns that
-    bit into a whole step of 16 bits; so does KV that is cached in fewer bits than it was computed in.
+    In a batch, sums are added up in another order and differ in the last bit of float32. Rounding to 16 bits turns that bit
+    into a whole step of 16 bits; so does KV that is cached in fewer bits than it was computed in.
 
     Args:
-        backend: Of the model, its `info` complete.
+        backend: The model's backend; its `info` is complete.
         kv: Format of its cached KV.
-        even: Whether the library adds up a row of 16 bits in one order, whatever is computed beside it.
+        even: Whether the library adds up a 16-bit row in the same order in every batch.
     """
     info, rounding = backend.info, _rounding(backend.info)
     if rounding in ("float16", "bfloat16") and not even:
@@ -380,7 +380,7 @@ def _push(backend: PackedBackend[Any], pack: Any, text: Int64) -> Int64:
 
 
 def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], tolerance: float) -> list[str]:
-    """Compares chains of equal and different length as rows of one forward with single runs; switches off what disagrees."""
+    """Compares chains of equal and different length as rows of a forward with single runs; switches off ways that disagree."""
     stems, more = (trunk, trunk, trunk[::-1]), trunk[:2]
     even = [np.concatenate([stem, tail]) for stem, tail in zip(stems, tails, strict=True)]
     plain = [backend.logits_uncached(text.tolist()) for text in (*even, *(np.append(text, more) for text in even))]
@@ -426,7 +426,7 @@ def _row_gaps(
                 gaps[i] = max(map(_gap, logits, plain[i * len(tails) :]))
     except MemoryBudgetError:
         raise
-    except Exception as error:  # noqa: BLE001  # a library's own, where it computes no batches: then it gets none
+    except Exception as error:  # noqa: BLE001  # the library's own error, if it computes no batches: none are used then
         return gaps, f"failed ({type(error).__name__}: {error})"
     return gaps, ""
 
@@ -434,7 +434,7 @@ def _row_gaps(
 def _as_chain(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
     """The last row of trunk + tail, pushed as one chain in two pieces, with another text pushed in between.
 
-    That shows a model that keeps its state in itself instead of its cache: it goes on from the other text's state.
+    This detects a model that keeps its state in its modules instead of the cache: it continues from the other text's state.
     """
     with _packs(backend, 2) as (pack, other):
         _push(backend, pack, trunk)
@@ -457,7 +457,7 @@ def _in_chunks(backend: PackedBackend[Any], text: Int64, ends: Sequence[int], st
 
 
 def _side_by_side(backend: PackedBackend[Any], text: Int64, cut: int, trunk: Int64, tail: Int64) -> Float32:
-    """The last rows of a long text, whose tokens from `cut` on are pushed beside all of a short one."""
+    """The last rows of a long text, whose tokens from `cut` on are pushed in one forward with all of a short one."""
     rest = text[cut:]
     with _packs(backend, 1) as (pack,):
         _push(backend, pack, text[:cut])
@@ -499,13 +499,13 @@ def _together_gap(
             return max(map(_gap, got, [plain[0], plain[0], plain[1], plain[2], *whole[-1:] * len(cuts)]))
     except MemoryBudgetError:
         raise
-    except Exception as error:  # noqa: BLE001  # a library's own, where its attention is not ours
+    except Exception as error:  # noqa: BLE001  # the library's own error, if its attention is not ours
         log.debug("no forward over several packs of %s: %s", backend.info.name, error)
         return float("inf")
 
 
 def _chain(pack: Any, tokens: Int64, base: int) -> Part:
-    """Tokens that go on from the `base` slots of a pack that is one chain; the last one's logits are wanted."""
+    """Tokens that continue a pack of one chain with `base` slots; only the last one's logits are wanted."""
     parents = chain_parents(base, len(tokens), base - 1 if base else ROOT)
     return Part(pack, tokens, parents, np.array([len(tokens) - 1]))
 

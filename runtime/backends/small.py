@@ -1,8 +1,9 @@
 """Configurations of small random copies of an architecture, for the self-test at load.
 
-Few and narrow layers, two of each kind, a small vocabulary, and every length that the configuration names (a window, a chunk,
-the context, the border between two sets of rotary frequencies) so short that some dozen tokens lie on both sides of it.
-Unchanged is what decides how tokens attend to each other: kinds and order of layers, groups of heads, rope types, masks, caps.
+A copy has few and narrow layers, two of each kind, and a small vocabulary. Every length in the configuration (a window, a
+chunk, the context, the border between two sets of rotary frequencies) is so short that some dozen tokens lie on both sides
+of it. Everything that decides how tokens attend to each other stays as it is: kinds and order of layers, groups of heads, rope
+types, masks, caps.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 VOCABULARY = 96
 _EACH = 2  # layers of each kind
 _HEAD = 32  # numbers of a head
-_STEP = 24  # tokens between two lengths, half as many as below the first: kernels change for longer calls too
-_MOST_WEIGHTS = 100_000_000  # numbers of a copy whose widths could not be made smaller
+_STEP = 24  # tokens between two lengths; the first is twice that, as kernels change for longer calls too
+_MOST_WEIGHTS = 100_000_000  # most numbers of a copy with the model's own widths
 
 _LENGTH = re.compile(
     r"position|window|chunk|context|seq|^n_ctx$|max_length$|_len$|floor_scale|n_floor|local_attention|block_size|distance|extent"
@@ -28,7 +29,7 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _INNER = re.compile(r"intermediate|inner|ffn|ff_dim|d_ssm|mlp_dim")
 _PERIOD = re.compile(r"period|interval|pattern|sparse_step")
-_SHARED = "num_kv_shared_layers"  # the number of last layers, which attend to the keys of earlier ones
+_SHARED = "num_kv_shared_layers"  # the number of last layers that attend to the keys of earlier ones
 _EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
 _CHOSEN = re.compile(r"experts_per_tok|top_?k|moe_k|n_group|topk_group")
 _OWN_HEADS = re.compile(r"rotary_dim|mrope|(qk|v|rope|global)_.*head_dim|v_head_dim|d_kv|head_size")
@@ -42,7 +43,7 @@ class Small:
     """One way to make an architecture small.
 
     Attributes:
-        config: As the library's class of configurations takes it.
+        config: The configuration, in the form that the library's class takes.
         context: Its context length in tokens.
         lengths: Lengths in tokens, within that context, at which the computation may change.
     """
@@ -210,7 +211,7 @@ def _weights(config: Mapping[str, Any]) -> int:
 
 
 def _images(config: Mapping[str, Any], context: int) -> dict[int, int]:
-    """The short length for each length of the configuration, in the same order."""
+    """The short length for each length of the configuration; longer lengths stay longer."""
     found = {context}
     _walk(config, found.add)
     return {value: _STEP * rank for rank, value in enumerate(sorted(found), 2)}

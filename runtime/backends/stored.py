@@ -28,11 +28,11 @@ class _Tensor(Protocol):
     def __getitem__(self, index: Any) -> Any: ...
 
 
-Array = TypeVar("Array", bound=_Tensor)  # of a library, as the next two
+Array = TypeVar("Array", bound=_Tensor)  # of a library, like the next two
 Dtype = TypeVar("Dtype")
 Layer = TypeVar("Layer")
 Stored = dict[str, npt.NDArray[np.generic]]
-Shape = tuple[int, int, int]  # of an attention layer: heads, width of a key, width of a value
+Shape = tuple[int, int, int]  # of an attention layer: number of heads, width of a key, width of a value
 StateShapes = tuple[tuple[int, ...] | None, ...]  # None: a part that the state does not have
 
 _TOKEN_AXES = {"keys": 2, "values": 2, "kv": 0, "tokens": 0}  # by the name up to its first dot
@@ -132,11 +132,11 @@ def restored(
     Args:
         arrays: Exported arrays, not checked yet.
         own: Converts to a library's array of a dtype; raises ValueError where another one was stored.
-        dtypes: Of the codec's parts of keys and values.
+        dtypes: Dtypes of the codec's parts of keys and values.
         widths: The widths of the codec's parts of a row, by the width of the row.
-        shapes: Of the model's attention layers.
-        state_dtype: Of most arrays of a recurrent state.
-        state_shapes: Of the model's recurrent state; None where they are not known.
+        shapes: Shapes of the model's attention layers.
+        state_dtype: The dtype of most arrays of a recurrent state.
+        state_shapes: Shapes of the model's recurrent state; None if they are not known.
 
     Raises:
         SnapshotFormatError: Arrays that are missing, of another dtype, not of `n` tokens, or of other shapes than the model's.

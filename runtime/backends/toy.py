@@ -56,7 +56,7 @@ class ToyPack(WorkingPack):
         return len(self.rows)
 
     def write(self, start: int, rows: Array) -> None:
-        """Puts rows at `start`, doubling the buffer when it is too small."""
+        """Writes rows at `start`; doubles the buffer when it is too small."""
         end = start + len(rows)
         if end > len(self.rows):
             self.resize(max(end, 2 * len(self.rows), FIRST_CAPACITY))

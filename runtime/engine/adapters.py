@@ -63,7 +63,7 @@ class AdapterOperations:
         await settled(self._unload(name), shielded=True)
 
     def _unload(self, name: str) -> Future[None]:
-        self._operations.end_turn()  # unloading waits for its requests, which a blocked loop would never submit
+        self._operations.end_turn()  # unloading waits for the adapter's requests, which a blocked loop would never submit
         done: Future[None] = Future()
         entry = self.registry.begin_unloading(name)
         if entry is None:

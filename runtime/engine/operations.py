@@ -67,7 +67,7 @@ from runtime.text.formats import CHAT_FORMATS
 from runtime.text.utf8 import clean_text
 
 T = TypeVar("T")
-Queued = tuple[asyncio.AbstractEventLoop | None, deque[GenerateJob]]  # a batch's jobs that begin when others have ended
+Queued = tuple[asyncio.AbstractEventLoop | None, deque[GenerateJob]]  # loop of a batch, and its jobs that are not submitted yet
 
 
 class Operations:
@@ -95,7 +95,7 @@ class Operations:
     # ---- log-probabilities -----------------------------------------------------------------------------------
 
     async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str) -> Float32:
-        """``(n, vocab)``."""
+        """Log-probabilities after each path, ``(n, vocab)``."""
         call: Call[Float32] = Call(self.turns.inbox(), self._engine.nudge)
         self._query(batch, adapters, priority, cache_salt, Rows(call, len(batch)))
         return await call.answer()
@@ -118,7 +118,7 @@ class Operations:
         self.turns.submit(*jobs)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:
-        """``(vocab,)``, by the library's own forward."""
+        """Log-probabilities after a path, ``(vocab,)``, by the library's own forward."""
         job = self.path(ids, adapters)
         parts = [(stack_of(name), len(part)) for name, part in job.spans(ids)]
         stacks = None
@@ -207,7 +207,7 @@ class Operations:
         return Branches(read(), partial(self._drop, group))
 
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
-        """One answer, when it has ended."""
+        """One answer, returned when it has ended."""
         job = await self._begin(ids, options)
         call: Call[TokenRun] = Call(self.turns.inbox(), partial(self._cancel, job))
         runs: list[TokenRun] = []
@@ -275,7 +275,7 @@ class Operations:
                 left = bool(waiting)
                 waiting.clear()
                 del self._queued[id(group)]
-                if left:  # requests ended before they were submitted: an adapter may be unused now
+                if left:  # these requests end without having been submitted: an adapter may be unused now
                     self._engine.call(lambda: None)
 
         return Branches(read(), partial(self._drop, group))
@@ -392,7 +392,7 @@ class Operations:
         return self._adapters.routing_of(adapters, cache_salt).route(ids)
 
     def path(self, ids: Int32, adapters: Adapters) -> Job:
-        """A job that names a path and asks for nothing."""
+        """A job that names a path and requests nothing."""
         namespace, before = self.route(ids, adapters)
         return Job(ids, namespace, before=before)
 
@@ -438,11 +438,11 @@ class Operations:
         on_progress: OnProgress | None,
         on_end: Callable[[], None] | None = None,
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-        """The runs of the jobs with the jobs' numbers, until all jobs have ended.
+        """Yields the jobs' runs, each with the number of its job, until all jobs have ended.
 
         Args:
             group: State of the stream.
-            jobs: By number.
+            jobs: The jobs by their numbers.
             start: The jobs to submit, or a function that submits the first ones.
             on_progress: Called with the progress of the prompt.
             on_end: Called by the reader for each job that has ended.
@@ -481,7 +481,7 @@ class Operations:
         self._engine.nudge()
 
     def _dropping_vector(self, job: QueryJob) -> CallJob:
-        """To be submitted before the job: a cached vector must not answer it without its KV being in memory."""
+        """A call to submit before the job: drops its cached vector if its KV is not in memory, so that the KV is computed."""
 
         def look() -> None:
             cache = self._engine.scheduler.cache
@@ -585,13 +585,13 @@ class _Group:
     failures: dict[int, BaseException] = field(default_factory=dict)
 
     def run(self, stream: Stream, number: int, run: TokenRun) -> None:
-        """A job has generated tokens."""
+        """Passes on a job's generated tokens."""
         stream.chunk(run, number)
         if stream.cancelled():
             self.jobs[number].cancelled = True
 
     def end(self, stream: Stream, on_end: Callable[[], None] | None, number: int, error: BaseException | None) -> None:
-        """A job has ended."""
+        """Notes that a job has ended."""
         if number not in self.open:
             return
         self.open.remove(number)

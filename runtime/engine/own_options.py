@@ -1,4 +1,4 @@
-"""Options of a model's generation_config.json. The file is optional; senseless values are left out with a warning."""
+"""Options of a model's generation_config.json. The file is optional; unacceptable values are left out with a warning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.options.generation import GenerationOptions
 
 FILE = "generation_config.json"
 _ALWAYS = ("repetition_penalty", "suppress_tokens", "bad_words_ids", "stop_strings", "max_new_tokens")
-_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")  # read only with ``do_sample: true``
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")  # read only if the file has ``do_sample: true``
 # Fields that change an answer of transformers' `generate` and have no option here, with the values that switch them off.
 _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (0,),
@@ -35,7 +35,7 @@ _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class OwnOptions:
-    """The options a model asks for."""
+    """The options of a model's file."""
 
     options: GenerationOptions = field(default_factory=GenerationOptions)  # from the accepted fields
     warnings: tuple[str, ...] = ()  # one sentence for each field that is not accepted

@@ -1,4 +1,4 @@
-"""The owner thread: it alone creates, evaluates and destroys arrays, and it runs the scheduler."""
+"""The owner thread: only it creates, evaluates and destroys arrays, and it runs the scheduler."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from runtime.scheduler.loop import Scheduler
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.25  # the cache report is renewed this often while something runs
-FEW_EDGES = 64  # of the trie: up to this number, the report lists the largest ones after every answer
-IDLE_SECONDS = 0.01  # of idleness before deferred work is done
+FEW_EDGES = 64  # up to this number of edges in the trie, the report lists the largest ones after every answer
+IDLE_SECONDS = 0.01  # idle time before deferred work is done
 EXIT_SECONDS = 60.0  # longest wait for the end of a step when the process exits
 
 

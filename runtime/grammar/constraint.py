@@ -1,7 +1,7 @@
 """`Constraint`: the state of one answer in its grammar, on one llguidance matcher.
 
-A grammar compares characters; a program that reads a JSON answer gets names and numbers. So a finished JSON answer is also
-checked as it is read.
+A grammar compares characters; a program that parses a JSON answer gets names and numbers. So a finished JSON answer is also
+checked in its parsed form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Constraint:
     Args:
         matcher: An `llguidance.LLMatcher` of its own.
         tokenizer: The `llguidance.LLTokenizer` it was made with.
-        width: Of the logits; the tokenizer may know an eos beyond it.
+        width: Width of the logits; the tokenizer may know an eos beyond it.
         workers: Compute masks.
         is_json: Whether answers are JSON texts; see `sound`.
         tokens: Consumed by the matcher so far.
@@ -68,7 +68,7 @@ class Constraint:
                 self._pending = self._workers.submit(self._compute)
 
     def allowed(self) -> Mask:
-        """``(vocab,)`` which tokens may come next, at least one; eos exactly where the answer may end. Read-only."""
+        """``(vocab,)`` bool: the tokens that may come next, at least one; with eos exactly if the answer may end. Read-only."""
         if self.finished:
             raise GrammarError(f"the answer is complete after {len(self._tokens):,} tokens: its grammar lets nothing follow")
         self.ready(None)
@@ -139,10 +139,10 @@ class Constraint:
             return False
 
     def sound(self, back: int = 0, then: bytes = b"") -> bool:
-        """Whether the answer, with `then` in place of its last `back` tokens, fits the grammar as it is read too.
+        """Whether the answer, with `then` in place of its last `back` tokens, also fits the grammar in its parsed form.
 
-        A JSON text that is read otherwise than it is spelled is checked on a copy of the matcher. Answers of other grammars
-        are always sound.
+        A JSON text with parsed names or numbers that differ from their spelling is checked on a copy of the matcher. Answers
+        of other grammars are always sound.
         """
         if not self._is_json:
             return True
@@ -192,14 +192,14 @@ class Constraint:
             raise GrammarError(f"the grammar failed after {len(self._tokens):,} tokens: {fault}") from fault
 
     def _settle(self, *, keep: bool = False) -> None:
-        """Waits until the matcher is free; drops the mask, which is of this state, unless `keep`."""
+        """Waits until the matcher is free; drops the mask of the present state, unless `keep`."""
         if self._pending is not None:
             self._mask = self._result()
         if not keep:
             self._mask = None
 
     def _check(self) -> None:
-        """Raises an error of the matcher, also where no token but an untimely eos is left."""
+        """Raises the matcher's error, if it has one; the message says when no token is allowed in an incomplete answer."""
         if not self._matcher.is_error():
             return
         reason = self._matcher.get_error()
@@ -210,15 +210,15 @@ class Constraint:
 
 # A name (before a colon), a string or a number in a JSON text.
 _PARTS = re.compile(r'(?P<name>"(?:[^"\\]|\\.)*")(?=\s*:)|"(?:[^"\\]|\\.)*"|(?P<number>-?\d[\d.eE+-]*)')
-_DELETE = "\x7f"  # in names only as an escape, as llguidance writes JSON
+_DELETE = "\x7f"  # llguidance writes it in names only as an escape
 
 
 def as_read(text: str) -> str | None:
-    r"""A JSON text with names and numbers as a reader gets them; None where it cannot be read without loss.
+    r"""A JSON text with names and numbers in the form that a parser returns; None if parsing loses data.
 
-    A grammar compares characters. It allows a name twice in an object, of which a reader keeps one, and a number beyond the
+    A grammar compares characters. It allows a name twice in an object, of which a parser keeps one, and a number beyond the
     range of a float, which becomes infinite. It takes ``\u0061`` for another name than ``a``, and 0.999... with thirty
-    digits for less than 1. Names and numbers that are read as they are spelled stay unchanged.
+    digits for less than 1. Names and numbers that are parsed as they are spelled stay unchanged.
     """
     try:
         json.loads(text, object_pairs_hook=_distinct, parse_float=_finite, parse_constant=_no_number)

@@ -66,7 +66,7 @@ class Grammars:
         return made is not None and made.done() and made.exception() is None
 
     def prepare(self, grammar: Grammar) -> None:
-        """Checks and compiles the grammar. Blocks: 0.2 s the first time (more for large vocabularies), 5 s at most or so.
+        """Checks and compiles the grammar. Blocks: 0.2 s the first time (more for large vocabularies), about 5 s at most.
 
         Raises:
             GrammarError: It cannot be used; the message has llguidance's own.
@@ -150,7 +150,7 @@ class Grammars:
             if self._workers is None:
                 self._workers = MaskWorkers()
             workers = self._workers
-        if made is None:  # dropped for many others meanwhile
+        if made is None:  # meanwhile dropped because of many others
             return self.constraint(grammar, prefix)
         is_json = grammar.kind == "json_schema"
         new = Constraint(made.result().deep_copy(), self._tokenizer, self._width, workers, is_json=is_json)

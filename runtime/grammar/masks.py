@@ -15,7 +15,7 @@ _MOST_THREADS = 64
 
 
 class MaskWorkers:
-    """Computes masks beside the caller, in order; a slow mask delays no other that a caller waits for.
+    """Computes masks while the caller goes on, in order; a slow mask delays no other that a caller waits for.
 
     One thread takes the submitted masks. Each further one would contend with the caller for the interpreter at every mask
     (eight rows of a small model: 8 % of a step), so it starts only when a caller waits for a mask that is not started.
@@ -26,7 +26,7 @@ class MaskWorkers:
         self._pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="elsewise-grammar")
         self._lock = threading.Lock()
         self._queue: deque[tuple[Future[Mask], Callable[[], Mask]]] = deque()
-        self._threads = 0  # that serve the queue
+        self._threads = 0  # number of threads that serve the queue
         self._closed = False
 
     def submit(self, compute: Callable[[], Mask]) -> Future[Mask]:

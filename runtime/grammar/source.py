@@ -20,7 +20,7 @@ _LABELS = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar
 class Grammar:
     """A restriction of an answer. Make one with `json_schema`, `regex` or `lark`; give it to `GenerationOptions.grammar`.
 
-    It holds the source alone, and can be compared, saved and sent. The language is llguidance's
+    It holds only the source, and can be compared, saved and sent. The language is llguidance's
     (https://github.com/guidance-ai/llguidance): JSON schema, Rust regular expressions, and its own dialect of Lark.
     """
 
@@ -34,9 +34,9 @@ class Grammar:
         At most one line break and 32 spaces separate its parts (a small model would fill pages with them). The schema can set
         other white space: ``"x-guidance": {"whitespace_flexible": False}`` for none, or a ``whitespace_pattern``.
 
-        A grammar compares characters, not names and numbers. So a finished answer is also read. It is marked incomplete if an
+        A grammar compares characters, not names and numbers. So a finished answer is also parsed. It is marked incomplete if an
         object has a name twice (as two free names for ``minProperties`` may be), if a number exceeds the range of a float, or
-        if it no longer fits the schema once escaped names and long fractions are read.
+        if it no longer fits the schema once escaped names and long fractions are parsed.
 
         Args:
             schema: A dictionary, its JSON text, or a pydantic class.

@@ -18,11 +18,11 @@ from runtime.errors import GrammarError
 from runtime.grammar.compile import CHILD_STACK, LIMITS, json_defaults, readable
 from runtime.grammar.source import Grammar, GrammarKind
 
-CPU_SECONDS: Final = 5  # for one grammar to be compiled
+CPU_SECONDS: Final = 5  # processor time for the compilation of one grammar
 MEMORY_BYTES: Final = 2 << 30  # of a process
-WALL_SECONDS: Final = 60.0  # for one process, on a machine that is busy
-EACH: Final = 32  # grammars per process: starting a process takes as long as compiling so many
-MOST_PROCESSES: Final = 4  # at a time
+WALL_SECONDS: Final = 60.0  # for one process on a busy machine
+EACH: Final = 32  # grammars per process: starting a process takes as long as compiling this many
+MOST_PROCESSES: Final = 4  # at the same time
 KEPT: Final = 1024  # verdicts
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH")  # environment variables of the child
 
@@ -93,12 +93,12 @@ def _try_in_parallel(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Verdict
 
 
 def _try(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Verdict]]:
-    """Tries all in one process; where a grammar ends it, in another one for the rest, beginning with that grammar."""
+    """Tries all grammars in one process; if one of them ends it, the rest, beginning with that one, in another process."""
     found: list[tuple[Grammar, Verdict]] = []
     left = list(grammars)
     while left:
         answers, end = _run(left)
-        for grammar, fault in zip(left, answers, strict=False):  # as far as it came
+        for grammar, fault in zip(left, answers, strict=False):  # the process may have ended before the last grammars
             found.append((grammar, Verdict(None if fault is None else readable(fault))))
         left = left[len(answers) :]
         if not answers:

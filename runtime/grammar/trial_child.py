@@ -1,4 +1,4 @@
-"""The process in which grammars are tried: run by its path, imports llguidance and the standard library alone.
+"""The process in which grammars are tried: run by its path, imports only llguidance and the standard library.
 
 A grammar of forty characters can keep llguidance busy for minutes, and one that refers to itself deeply enough crashes the
 process that reads it. So every grammar is compiled first in this process, which can be killed. Standard input: JSON. Standard

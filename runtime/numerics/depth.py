@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _SAMPLE = 2048  # entries of a sample of a flat row
 _MARGIN = 6  # peaks added to an estimate
-_FEW = 64.0  # where the mass takes at least n further entries, up to so many,
-_PER_ENTRY = 8  # so many times n probably reach it, since weights fall
+_FEW = 64.0  # if the mass takes at least n further entries, n up to this,
+_PER_ENTRY = 8  # then this many times n probably reach it, since weights decrease
 
 
 class Deep(NamedTuple):
@@ -43,7 +43,7 @@ def likely_depth(order: SortedRow, target: float) -> np.float32 | None:
 
 
 def _depth_by_mass(order: SortedRow, peaks: Float32, target: float) -> np.float32 | None:
-    """The same for many entries: how many a peak represents is known if the entries lie in random order."""
+    """`likely_depth` for many entries: each peak represents a known number of them if they lie in random order."""
     weights = order.cooled(peaks - np.float32(order.top))
     np.exp(weights, out=weights)
     weights *= _shares(len(peaks))
@@ -57,8 +57,8 @@ def _depth_by_mass(order: SortedRow, peaks: Float32, target: float) -> np.float3
 
 @cache
 def _shares(parts: int) -> Float32:
-    """``(parts,)``: how many entries each of the sorted peaks of so many parts represents."""
-    reached = -parts * np.log1p(-(np.arange(parts) + 0.5) / parts)  # entries that hit so many parts
+    """``(parts,)``: the number of entries that each of the sorted peaks of a row's parts represents."""
+    reached = -parts * np.log1p(-(np.arange(parts) + 0.5) / parts)  # number of entries that hit 0.5, 1.5, ... parts
     shares: Float32 = np.diff(reached, prepend=0.0).astype(np.float32)
     return shares
 

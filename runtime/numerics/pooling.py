@@ -17,7 +17,7 @@ POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 
 def check_pooling(pooling: object) -> Pooling:
-    """The pooling.
+    """Returns a valid name of a pooling.
 
     Raises:
         InvalidRequestError: An unknown one; the nearest is named.

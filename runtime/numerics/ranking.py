@@ -34,29 +34,29 @@ class Reached(NamedTuple):
     least: np.float32
     ids: npt.NDArray[np.int64]  # ties ascending
     found: Row  # their scores
-    scores: Row  # the same, falling
+    scores: Row  # the same, descending
 
 
 class Look(NamedTuple):
     """How much of a row's order is searched at first."""
 
     head: int = 64  # entries that are sorted; enough for most distributions
-    times: float = 0.0  # further entries are found by value alone, where times * exp(entropy) exceeds the head
-    fewest: int = 0  # at least so many of them; 0: none
-    share: float = 0.0  # of the mass that the entries of a flat row should reach; 0: unknown
+    times: float = 0.0  # finds further entries, sorted by value without their ids, if times * exp(entropy) exceeds the head
+    fewest: int = 0  # least number of further entries; 0: none
+    share: float = 0.0  # share of the mass that the entries of a flat row should reach; 0: unknown
 
 
 SHALLOW = Look()
 
 
 class Ranked:
-    """The entries of a row by falling value, ties by id, sorted as far as requested.
+    """The entries of a row by descending value, ties by id, sorted as far as requested.
 
     Args:
         row: ``(vocab,)``, -inf for excluded entries; never written. Or a function that makes it on first use.
         mass: The sum of exp over the row, if known.
-        entropy: Of the distribution, in nats, if known and no entry is excluded.
-        peaks: See the property, if known.
+        entropy: Entropy of the distribution in nats, if known and no entry is excluded.
+        peaks: The value of the property `peaks`, if known.
         heated: A temperature and the total weight of the row divided by it; see `scoring.heated_masses`.
         head: The first ids and their values, if known.
     """
@@ -78,7 +78,7 @@ class Ranked:
         self.heated = heated
         self.ids, self.values = head  # of the sorted entries
         self.complete = False  # whether all entries are sorted
-        self.reached: Reached | None = None  # further entries, by value alone
+        self.reached: Reached | None = None  # first entries, more than the head, sorted by value without their ids
         self._alive: int | None = None
         self._peaks = peaks
         self._base: Ranked | None = None  # a row that differs in few entries
@@ -90,7 +90,7 @@ class Ranked:
         return self._row
 
     def edited(self, row: Row | Callable[[], Row], ids: npt.NDArray[np.int64], scores: Row, mass: float | None) -> Ranked:
-        """The order of a copy in which `ids`, distinct, have other values, derived from the known order."""
+        """The order of a copy of the row in which the distinct `ids` have other values, derived from the known order."""
         other = Ranked(row, mass)
         if self.complete or not len(self.ids):
             return other
@@ -108,7 +108,7 @@ class Ranked:
         return other
 
     def place_of(self, token: int) -> tuple[np.float32, int]:
-        """An entry's value, and how many lie strictly above it. Does not make the row for a known entry."""
+        """An entry's value, and the number of entries strictly above it. Does not compute the row for a known entry."""
         known = _NO_IDS if isinstance(self._row, np.ndarray) else (self.ids == token).nonzero()[0]
         value: np.float32 = self.values[known[0]] if len(known) else self.row[token]
         if self.complete or (len(self.values) and value >= self.values[-1]):
@@ -116,7 +116,7 @@ class Ranked:
         return value, int(np.count_nonzero(self.row > value))
 
     def reach(self, count: int, look: Look = SHALLOW) -> None:
-        """Sorts the first `count` entries, or all there are; and finds the further ones that `look` expects, by value alone."""
+        """Sorts the first `count` entries, or all; may find further ones, as `look` expects, sorted without their ids."""
         if self.complete or len(self.ids) >= count or (look.fewest and self._reach_deep(count, look)):
             return
         count = min(count, len(self.row))
@@ -125,7 +125,7 @@ class Ranked:
         self.complete = count == len(self.row) or len(self.ids) < count
 
     def _reach_deep(self, count: int, look: Look) -> bool:
-        """`reach` together with further entries by value alone; False where none are expected, or too many or too few found."""
+        """`reach` together with further entries; False if none are expected, or too many or too few are found."""
         _, times, fewest, share = look
         likely = fewest if self.entropy is None else times * math.exp(min(self.entropy, 20.0))
         least = None
@@ -153,15 +153,15 @@ class Ranked:
     def peak_reached_by(self, count: float) -> np.float32:
         """A value of `sample` that about `count` entries reach, for entries in random order and a small count."""
         sample = self.sample
-        at = int(len(sample) * math.exp(-count / len(sample)))  # parts that so many entries miss
+        at = int(len(sample) * math.exp(-count / len(sample)))  # number of parts that `count` entries miss
         found: np.float32 = np.partition(sample, at)[at]
         return found
 
     def value_reached_by(self, share: float) -> np.float32 | None:
-        """A value such that the entries that reach it probably have a share of the mass together, in a flat row.
+        """A value of a flat row: the entries that reach it probably have `share` of the mass together.
 
-        Estimated from the weights of the entries below, which are many: every n-th is the sample. None where too many entries
-        to be sorted reach it.
+        Estimated from the weights of the many entries below it, of which every n-th is the sample. None if too many entries to
+        be sorted reach it.
         """
         every = len(self.row) // _SAMPLE + 1
         sample = np.sort(self.row[::every])
@@ -188,9 +188,9 @@ class Ranked:
 
     @property
     def alive(self) -> int:
-        """How many entries are not excluded."""
+        """The number of entries that are not excluded."""
         if self._alive is None:
-            whole = self.entropy is not None  # known for rows without excluded entries alone
+            whole = self.entropy is not None  # known only for rows without excluded entries
             self._alive = len(self.row) if whole else int(np.count_nonzero(self.row > -np.inf))
         return self._alive
 
@@ -198,8 +198,8 @@ class Ranked:
 class RankRequest(NamedTuple):
     """A request to rank rows on the device that computed them."""
 
-    width: int  # how many of the likeliest; fewer are returned where the last ones are ties of unknown order
-    temperatures: tuple[float, ...]  # per row: at which draws need its total weight; 1: they do not
+    width: int  # number of likeliest entries; fewer are returned if the last ones are ties of unknown order
+    temperatures: tuple[float, ...]  # per row: the one at which draws need its total weight; 1: they do not
     whole: tuple[int, ...] = ()  # rows that are needed completely
 
 
@@ -211,7 +211,7 @@ class RankedRows(NamedTuple):
     finite: npt.NDArray[np.bool_]  # ``(n,)`` which rows were finite; the values of the others are undefined
 
     def part(self, rows: slice) -> RankedRows:
-        """Some of them."""
+        """The rows of a slice."""
         return RankedRows(self.rows[rows], self.shift[rows], self.finite[rows])
 
 
@@ -239,14 +239,14 @@ def _among(ids: npt.NDArray[np.int64], others: npt.NDArray[np.int64], vocab: int
 
 
 def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int64]:
-    """The `k` likeliest ids of one row ``(vocab,)``, falling, ties by id; includes entries of -inf only if `k` is all.
+    """The `k` likeliest ids of one row ``(vocab,)``, descending, ties by id; includes entries of -inf only if `k` is all.
 
     The row is laid out as a rectangle. At least `k` entries reach the k-th largest column maximum, and few more, all of them
     in columns whose maximum reaches it.
 
     Args:
         row: The values.
-        k: How many.
+        k: Number of ids.
         peaks: `Ranked.peaks`, if known.
     """
     vocab = len(row)
@@ -259,7 +259,7 @@ def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int6
         border = np.partition(peaks, width - k)[-k]
         if border == -np.inf:
             ids = (row > border).nonzero()[0]
-        elif k * _FEW_COLUMNS > width:  # a pass over the row costs less than gathering so many columns
+        elif k * _FEW_COLUMNS > width:  # a pass over the row costs less than gathering that many columns
             ids = (row >= border).nonzero()[0]
         else:
             columns = (_LINES * width + (peaks >= border).nonzero()[0]).ravel()

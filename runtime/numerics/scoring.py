@@ -1,6 +1,6 @@
 """From raw logits to scores: log-softmax, rank, entropy, top-k, vectorised over rows.
 
-Rows are processed in blocks that stay in the processor's cache, so that not every pass over a large vocabulary goes through
+Rows are processed in blocks that stay in the processor's cache: otherwise every pass over a large vocabulary would go through
 memory.
 """
 
@@ -22,7 +22,7 @@ Float64 = npt.NDArray[np.float64]
 BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
 SUMMED_ENTRIES = 512  # length of float32 partial sums, about
 COLDEST = 1e-30  # least temperature in float32; the likeliest token has all of the weight far above it
-MOST_ENTRIES = 1 << 19  # of `scratch`, 2 MiB of float32 for each use on each thread; larger arrays are not reused
+MOST_ENTRIES = 1 << 19  # of an array of `scratch`: 2 MiB of float32 for each use on each thread; larger ones are not reused
 _ONES = np.ones(2 * SUMMED_ENTRIES, np.float32)
 
 
@@ -58,7 +58,7 @@ def log_softmax(
     answer: Float32 = np.empty(rows.shape, np.float32) if out is None else out
     with np.errstate(
         invalid="ignore" if finite is not None else "warn", over="ignore"
-    ):  # of far lower entries at a low temperature
+    ):  # overflow by far lower entries at a low temperature
         for block in _blocks(*rows.shape):
             raw, below = rows[block], answer[block]
             top = raw.max(axis=-1) if peaks is None else _tops(raw, peaks[block])
@@ -69,7 +69,7 @@ def log_softmax(
             if entropy is not None:
                 sums = total.astype(np.float64)
                 np.subtract(np.log(sums), row_dots(weights, below) / sums, out=entropy[block])
-            if finite is not None:  # NaN and +inf show in the total; -inf, which weighs nothing, in the entropy alone
+            if finite is not None:  # NaN and +inf show in the total; -inf, which weighs nothing, only in the entropy
                 np.isfinite(total + raw.min(axis=-1) if entropy is None else entropy[block], out=finite[block])
             if shift is not None:
                 np.add(top, log_total, out=shift[block])
@@ -85,7 +85,7 @@ def log_softmax(
 
 
 def asked_temperatures(temperatures: Sequence[float]) -> Float64 | None:
-    """As `log_softmax` takes them; None where all are 1."""
+    """The temperatures as an array for `log_softmax`; None if all are 1."""
     return None if {1.0}.issuperset(temperatures) else np.array(temperatures)
 
 
@@ -220,11 +220,11 @@ def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.N
 
 
 def top_k(logprobs: Float32, k: int, peaks: Float32 | None = None) -> tuple[Int32, Float32]:
-    """The `k` likeliest ids of each row and their values, falling, ties by id: ``(n, k)`` each.
+    """The `k` likeliest ids of each row and their values, descending, ties by id: ``(n, k)`` each.
 
     Args:
         logprobs: ``(n, vocab)``.
-        k: How many.
+        k: Number of ids per row.
         peaks: ``(n, vocab // STRIPES)``, `Ranked.peaks` of the rows, if known.
     """
     ids, values = np.empty((len(logprobs), k), np.int32), np.empty((len(logprobs), k), np.float32)
@@ -244,7 +244,7 @@ def row_sums(weights: Float32, dtype: npt.DTypeLike = np.float32) -> npt.NDArray
 
     Args:
         weights: The rows.
-        dtype: Of the sum over the blocks.
+        dtype: The dtype of the sum over the blocks.
     """
     n, vocab = weights.shape
     entries, whole = _summed(vocab)

@@ -32,7 +32,7 @@ class Place(NamedTuple):
     rank: int  # from 0
     token: int
     before: float  # mass of the entries before it
-    mass: float  # its own
+    mass: float  # of the token itself
 
 
 def masked(row: Float32, allowed: npt.NDArray[np.bool_]) -> Float32:
@@ -78,7 +78,7 @@ def place_of_mass(
     total: float | None = None,
     guesses: Sequence[Key] = (),
 ) -> Place:
-    """The first entry, by falling keys and ties by id, at which the cumulative mass exceeds `target` (`left`: reaches it).
+    """The first entry, by descending keys and ties by id, where the cumulative mass exceeds `target` (`left`: reaches it).
 
     Args:
         keys: ``(vocab,)`` sort keys; -inf for excluded entries.
@@ -114,7 +114,7 @@ class _Bracket:
         total = known + mass_where(weights) if total is None else total
         self.high, self.above, self.rank = keys.max(), known, 0  # mass and number of the entries above it
         self.low, self.upto, self.last = keys.dtype.type(-np.inf), total, len(keys)
-        self._ids: npt.NDArray[np.int64] | None = None  # of the remaining entries; None: all
+        self._ids: npt.NDArray[np.int64] | None = None  # ids of the remaining entries; None: all
         self._passed = 0  # number of entries above them
 
     @property

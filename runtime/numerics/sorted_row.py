@@ -1,4 +1,4 @@
-"""A row of scores in falling order, computed as far as needed."""
+"""A row of scores in descending order, computed as far as needed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LIGHTEST = np.float32(-1000.0)  # nats below the likeliest, where all weights ar
 
 
 class SortedRow:
-    """Entries by falling score, ties by id. Weights are probabilities relative to the likeliest entry, which weighs 1.
+    """Entries by descending score, ties by id. Weights are probabilities relative to the likeliest entry, which weighs 1.
 
-    The first entries, the head, are sorted and exact in float64. Entries a little beyond it are sorted by score alone, which
-    gives the mass before each. Deeper places are searched.
+    The first entries, the head, are sorted and exact in float64. Entries a little beyond it are sorted by score without their
+    ids, which gives the mass before each. Deeper places are searched.
 
     Args:
         ranked: ``(vocab,)`` scores, -inf for excluded entries, with their order as far as it is known at any temperature.
@@ -31,8 +31,8 @@ class SortedRow:
         look: How much of the row is sorted at first.
 
     Attributes:
-        ids: Of the head.
-        weights: Of the head.
+        ids: Ids of the head.
+        weights: Weights of the head.
         edges: The mass up to and including each entry of the head.
         complete: Whether the head has all entries.
         top: The highest score; NaN where there is none.
@@ -82,7 +82,7 @@ class SortedRow:
 
     @property
     def alive(self) -> int:
-        """How many entries are not excluded."""
+        """The number of entries that are not excluded."""
         return self.ranked.alive
 
     def exact_weights(self) -> npt.NDArray[np.float64]:
@@ -194,7 +194,7 @@ class SortedRow:
 
     @property
     def known(self) -> Deep | None:
-        """The first entries, sorted by score alone; None where not known."""
+        """The first entries, sorted by score without their ids; None if not known."""
         reached = self.ranked.reached
         if self._deep is None and reached is not None:
             weights = self._weigh(reached.scores)

@@ -22,7 +22,7 @@ from runtime.sampling.history import History
 from runtime.sampling.pool import Pool, View
 from runtime.sampling.spec import Chosen, Kernel, Kind, Search, StageSpec
 
-DRAW_STAGE = 0  # in the counter; other stages have `StageSpec.draws`
+DRAW_STAGE = 0  # the draw's number in the counter; other stages have `StageSpec.draws`
 LONGEST_HEAD = 256  # most entries that are sorted at first for top-k
 _FEWEST = 512  # entries sought by value for a cut at a mass: enough for most rows for which the head is too short
 _USUAL = 0.9  # share of the mass that most rows reach within _TIMES * exp(entropy) tokens
@@ -46,7 +46,7 @@ class Step(NamedTuple):
     u: float  # the random number of the stage; NaN for a deterministic one
 
 
-@dataclass(slots=True)  # a frozen one takes three times as long to make
+@dataclass(slots=True)  # creating a frozen one takes three times as long
 class Traced:
     """A draw with the pool after each stage."""
 
@@ -62,20 +62,20 @@ class Traced:
 class Sampler:
     """Resolved settings of one stream.
 
-    A draw maps u = Philox(key = seed, counter = (position, branch, stage)) through the inverse CDF of the tokens by falling
-    probability, ties by id. u depends on key and counter alone: a stream draws the same tokens alone, in a batch, on a branch
-    and after a reload, as long as the model computes the same numbers there within the rounding of float32.
+    A draw maps u = Philox(key = seed, counter = (position, branch, stage)) through the inverse CDF of the tokens, sorted by
+    descending probability, ties by id. u depends only on key and counter: a stream draws the same tokens alone, in a batch,
+    on a branch and after a reload, as long as the model computes the same numbers there within the rounding of float32.
     The `ModelInfo.warnings` of a model that rounds further say so (docs/tolerances.md).
 
     Args:
-        settings: Unset fields have their defaults.
+        settings: The options; unset fields have their defaults.
         seed: Key of the stream's random numbers.
         branch: Separates streams that share a seed.
         breakers: Ids across which DRY sees no repetition; see `breaker_ids`.
 
     Attributes:
-        heats: The temperature at which a draw needs the total weight of the raw row, without and with a trace; 1: none.
-        remembers: Whether a draw depends on the tokens before.
+        heats: The temperatures at which a draw without and with a trace needs the total weight of the raw row; 1: it does not.
+        remembers: Whether a draw depends on earlier tokens.
         edits: Whether a stage changes scores, which may lie anywhere in the row.
         greedy: Whether a draw is the argmax of the row.
         stages: Names of the stages that are on.
@@ -113,7 +113,7 @@ class Sampler:
                 cuts[name] = spec.search
         on = tuple(stages)
         heat = temperature if on[:1] == ("temperature",) and temperature >= COLDEST else 1.0
-        # without a trace, a cut by rank or weight leaves a range whose weight its own entries give
+        # without a trace, the entries of the range that a cut by rank or weight leaves give its weight
         settled = not {Search.RANK, Search.WEIGHT}.isdisjoint(cuts.values())
         looks = [first_look(on, cuts, chosen, traced=traced) if cuts else SHALLOW for traced in (False, True)]
         made = {
@@ -131,7 +131,7 @@ class Sampler:
 
     @property
     def window(self) -> int:
-        """How many last tokens the penalties look at; 0 for all."""
+        """The number of last tokens that the penalties consider; 0: all."""
         return self.settings.penalty_window or 0
 
     def draw(
@@ -147,7 +147,7 @@ class Sampler:
 
         Args:
             logprobs: ``(vocab,)`` float32, log-softmax of the raw logits; a `Ranked` where its order is needed elsewhere too.
-            position: Of the token in its path.
+            position: The token's position in its path.
             history: Prompt and answer so far, for penalties and DRY; None is empty.
             allowed: ``(vocab,)`` bool, the tokens that a grammar allows; None is all.
             shift: The normaliser that was subtracted from the raw logits, on whose sign the repetition penalty depends.

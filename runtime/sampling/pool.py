@@ -18,7 +18,7 @@ from runtime.numerics.sorted_row import SortedRow
 from runtime.records import Float32
 
 
-@dataclass(slots=True)  # a frozen one takes three times as long to make
+@dataclass(slots=True)  # creating a frozen one takes three times as long
 class View:
     """The state of a pool after a stage; later stages do not change it."""
 
@@ -38,7 +38,7 @@ class View:
         return alive - (self.first.rank if self.first else 0)
 
     def holds(self, ids: npt.NDArray[np.int64], scores: Float32 | None = None) -> npt.NDArray[np.bool_]:
-        """Which of `ids` are left; `scores` are theirs in the order's row, where they are known."""
+        """``(len(ids),)``: which of `ids` are left; `scores` are their scores in the order's row, if known."""
         row = self.order.row
         scores = row[ids] if scores is None else scores
         left = np.ones(len(ids), np.bool_) if self.order.alive == len(row) else scores > -np.inf
@@ -97,11 +97,11 @@ class Pool:
         self.temperature = 1.0
         self.first: Place | None = None
         self._last: Place | None = None
-        self._share: float | None = None  # of the mass that a pending cut keeps
+        self._share: float | None = None  # share of the mass that a pending cut keeps
         self._own = False  # whether the row is no longer the ranked one
         self._traced = traced
         self._look = look
-        self._mass = self._ranked.mass  # of the current row, where it is known
+        self._mass = self._ranked.mass  # mass of the current row, if known
         self._edited: list[npt.NDArray[np.int64]] | None = []  # ids with other scores than the ranked row; None: most
         self._now: Ranked | None = None
         self._order: SortedRow | None = None
@@ -131,7 +131,7 @@ class Pool:
 
     @property
     def order(self) -> SortedRow:
-        """The row, sorted by falling score."""
+        """The row, sorted by descending score."""
         if self._order is None:
             self._order = SortedRow(self._current, self.temperature, self._look)
         return self._order
@@ -158,7 +158,7 @@ class Pool:
 
     @property
     def alive(self) -> bool:
-        """Whether anything has a score."""
+        """Whether any token is left."""
         values = self._current.values
         return bool(len(values)) and bool(values[0] > -np.inf)
 

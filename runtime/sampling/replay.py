@@ -53,8 +53,8 @@ def replay_draw(
             token (`LanguageModel.next_token_logprobs`).
         sampling: Other settings, resolved (see `resolve_options`); None replays a record exactly as it was drawn.
         seed: Key of the stream's random numbers; None uses those of the record.
-        position: Of the token in its path.
-        branch: Of the stream.
+        position: The token's position in its path.
+        branch: The stream's branch number.
         history: The ids before the token, for penalties and DRY.
         allowed: ``(vocab,)`` bool, the tokens that a grammar allowed there; None uses the grammar stage of the record.
         shift: The raw logits less the log-probabilities, for the repetition penalty; None uses that of the record.

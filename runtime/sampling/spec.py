@@ -39,12 +39,12 @@ class Search(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slider:
-    """A parameter's slider beside a replayed draw.
+    """A parameter's slider, shown next to a replayed draw.
 
     Attributes:
-        low, high: Ends.
+        low, high: Ends of the slider.
         scale: "square" is finer towards 0; "count" takes whole numbers, by ratio, with 0 ("off") at the right end.
-        label: Replaces the parameter's.
+        label: Text that replaces the parameter's label.
         always: Whether it is shown while the parameter has its default.
     """
 
@@ -85,15 +85,15 @@ class StageSpec:
     """A stage of the sampler; `runtime.options.generation` lists them.
 
     Attributes:
-        name: In `SamplingOptions.order`, `Stage.name` and messages.
-        number: In stored columns (`StageTable.names`): never changed, never reused.
-        parameters: The first one of a cut sets how much it keeps.
+        name: The stage's name in `SamplingOptions.order`, `Stage.name` and messages.
+        number: The stage's number in stored columns (`StageTable.names`): never changed, never reused.
+        parameters: The stage's options; the first one of a cut sets how much the cut keeps.
         kernel: Makes the stage from settings that turn it on.
-        search: Of a cut; None: a larger sorted head would not help it.
+        search: How a cut is found; None: a larger sorted head would not help the stage.
         draws: The stage's number in the counter of the random numbers (`runtime.sampling.chain`); None: it is deterministic.
-        remembers: Whether it depends on the tokens before.
-        check: Raises `InvalidRequestError` when given options contradict each other or the vocabulary's size.
-        label: Shown in the window for a token that it cut.
+        remembers: Whether it depends on earlier tokens.
+        check: Raises `InvalidRequestError` when the options contradict each other or the vocabulary's size.
+        label: The window shows it for a token that the stage cut.
     """
 
     name: str

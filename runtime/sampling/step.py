@@ -25,12 +25,12 @@ def draw_step(
     histories: Sequence[Int32 | History | None] | None = None,
     stages: list[StageTable] | None = None,
 ) -> tuple[Int32, Scores]:
-    """The tokens that the streams of a step draw, as `generate` draws them, and their scores.
+    """Draws the next token of each stream, as `generate` does; returns the tokens and their scores.
 
     Args:
         logits: ``(n, vocab)`` float32, raw.
         samplers: One per row; see `make_sampler`.
-        positions: Of each token in its path.
+        positions: The position of each token in its path.
         top_k: How many alternatives are recorded.
         histories: The tokens of each stream so far, prompt included, where penalties or DRY are on.
         stages: Receives a table with a row for each stream; see `GenerationOptions.stages`.

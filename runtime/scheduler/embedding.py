@@ -1,9 +1,9 @@
-"""Embeddings: texts of similar length in padded batches, one batch per step, without any KV kept. Owner thread only.
+"""Embeddings: texts of similar length in padded batches, one batch per step; no KV is kept. Owner thread only.
 
 The finished vectors of a cancelled job are kept for the next job with the same texts.
 
 Rows are padded on the right. A token of a causal model sees nothing after it: no mask is needed, and recurrent layers are
-exact as well. A text longer than a batch goes in chunks through a pack of its own, which is freed at its end.
+exact as well. A text longer than a batch is pushed in chunks through a pack of its own, which is freed at its end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EmbedJob(BackgroundJob):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Work(Work):
-    """The state of a running job; `prefill` belongs to the last text of `left` while it goes in chunks."""
+    """The state of a running job; `prefill` belongs to the last text of `left` while that is pushed in chunks."""
 
     job: EmbedJob
     left: list[int]  # paths not yet computed, the longest last
@@ -156,7 +156,7 @@ class Embeddings(Worker[_Work]):
                 f"for them in the budget of {self._cache.room.budget:,}: raise kv_cache_bytes (`set_kv_budget`) "
                 "or end another request"
             )
-        started, stack = time.monotonic(), stack_of(chosen[0][0].job.namespace)  # the same for all of them
+        started, stack = time.monotonic(), stack_of(chosen[0][0].job.namespace)  # all chosen texts have the same adapters
         stacks = TokenStacks.uniform(stack, tokens.size) if stack else None
         try:
             hidden = self._backend.hidden_states(tokens, stacks)  # (rows, longest, hidden)
@@ -271,5 +271,5 @@ def _key(job: EmbedJob, number: int) -> tuple[object, ...]:
 
 
 def _padding(useful: int) -> int:
-    """The most padding tokens in a batch with so many text tokens."""
+    """The most padding tokens in a batch with `useful` text tokens."""
     return max(useful // PADDING_SHARE, min(useful, FREE_PADDING))

@@ -1,4 +1,4 @@
-"""The jobs of the scheduler. Any thread creates them; the owner thread alone works on them."""
+"""The jobs of the scheduler. Any thread creates them; only the owner thread works on them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A path of tokens. Subclasses ask something about it; a plain `Job` is only a path, without a caller.
+    """A path of tokens. Subclasses request something for it; a plain `Job` is only a path, without a caller.
 
     Attributes:
-        kind: Of `RequestTimings`; "" if it is no request.
+        kind: The kind in `RequestTimings`; "" if the job is no request.
         ids: The tokens.
-        namespace: Of their KV, from the last end in `before` on.
-        before: (end, namespace) of the spans before that, by ascending end: the tokens before an activated adapter.
+        namespace: Namespace of the KV of these tokens, from the last end in `before` on.
+        before: (end, namespace) of the earlier spans, by ascending end: the tokens before an activated adapter.
     """
 
     kind: ClassVar[str] = ""
@@ -56,12 +56,12 @@ class Job:
     submitted: float = field(default_factory=time.monotonic)  # monotonic seconds, like the next two
     placed: float = 0.0  # when work on it began; written by `RequestMetrics`
     prompted: float = 0.0  # when its prefill was complete
-    number: int = 0  # of the request, from 1; negative once it has ended; written by `RequestMetrics`
+    number: int = 0  # number of the request, from 1; negative once it has ended; written by `RequestMetrics`
     before: tuple[tuple[int, Namespace], ...] = ()
     blocks_checked: bool = False  # whether its path was looked up in the block file
     counted: bool = False  # whether it was counted as a hit or a miss of the cache
     turn: Turn = field(default_factory=Turn)
-    order: int = 0  # of its first admission, from 1; written by `Waiting`
+    order: int = 0  # order of its first admission, from 1; written by `Waiting`
     parks: int = 0  # how often it was parked to wait for room
     extra_tokens: int = 0  # tokens beyond the path that must fit into the budget
     whole: bool = False  # whether the whole distribution after the path is wanted; else it may stay on the device
@@ -207,7 +207,7 @@ class ScoreJob(AnsweredJob):
     kind = "score"
     start: int = 0
     k: int = 10
-    known: Scores | None = None  # of the whole path, as far as computed; owner thread
+    known: Scores | None = None  # scores of the whole path, as far as computed; owner thread only
 
     def answer(self, last: Distribution | None = None) -> None:  # noqa: ARG002  # the distribution after the path is not needed
         """Gives the waiter the scores."""
@@ -238,7 +238,7 @@ class GenerateJob(DecodingJob):
     on_run: Callable[[TokenRun], None] = nothing
     on_end: Callable[[BaseException | None], None] = nothing
     eos: frozenset[int] | None = None  # None: the model's own
-    routing: Routing | None = None  # of adapters that the answer itself may activate
+    routing: Routing | None = None  # routing of adapters that the answer itself may activate
 
     def uses(self, digest: str) -> bool:
         """Whether the path uses an adapter, or its answer may activate it."""

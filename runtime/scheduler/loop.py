@@ -35,7 +35,7 @@ from runtime.speculation.draft import Drafter
 from runtime.trie.tree import common_prefix
 
 AT_ONCE = 64  # most jobs of one caller that are placed in one step
-STALLED_SECONDS = 0.01  # of a step in which every answer waits for a grammar mask; new jobs are admitted between steps
+STALLED_SECONDS = 0.01  # wait of a step if every answer waits for a grammar mask; new jobs are admitted between steps
 
 
 class Scheduler:
@@ -61,7 +61,7 @@ class Scheduler:
     ) -> None:
         options = replace(options, max_batch_rows=options.max_batch_rows or backend.batch_rows)
         self.batch_rows = options.batch_rows
-        self._most = max(options.batch_rows, AT_ONCE)  # running prompts; beyond it each caller gets one more
+        self._most = max(options.batch_rows, AT_ONCE)  # limit of running prompts; beyond it each caller gets one more
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
         self._ledger = RequestMetrics(self.counters)
@@ -106,7 +106,7 @@ class Scheduler:
         self.counters.publish(self.cache)
 
     def listen(self, arrived: Callable[[], Sequence[Job] | None]) -> None:
-        """Sets the callback that lists the jobs that arrived during a step, for which a long forward is interrupted.
+        """Sets the callback that lists jobs arrived during a step; a long forward is interrupted for them.
 
         It returns None when the model is to be closed.
         """
@@ -146,7 +146,7 @@ class Scheduler:
             else:
                 try:
                     self._admit(job)
-                except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+                except BaseException as error:  # noqa: BLE001  # the border: only this job fails
                     self._fail(job, error)
         self._has_waiting = bool(self._waiting.new or self._waiting.parked)
         if self.blocks.asked and self.blocks.busy:
@@ -205,10 +205,10 @@ class Scheduler:
         self.cache.clear()
         if self._drafter is not None:
             self._drafter.unload()
-        del self._starts, self._prompts, self._decoding, self._beams  # reference cycles with it; they hold the vocabulary
+        del self._starts, self._prompts, self._decoding, self._beams  # reference cycles with it that hold the vocabulary
 
     def cancel_queries(self, error: BaseException) -> None:
-        """Ends every query with `error`; generations and scores go on."""
+        """Ends every query with `error`; generations and scores continue."""
         for prefill in [p for p in self._prompts.running if isinstance(p.job, QueryJob)]:
             self._prompts.end(prefill, error)
         for prefill in [p for p in self.blocks.restores.cursors if isinstance(p.job, QueryJob)]:
@@ -266,7 +266,7 @@ class Scheduler:
         for elder, needed in self._waiting.parked.items():
             before = elder.priority <= job.priority and elder.order < job.order
             if before and room.spare() < needed <= room.spare(elder.order):
-                return False  # only later jobs keep it waiting: this one must not join them
+                return False  # only later jobs keep the parked one waiting: this job must not join them
         if room.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
             return True  # a shared prefix is computed and stored once
         while room.spare() < 0 and len(room.live) > 1:
@@ -323,7 +323,7 @@ class Scheduler:
         """Admits a job whose stored blocks were restored."""
         try:
             self._admit(cursor.job)
-        except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+        except BaseException as error:  # noqa: BLE001  # the border: only this job fails
             self._fail(cursor.job, error)
         finally:
             self.cache.leave(cursor)  # only now, when the job itself is placed
@@ -382,7 +382,7 @@ class Waiting:
         """Yields the jobs to place now, the most urgent first; the caller places each before it asks for the next one.
 
         Args:
-            returns: Whether a parked job that needs so many bytes may return.
+            returns: Whether a parked job that needs the given number of bytes may return.
             running: Running prompts.
             most: From this number of running prompts on, each lane yields one job.
         """

@@ -41,7 +41,7 @@ class ReadJob(BackgroundJob):
 
     Attributes:
         reading: The backend's name of the reading.
-        info: Of the model.
+        info: The model's `info`.
         positions: Ascending.
         following: The token after the path.
         ordinary: ``(vocab,)`` log-probabilities after the path.

@@ -146,7 +146,7 @@ class Background:
     """All background jobs: each step serves one kind, in turn.
 
     Attributes:
-        workers: For each kind with running jobs; the one served last is at the end.
+        workers: One worker for each kind with running jobs; the one served last is at the end.
     """
 
     def __init__(self, context: WorkerContext) -> None:

@@ -28,8 +28,8 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
 
     Args:
         model: The torch model.
-        dtype: Of the adapters' matrices.
-        device: Of the adapters' matrices.
+        dtype: The dtype of the adapters' matrices.
+        device: The device of the adapters' matrices.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:

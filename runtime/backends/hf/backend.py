@@ -45,11 +45,11 @@ from runtime.options.load import BATCH_ROWS, CUDA_CHUNK_TOKENS, LoadOptions
 
 LIBRARIES = ("torch", "transformers")
 CUDA_GROWTH = 512  # least number of slots that a pack grows by, as its graph is recorded again each time
-ROW_TIMES, ROWS_SHARE, MOST_ROWS = 4, 16, 512  # copies of a row; 1 / share of free memory for rows; useful rows
+ROW_TIMES, ROWS_SHARE, MOST_ROWS = 4, 16, 512  # copies of a row; rows may take 1 / 16 of free memory; most rows that are of use
 HALF = (torch.float16, torch.bfloat16)
 AMPERE = (8, 0)  # least compute capability of torch's kernel for chains of different length
 WIDEST = 256  # largest head dimension of that kernel
-RAGGED_TOKENS = 64  # least tokens of a forward for separate attentions, and a quarter for each chain; else a mask is as fast
+RAGGED_TOKENS = 64  # least tokens of a forward with separate attentions, and for every 4 chains; with fewer, a mask is as fast
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBackend:
@@ -57,7 +57,7 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
 
     Args:
         source: A checked model folder, or a ready (model, tokenizer) pair, whose model is used in place.
-        options: Of which `device`, `dtype`, `attention`, `threads`, `context_length`, `kv_dtype` and `offload` are read here.
+        options: `device`, `dtype`, `attention`, `threads`, `context_length`, `kv_dtype` and `offload` are read here.
     """
     loaded = load_model(source, options)
     try:
@@ -80,8 +80,8 @@ class HfBackend(PackedBackend[TorchPack]):
     """A torch model and its packs. Owner thread only."""
 
     readings = frozenset(Readings.TABLE)
-    layer_bytes = 1_500  # of the Python objects of each layer of a pack, as `PACK_BYTES` for the pack
-    # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
+    layer_bytes = 1_500  # of Python objects for each layer of a pack; `PACK_BYTES` are those of the pack itself
+    # one product for all rows that share keys reads these once; measured on a CPU with 1 to 8 rows
     masked_per_copy = 8.0
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
@@ -102,7 +102,7 @@ class HfBackend(PackedBackend[TorchPack]):
             loaded.undo.callback(hook.remove)
         self._adapters = TorchAdapters(self.model, self._dtype, self._device)
         self._readings = Readings(self.model, int(loaded.config.num_hidden_layers))
-        self._threads: Threads | None = None  # None: the user chose
+        self._threads: Threads | None = None  # None: the user chose a count
         self._plan = layer_plan(loaded.config)
         layers = [make() for make in self._plan]
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
@@ -263,7 +263,7 @@ class HfBackend(PackedBackend[TorchPack]):
         if len(parents) < RAGGED_TOKENS * max(len(cuts) // 4, 1):
             return None
         paths = pack.tree.paths([int(parents[start]) for start, _ in cuts])
-        if sum(map(len, paths)) + len(parents) > pack.tree.size:  # much is shared, which one attention with a mask reads once
+        if sum(map(len, paths)) + len(parents) > pack.tree.size:  # an attention with a mask reads shared slots once
             return None
         return Ragged(np.array([stop - start for start, stop in cuts]), paths)
 

@@ -39,19 +39,19 @@ LayerPlan = Sequence[Callable[[], Any]]  # one for each layer of a model: makes 
 class RaggedKeys:
     """The keys of consecutive chains of new tokens: each chain sees the slots before it and itself, causally.
 
-    An attribute of keys ``(1, kv_heads, total, head_dim)`` that hold those of the first chain, then of the second, and so on;
-    read by `own_sdpa`.
+    It is an attribute of keys ``(1, kv_heads, total, head_dim)``, which hold the keys of one chain after the other; `own_sdpa`
+    reads it.
     """
 
     queries: torch.Tensor  # (chains + 1,) int32: offset of each chain's new tokens; their number last
-    keys: torch.Tensor  # (chains + 1,) int32: the same for the keys that each chain sees
+    keys: torch.Tensor  # (chains + 1,) int32: offset of the keys that each chain sees; their number last
     longest: tuple[int, int]  # most new tokens of a chain, and most keys
     seen: torch.Tensor | None  # (total,) slots; None: the new ones in order
     window: int | None = None
 
     @classmethod
     def made(cls, ragged: Ragged, start: int, device: torch.device) -> RaggedKeys:
-        """For new tokens in slots from `start` on."""
+        """The keys of new tokens in slots from `start` on."""
         before = np.array([len(path) for path in ragged.paths])
         queries, keys = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (ragged.lengths, ragged.lengths + before))
         seen = None
@@ -82,7 +82,7 @@ class Placement:
     masked: bool = False
     path: torch.Tensor | None = None  # slots to gather before the new ones
     slots: torch.Tensor | slice | None = None  # of the new tokens, where they are not consecutive
-    ragged: RaggedKeys | None = None  # for consecutive chains, each of which sees its own path alone
+    ragged: RaggedKeys | None = None  # for consecutive chains, each of which sees only its own path
     whole: bool = False  # whether the model attends to all slots, used or not
     seen: torch.Tensor | None = None  # for chains as rows: the slots that each row sees, the new ones last
     blank: torch.Tensor | slice | None = None  # for rows that share the buffers: slots to fill with zeros
@@ -223,8 +223,8 @@ class TorchPack(WorkingPack):
     """A pack's buffers: one cache layer per model layer.
 
     Args:
-        plan: From `layer_plan`.
-        shapes: Of the attention layers, once known.
+        plan: The result of `layer_plan`.
+        shapes: Shapes of the attention layers, once known.
         like: An empty tensor of the model's dtype and device.
     """
 
@@ -322,7 +322,7 @@ class TorchPack(WorkingPack):
                 layer.place = place
 
     def put_states(self, states: Sequence[Tensors | None]) -> None:
-        """Sets all recurrent layers to copies of stored states (the library updates them in place), a row each, or to none."""
+        """Sets recurrent layers to copies of stored states (the library updates them in place), one per row, or to no state."""
         parts = iter(zip(*states, strict=True)) if states[0] is not None else None
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
@@ -342,7 +342,7 @@ class TorchPack(WorkingPack):
 
 @dataclass(eq=False, repr=False)
 class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
-    """One attention layer of several packs: each token writes to its own pack's buffers and attends to them alone."""
+    """One attention layer of several packs: each token writes to its own pack's buffers and attends only to them."""
 
     layers: Sequence[SlotLayer]  # one of each pack
     lengths: list[int]  # new tokens of each
@@ -352,7 +352,7 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
     is_initialized = is_compileable = is_croppable = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Left to the packs' layers."""
+        """Does nothing: the packs' layers initialise their own buffers."""
 
     def update(
         self,
@@ -466,7 +466,7 @@ def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Ten
 
 
 def to_index(slots: Int64, device: torch.device) -> slice | torch.Tensor:
-    """Side-by-side slots as a slice, others as a tensor of indices."""
+    """Consecutive slots as a slice, others as a tensor of indices."""
     if not len(slots):
         return slice(0, 0)
     if int(slots[-1]) - int(slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():

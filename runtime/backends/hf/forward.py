@@ -25,8 +25,8 @@ from runtime.backends.packs.tree import Bool, Int64, Step
 FOLDED = {"cuda": 64, "cpu": 16}  # tokens; for more, a folded mask costs more than it saves (`Arguments._with_folded`)
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # transformers' names of layers
 WIDEST_SHARED = 256  # largest head dimension for which the library lets query heads share keys without a mask
-_SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # else needs none
-OWN = "elsewise_sdpa"  # the name it is registered under
+_SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # others need no flag
+OWN = "elsewise_sdpa"  # the name under which `own_sdpa` is registered
 
 
 class Arguments:
@@ -34,9 +34,9 @@ class Arguments:
 
     Args:
         takes: Names of the parameters of its forward.
-        windows: Of its attention layers, in positions; None is a full one.
-        device: Where it computes.
-        dtype: Of its attention scores.
+        windows: Windows of its attention layers, in positions; None is a full one.
+        device: The device that computes.
+        dtype: The dtype of its attention scores.
         eager: Whether its attention adds masks to scores (`torch.finfo(dtype).min` hides) instead of taking bool ones.
         heads: Number of heads that share keys; if more than one, masks of up to `FOLDED` tokens carry a folded mask
             (`own_sdpa`).
@@ -58,7 +58,7 @@ class Arguments:
         self._unread = self._by_kind(dict.fromkeys(windows, unread))  # a placeholder, for attention that finds masks elsewhere
 
     def of(self, pack: TorchPack, step: Step) -> dict[str, Any]:
-        """For tokens that continue a pack, as one row; prepares the pack for them."""
+        """Arguments for tokens that continue a pack, as one row; prepares the pack for them."""
         pack.begin(step, self._device)
         arguments = self._common(step.tokens[None], step.positions[None], pack.cache)
         if "logits_to_keep" in self._takes and step.read is None:
@@ -83,13 +83,13 @@ class Arguments:
     def of_whole(
         self, pack: TorchPack, numbers: torch.Tensor, seen: torch.Tensor, windows: Sequence[int | None]
     ) -> dict[str, Any]:
-        """For tokens of one pack that attend to all its slots through a mask, with all inputs on the device.
+        """Arguments for tokens of one pack that attend to all its slots through a mask, with all inputs on the device.
 
         Args:
-            pack: Their pack.
+            pack: The pack of the tokens.
             numbers: ``(3, n)``: tokens, positions, slots.
             seen: ``(windows, n, slots)`` bool.
-            windows: Of the attention layers.
+            windows: Windows of the attention layers.
         """
         masks = {window: self._with_folded(part[None, None]) for window, part in zip(windows, seen, strict=True)}
         return {
@@ -101,10 +101,10 @@ class Arguments:
         }
 
     def of_joint(self, packs: Sequence[TorchPack], steps: Sequence[Step], step: Step) -> dict[str, Any]:
-        """For tokens of several packs, as one row; prepares the packs. `JointLayer` has the masks.
+        """Arguments for tokens of several packs, as one row; prepares the packs. `JointLayer` has the masks.
 
         Args:
-            packs: Without recurrent layers.
+            packs: The packs; none has recurrent layers.
             steps: One for each pack.
             step: All steps, `merged`.
         """
@@ -132,7 +132,7 @@ class Arguments:
         return arguments
 
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
-        """For chains as rows; the library's causal mask suffices where they are equally long."""
+        """Arguments for chains as rows; the library's causal mask suffices if they are equally long."""
         pack.begin_rows(bucket, self._device)
         arguments = self._common(bucket.tokens, bucket.positions, pack.cache)
         if "logits_to_keep" in self._takes:

@@ -57,8 +57,8 @@ class Graphs:
     Args:
         model: The model.
         arguments: Makes the arguments of its forwards.
-        windows: Of its attention layers, in positions; None is a full one.
-        device: Where it computes.
+        windows: Windows of its attention layers, in positions; None is a full one.
+        device: The device that computes.
     """
 
     def __init__(

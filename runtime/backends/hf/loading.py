@@ -151,7 +151,7 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
 
     Args:
         loaded: The model.
-        config: In the form of `to_dict` of its configuration.
+        config: The copy's configuration, in the form of `to_dict`.
     """
     made = type(loaded.config).from_dict(dict(config))
     whole = isinstance(loaded.model.config, type(loaded.config))  # else the text model is part of a multimodal one

@@ -67,7 +67,7 @@ class TorchLogits(DeviceLogits):
 
 
 def _crossed(numbers: torch.Tensor) -> Float32:
-    """Copies to the host, which waits here alone."""
+    """Copies to the host; the only place where the host waits."""
     crossed: Float32 = numbers.cpu().numpy()
     return crossed
 

@@ -24,7 +24,7 @@ from runtime.options.load import LoadOptions
 from runtime.records import Float32
 
 log = logging.getLogger(__name__)
-MEMORY_SHARE = 2  # by default one part in so many of the free memory holds weights
+MEMORY_SHARE = 2  # by default weights take at most 1 / 2 of the free memory
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class Offload:
     """The offloaded part of one model.
 
     Attributes:
-        device: Where forwards compute.
-        folder: For weights that cannot be read in place.
+        device: The device that computes forwards.
+        folder: A temporary folder for weights that cannot be read in place.
         limit: Bytes of memory for weights: resident ones, and the largest layer during its computation.
         resident: Bytes of weights in memory.
         on_disk: Bytes that every forward reads; a matrix that is both embedding and head is read twice.
@@ -49,7 +49,7 @@ class Offload:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """For `from_pretrained`."""
+        """Arguments for `from_pretrained`."""
         place = "cpu" if self.device.type == "cpu" else self.device.index or 0
         return {"device_map": "auto", "max_memory": {place: self.limit}, "offload_folder": str(self.folder)}
 
@@ -66,7 +66,7 @@ class Offload:
         log.info("%d bytes of weights in memory, %d on disk", self.resident, self.on_disk)
 
     def warning(self, seconds: float) -> str:
-        """The warning about the cost; `seconds`: of a forward, measured at load."""
+        """The warning about the cost of offload; `seconds` is the duration of a forward, measured at load."""
         if not self.on_disk:
             return f"offload='disk': all {self.resident:,} bytes of weights fit into {self.limit:,}, so nothing is offloaded"
         return (

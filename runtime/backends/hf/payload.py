@@ -161,11 +161,11 @@ def restore(
 
     Args:
         arrays: Exported arrays, not checked yet.
-        codec: Of the stored keys and values.
-        shapes: Of the model's attention layers.
-        state_shapes: Of its recurrent state; None where they are not known.
-        state_dtype: Of most arrays of the state.
-        device: Of the payload.
+        codec: The codec of the stored keys and values.
+        shapes: Shapes of the model's attention layers.
+        state_shapes: Shapes of its recurrent state; None if they are not known.
+        state_dtype: The dtype of most arrays of the state.
+        device: The payload's device.
 
     Raises:
         SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
@@ -189,7 +189,7 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 
 def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Codec) -> list[torch.Tensor]:
-    """The coded rows of all layers, ``(layers, kv_heads, n, ...)`` for each part, with temporary copies of one layer alone."""
+    """The coded rows of all layers, ``(layers, kv_heads, n, ...)`` for each part, with temporary copies of only one layer."""
     if isinstance(index, slice) and isinstance(codec, Plain) and codec.dtype == buffers[0].dtype:
         return [torch.stack([buffer[0, :, index] for buffer in buffers])]  # of views
     stacked: list[torch.Tensor] = []

@@ -31,8 +31,8 @@ class Readings:
         """One forward of one row.
 
         Args:
-            name: Of the reading.
-            arguments: Of the forward, from `Arguments.of`.
+            name: The reading's name.
+            arguments: The forward's arguments, from `Arguments.of`.
             want: Indices in the row.
 
         Returns:

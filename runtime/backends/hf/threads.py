@@ -23,9 +23,9 @@ from runtime.loading.measurements import THREADS, keep_measurement, measurement
 
 BUDGET_SECONDS = 1.0  # after which no further count is tried
 MANY_TOKENS = 64  # least tokens of a forward that uses all cores
-SLOWDOWN = 3.0  # with all cores against the fastest count; beyond it they are not all there, as in a container's share
+SLOWDOWN = 3.0  # time with all cores over the fastest time; if larger, cores are missing, as in a container with a quota
 LAPS = 5  # forwards of one token for each count, of which the fastest is taken
-WORTH = 0.97  # of the time; twice the threads must take less
+WORTH = 0.97  # twice the threads must take less than this part of the time
 QUIET = 0.1  # share of our cores that other processes may use during a measurement that is saved
 TICK = 0.02  # seconds: two ticks of the system's CPU times
 LOOK_SECONDS = 0.1  # least time between two measurements of other processes
@@ -51,7 +51,7 @@ class ThreadChoice:
         """Sets the count that is saved for a model on this machine, or the fastest one, unless the user chose a count.
 
         Args:
-            digest: Of the model's weights.
+            digest: Digest of the model's weights.
             weights: Form of the weights, on which the fastest count depends.
             forward: Computes one token.
 
@@ -91,11 +91,11 @@ class Threads:
 
     Args:
         choice: Sets the count.
-        few: For a forward over few tokens, on idle cores.
-        many: For a forward over `MANY_TOKENS` or more.
+        few: The count for a forward over few tokens, on idle cores.
+        many: The count for a forward over `MANY_TOKENS` or more.
 
     Attributes:
-        count: Of the last forward.
+        count: The count of the last forward.
         due: Monotonic seconds after which a forward over few tokens must call `set_for`; one over many always must.
     """
 
@@ -123,7 +123,7 @@ class OtherProcesses:
         self._began, self._computed, self._busy = time.perf_counter(), self._seconds(), 0.0
 
     def busy_cores(self, least: float = LOOK_SECONDS) -> float:
-        """Number of cores kept busy since the last measurement; its result again within `least` seconds of it."""
+        """Number of cores kept busy since the last measurement, whose result is returned again within `least` seconds of it."""
         passed = time.perf_counter() - self._began
         if passed >= least:
             computed = self._seconds()
@@ -133,7 +133,7 @@ class OtherProcesses:
 
     @staticmethod
     def _seconds() -> float:
-        """CPU seconds of all other processes since the machine started; 0 where the system hides them."""
+        """CPU seconds of all other processes since the machine started; 0 if the system hides them."""
         try:
             system, own = psutil.cpu_times(percpu=True), psutil.Process().cpu_times()
         except Exception:  # a sandbox may hide /proc, which must fail no request

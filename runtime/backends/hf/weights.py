@@ -1,7 +1,7 @@
 """Weights of linear modules in fewer bits, on a CPU, with torch's own kernels; inputs and outputs stay float32.
 
 A token of one stream reads every weight once, so fewer bytes take less time. float16 multiplies with float32 activations
-(FBGEMM, x86 alone). bfloat16, int8 and int4 round activations to bfloat16, the only dtype that their kernels are vectorised
+(FBGEMM, x86 only). bfloat16, int8 and int4 round activations to bfloat16, the only dtype that their kernels are vectorised
 for. The head stays in float16 under int8 and int4 (in float32 where there is no FBGEMM): logits
 rounded to bfloat16 would tie.
 
@@ -62,7 +62,7 @@ class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not 
         self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(..., in) float32`` to ``(..., out) float32``; on the device "meta", the shape alone."""
+        """``(..., in) float32`` to ``(..., out) float32``; on the device "meta", only the shape."""
         if x.is_meta:
             return x.new_empty(*x.shape[:-1], self.out_features)
         y = self.product(x.reshape(-1, self.in_features).contiguous()).view(*x.shape[:-1], self.out_features)
@@ -74,7 +74,7 @@ class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not 
 
 
 class Float16Linear(PackedLinear):
-    """Half the bytes; sums are float32."""
+    """Weights in float16, half the bytes of float32; sums are float32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -87,7 +87,7 @@ class Float16Linear(PackedLinear):
 
 
 class Bfloat16Linear(PackedLinear):
-    """Half the bytes; activations are rounded too."""
+    """Weights in bfloat16, half the bytes of float32; activations are rounded to bfloat16 too."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -99,7 +99,7 @@ class Bfloat16Linear(PackedLinear):
 
 
 class Int8Linear(PackedLinear):
-    """A byte for a weight, a float32 step for a row; symmetric."""
+    """One byte per weight, one float32 step per row; symmetric."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -123,7 +123,7 @@ class Int8Linear(PackedLinear):
 
 
 class Int4Linear(PackedLinear):
-    """Half a byte for a weight, a step and a middle in bfloat16 for 32 of a row."""
+    """Half a byte per weight; a step and a middle in bfloat16 for every 32 weights of a row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -155,7 +155,7 @@ def check_weights(
 
     Args:
         options: The load options.
-        device: Where the model computes.
+        device: The device that computes.
         ready: Whether the model is a ready one of the caller's.
         quantised: Whether its folder is quantised.
 
@@ -196,7 +196,7 @@ def pack_weights(model: Any, weights: str) -> None:
     mapped files of the weights, and returns the memory that packing took to the system.
 
     Args:
-        model: Of transformers.
+        model: A transformers model.
         weights: "float16", "bfloat16", "int8" or "int4".
     """
     head, freed = model.get_output_embeddings(), 0
@@ -247,7 +247,7 @@ def _kind(weights: str, matrix: torch.Tensor, *, head: bool) -> type[PackedLinea
     return Float16Linear if has_float16() else None
 
 
-_ROWS = 32  # of logits that are copied at once
+_ROWS = 32  # of logits that are copied to float32 at once
 
 
 def pack_and_measure(model: Any, source: ModelFolder, weights: str) -> Perplexities | None:
@@ -367,7 +367,7 @@ class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not fo
         self.matrix = matrix
         self.weight = torch.empty(matrix.shape, device="meta")
         own.weight = torch.nn.Parameter(self.weight, requires_grad=False)
-        own.padding_idx = None  # for training alone; not an index of the looked-up rows
+        own.padding_idx = None  # used only in training; not an index of the looked-up rows
         self._own = (own,)  # not a child, as its parameters have no data
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -383,7 +383,7 @@ class AffineConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transforme
     """Quantisation of a folder in MLX's form, for `from_pretrained`.
 
     Attributes:
-        forms: By layer.
+        forms: The quantised form of each layer, by the layer's name.
         check: Refuses a tensor by name unless it has this dtype and shape.
     """
 

@@ -16,8 +16,8 @@ from runtime.backends.packs.tree import Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
 from runtime.records import Float32
 
-LM_HEAD = "lm_head"  # its name in all of mlx-lm's models
-_UNCALLED = {"mamba": (".dt_proj",)}  # whose weights transformers reads without a call, so peft's adapters have no effect there
+LM_HEAD = "lm_head"  # name of the head in all of mlx-lm's models
+_UNCALLED = {"mamba": (".dt_proj",)}  # transformers reads their weights without a call: peft's adapters have no effect
 
 Weights = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scaling
 
@@ -28,7 +28,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     Args:
         model: An mlx-lm model.
         config: Its configuration.
-        dtype: Of the adapters' matrices.
+        dtype: The dtype of the adapters' matrices.
     """
 
     def __init__(self, model: Any, config: Mapping[str, Any], dtype: mx.Dtype) -> None:
@@ -95,7 +95,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
         return mx.array(rows.astype(np.int32))
 
     def _tokens(self, x: mx.array) -> int:
-        return x.size // x.shape[-1]  # of one row, or of rows of width 1
+        return x.size // x.shape[-1]  # the input is one row, or rows of width 1
 
     def _is_head(self, path: str) -> bool:
         return path.endswith(LM_HEAD)

@@ -62,8 +62,8 @@ from runtime.options.load import LoadOptions
 _IMPORTED_BY = os.getpid()
 LIBRARIES = ("mlx", "mlx-lm")
 T = TypeVar("T")
-APART_TOKENS = 40  # for each layer of a model: from here on tokens cost more in its last layer than one more forward of a token
-SLOW_SECONDS = 5.0  # of a forward; a slower one is evaluated layer by layer, which shows its progress
+APART_TOKENS = 40  # per layer of a model: from this many tokens on, its last layer costs more than another forward of one token
+SLOW_SECONDS = 5.0  # a forward that takes longer is evaluated layer by layer, which shows its progress
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBackend:
@@ -71,7 +71,7 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
 
     Args:
         source: A checked model folder, or a ready (model, tokenizer) pair, whose model is not changed.
-        options: Of which `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are read here.
+        options: `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are read here.
 
     Raises:
         ForkedError: The process was forked after MLX was loaded; without MLX's threads it would wait for ever.
@@ -105,7 +105,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     overlaps = True
     readings = frozenset(Readings.TABLE)
-    layer_bytes = 2_200  # of the Python objects of each layer of a pack, as `PACK_BYTES` for the pack
+    layer_bytes = 2_200  # of Python objects for each layer of a pack; `PACK_BYTES` are those of the pack itself
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
@@ -138,7 +138,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             ModelLoadError: They depend on how tokens are pushed, or are not finite.
         """
         loaded = self._loaded
-        on_cpu = mx.default_device() == mx.cpu  # whose kernels compute each row by itself; Metal's depend on the number of rows
+        on_cpu = mx.default_device() == mx.cpu  # its kernels compute each row by itself; Metal's depend on the number of rows
         measured = Measurements.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
         self._last = 1, first_forward(self, measured).seconds
         self._check_tables(options)
@@ -222,7 +222,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         return self._awaited([pack], due, n, started, partial(self._on_host, logits)), state
 
     def _takes_long(self, tokens: int) -> bool:
-        """Whether a forward of so many tokens may be slow, by the time of the last one scaled up with the tokens."""
+        """Whether a forward of `tokens` tokens may be slow, by the time of the last one scaled with the tokens."""
         before, seconds = self._last
         return seconds * max(tokens / before, 1) > SLOW_SECONDS
 
@@ -343,8 +343,8 @@ class MlxBackend(PackedBackend[MlxPack]):
     def _parts(self, step: Step) -> list[tuple[Step, bool]]:
         """The calls of the model for a step, and whether the tokens of each are batch rows.
 
-        The last token of a long chain is a call of its own if only its logits are wanted: only keys and values of the others
-        are evaluated, so their last layer's attention, all that follows it, and the head are never computed.
+        If only the logits of a long chain's last token are wanted, that token is a call of its own. For the other tokens only
+        keys and values are evaluated: the last layer's attention, everything after it, and the head are never computed.
         """
         if step.mask is not None:
             return list(parts_of(step))
@@ -452,7 +452,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             tokens = mx.array(as_ids(ids).astype(np.int32))[None]
             caches = None if self._window is None else self._fresh(len(ids))
             parts = [(0, len(ids))]
-            if self.recurrent and stacks is not None:  # the input of some state-space modules is one token at a time
+            if self.recurrent and stacks is not None:  # some state-space modules take one token at a time
                 parts, caches = stacks.runs(), make_prompt_cache(self.model)
             for start, stop in parts:
                 part = None if stacks is None else stacks.part(slice(start, stop))

@@ -123,7 +123,7 @@ class SlotCache:
         self.values = _evaluated(_resized(self.values, capacity, heads, value_width, dtype))
 
     def gather(self, name: str, slots: mx.array, start: int) -> None:
-        """Moves rows of one buffer, by its name, to the slots from `start` on; none of them lies before `start`."""
+        """Moves the rows `slots` of the buffer `name` to the slots from `start` on; none of them lies before `start`."""
         buffer = getattr(self, name)
         if buffer is None:  # never written: a first forward failed before this layer
             return
@@ -308,7 +308,7 @@ class JointMask:
 
 @dataclass(slots=True, eq=False)
 class JointCache:
-    """One attention layer of several packs: each token writes to its own pack's buffers and attends to them alone.
+    """One attention layer of several packs: each token writes to its own pack's buffers and attends only to them.
 
     Tokens are batch rows of width 1 with depths `offset`. In `attend` the tokens of a pack are the queries of one attention
     over its buffers, which are neither repeated nor copied.
@@ -316,7 +316,7 @@ class JointCache:
 
     caches: Sequence[SlotCache]  # of this layer in each pack, prepared by `begin`
     lengths: Sequence[int]  # number of tokens of each pack
-    ends: Sequence[int]  # offset after each pack's tokens, without the last
+    ends: Sequence[int]  # number of rows up to the end of each pack, except for the last pack
     offset: mx.array  # (rows,)
     masks: dict[tuple[int, int | None], Any]  # of this forward, by pack and window; shared by all layers
     seen: Sequence[tuple[mx.array, mx.array]] = ()  # keys and values of each pack, once written
@@ -412,10 +412,10 @@ def _flat(caches: Sequence[Any]) -> Iterator[Any]:
 
 
 def to_index(slots: Int64) -> slice | mx.array:
-    """Side-by-side slots as a slice, others as an array of indices."""
+    """Consecutive slots as a slice, others as an array of indices."""
     if not len(slots):
         return slice(0, 0)
-    # `take_many` passes several chains, whose slots need not ascend, so that `consecutive` does not do
+    # `take_many` passes several chains, whose slots need not ascend, which `consecutive` assumes
     return slice(int(slots[0]), int(slots[-1]) + 1) if (np.diff(slots) == 1).all() else mx.array(slots.astype(np.int32))
 
 

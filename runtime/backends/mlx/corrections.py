@@ -36,7 +36,7 @@ PROVEN = frozenset(  # by our own tests
 )
 
 
-# Keys that change a model's numbers where its class reads them, and their values without effect.
+# Keys that change a model's numbers if its class reads them, and their values without effect.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "clip_qkv"), (None,)),
@@ -88,7 +88,7 @@ def corrected_config(source: ModelFolder) -> dict[str, Any]:
 
 
 def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Iterator[str]:
-    """The keys that change numbers and are not read."""
+    """The keys of a config that change the model's numbers and that its class does not read."""
     for name, neutral in _NEUTRAL.items():
         same = _FIXED.get((kind, name), neutral)
         if name in config and f"args.{name}" not in read and config[name] not in same:
@@ -102,7 +102,7 @@ def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Itera
         yield "head_dim"
     kinds = set(config.get("layer_types") or ())
     if config.get("sliding_window") and not kinds and kind not in (*_WINDOWED, "gemma2") and "args.sliding_window" not in read:
-        late = config.get("max_window_layers", 0) >= config.get("num_hidden_layers", 1)  # layers below that have no window
+        late = config.get("max_window_layers", 0) >= config.get("num_hidden_layers", 1)  # lower layers have no window
         without = config.get("use_sliding_window") is False or (config.get("use_sliding_window") is True and late)
         if not without and config["sliding_window"] < facts.whole_context(config):
             yield "sliding_window"
@@ -251,7 +251,7 @@ def correct(model: Any, config: Mapping[str, Any]) -> None:
         for norm in (model.backbone.norm_f, *(layer.norm for layer in model.backbone.layers)):
             norm.eps = float(config.get("layer_norm_epsilon", norm.eps))  # the class has a fixed 1e-5
     if kind == "falcon_h1":
-        for layer in model.model.layers:  # mlx-lm folds these into q alone, and into a name that does not exist
+        for layer in model.model.layers:  # mlx-lm folds these only into q, and into a name that does not exist
             _scale(layer.self_attn.k_proj, float(config.get("key_multiplier", 1.0)), bias=True)
             _scale(layer.self_attn.v_proj, float(config.get("attention_in_multiplier", 1.0)), bias=False)
 

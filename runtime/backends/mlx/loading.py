@@ -112,7 +112,7 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
 
     Args:
         loaded: The model.
-        config: In the form of `full_config`.
+        config: A configuration in the form of `full_config`.
     """
     model = type(loaded.model)(type(loaded.model.args).from_dict(dict(config)))
     rng = np.random.default_rng(20_260_103)
@@ -146,7 +146,7 @@ def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> t
             f"offload='disk': MLX keeps all weights in memory; this model's take {weights:,} bytes as stored, and "
             f"{free:,} are free here: use backend='hf', or import a quantised model"
         )
-        wished = options if 2 * weights < free else replace(options, wishes=())  # float32 takes twice what 16 bits do
+        wished = options if 2 * weights < free else replace(options, wishes=())  # float32 takes twice the bytes of 16 bits
         found.append(facts.ignored_option(wished, "offload", why))
     if isinstance(source, tuple):
         found += facts.ignored_by_ready_model(options, dtype=str(_dtype_of(source[0])).rpartition(".")[2])
@@ -168,7 +168,7 @@ def _limited(model: Any, options: LoadOptions) -> tuple[DeviceLimits, int]:
 
 
 def _set_device(wanted: str) -> None:
-    """Sets MLX's default device of the process, which for auto is the GPU where there is one."""
+    """Sets MLX's default device for the process; "auto" is the GPU, if there is one."""
     if wanted == "cpu":
         mx.set_default_device(mx.cpu)
     elif wanted in ("mps", "gpu"):
@@ -239,7 +239,7 @@ def _ready_model(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedMode
 
 
 def _own_modules(held: Any, copied: dict[int, Any]) -> Any:
-    """A copy of the modules over the same arrays, which may be changed in place of the caller's.
+    """Copies modules, but not their arrays: the copies may be changed without effect on the caller's model.
 
     Args:
         held: A module, or anything that one holds.

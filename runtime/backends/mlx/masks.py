@@ -28,7 +28,7 @@ class Window:
         self._size = size
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Returns the new keys and values alone."""
+        """Returns only the new keys and values."""
         return keys, values
 
     def make_mask(self, N: int, **_: Any) -> Any:  # noqa: N803  # mlx-lm's own name

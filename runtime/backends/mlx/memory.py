@@ -16,7 +16,7 @@ CACHE = 256 << 20  # bytes of freed buffers that MLX may cache; without a limit 
 
 
 def free_beside(weights: int) -> int:
-    """Bytes that will be free for KV after `weights` more bytes are loaded; never negative."""
+    """Bytes that will be free for KV once `weights` more bytes are loaded; never negative."""
     available = int(psutil.virtual_memory().available)
     recommended = recommended_bytes()
     if recommended:

@@ -171,10 +171,10 @@ def restore(
 
     Args:
         arrays: Exported arrays, not checked yet.
-        codec: Of the stored keys and values.
-        shapes: Of the model's attention layers.
-        state_shapes: Of its recurrent state; None where they are not known.
-        state_dtype: Of most arrays of the state.
+        codec: The codec of the stored keys and values.
+        shapes: Shapes of the model's attention layers.
+        state_shapes: Shapes of its recurrent state; None if they are not known.
+        state_dtype: The dtype of most arrays of the state.
 
     Raises:
         SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.

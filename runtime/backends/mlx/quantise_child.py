@@ -36,7 +36,7 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
     Args:
         source: A checked, plain folder.
         target: An empty folder.
-        bits: Of a weight.
+        bits: Number of bits of a weight.
         group: Number of weights that share a step.
         report: Called with the bytes of quantised weights so far, and of all.
 
@@ -66,7 +66,7 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
         save_model(target, model, donate_model=True)
         save_config(config, config_path=target / "config.json")
         sync_all(target)
-    except (OSError, RuntimeError) as fault:  # mlx raises the latter where a file cannot be written
+    except (OSError, RuntimeError) as fault:  # mlx raises RuntimeError if a file cannot be written
         raise ModelLoadError(f"{target}: cannot be written ({fault}); free some space or choose another folder") from fault
     report(total, total)
     return parameters

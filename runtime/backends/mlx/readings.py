@@ -31,10 +31,10 @@ class Readings:
         """One forward of one row, not evaluated.
 
         Args:
-            name: Of the reading.
+            name: The reading's name.
             want: Indices in the row.
             tokens: ``(1, n)``.
-            cache: Of each layer.
+            cache: The cache of each layer.
 
         Returns:
             ``(1, len(want), ...)``, of any dtype.
@@ -42,11 +42,11 @@ class Readings:
         return self.TABLE[name](self, tokens, cache, mx.array(want.astype(np.int32)))[None]
 
     def _hidden(self, tokens: mx.array, cache: list[Any], want: mx.array) -> mx.array:
-        """As hf's, ``(len(want), hidden)``."""
+        """The last layer's state after the final norm, ``(len(want), hidden)``."""
         return self._select.hidden(tokens, cache)[0, want]
 
     def _each_layer(self, tokens: mx.array, cache: list[Any], want: mx.array) -> mx.array:
-        """As hf's, ``(len(want), layers + 1, vocab)``."""
+        """Logits of each layer (`runtime.lens`), the embedding's first: ``(len(want), layers + 1, vocab)``."""
         with self._layers.reading(want):
             logits: mx.array = self._model(tokens, cache=cache)  # (1, wanted * (layers + 1), vocab)
         return logits.reshape(want.size, self._layers.rows, -1)

@@ -2,7 +2,7 @@
 
 A recurrent layer carries a state from token to token, so a row must hold one chain without padding or branches. Chains
 that start side by side are therefore cut where the shortest of them ends: their common length is one forward with a row
-for each, the rest goes on in fewer rows.
+for each, and the rest is computed in fewer rows.
 
 An attention layer beside it reads the pack: either all rows read its buffers, each through its part of a mask
 (`Shared`), or each reads a copy of its own path (`Bucket.path`).
@@ -82,7 +82,7 @@ class Bucket:
         """Ascending indices of the wanted rows in the flattened output; None: all.
 
         Args:
-            chosen: Whether the output covers `columns` alone, else every column.
+            chosen: Whether the output covers only `columns`; else it covers every column.
         """
         rows, width = self.tokens.shape
         columns = self.columns if chosen else np.arange(width)
@@ -162,7 +162,7 @@ def compatible_groups(rows: Sequence[Row], *, ragged: bool) -> Iterator[list[Row
     """Groups of rows whose pasts let them share a forward: all start a path or none does, and pasts are of one length.
 
     Args:
-        rows: Of one level.
+        rows: The rows of one level.
         ragged: Whether lengths may differ; no row is then padded to more than twice its past, unless that is short.
     """
     group: list[Row] = []
@@ -182,8 +182,8 @@ def spans(rows: Sequence[Row], *, stepwise: bool) -> Iterator[tuple[int, int, li
 
     Args:
         rows: That may share a forward.
-        stepwise: Whether a state takes only one token at a time: then chains that start a path go whole, others token
-            by token.
+        stepwise: Whether a state takes only one token at a time: then chains that start a path are pushed whole, others
+            token by token.
     """
     lengths = sorted({len(row.chain) for row in rows})
     if stepwise and rows[0].fresh:
@@ -206,8 +206,8 @@ def worth_sharing(pasts: Int64, lengths: Int64, slots: int, *, masked_per_copy: 
 
     Args:
         pasts: Number of tokens before each row.
-        lengths: Of each row's chain.
-        slots: Of the pack, the new ones included.
+        lengths: Length of each row's chain.
+        slots: Number of slots of the pack, the new ones included.
         masked_per_copy: Masked slots that a token may attend to at the cost of copying one slot.
         reach: Positions that some layer sees; no more of a path is copied.
     """

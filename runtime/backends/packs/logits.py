@@ -153,7 +153,7 @@ class DeviceLogits(ABC):
         return RankedRows(ranked, top + log_total, finite)
 
     def _logprobs(self, i: int, raw: Float32 | None, top: np.float32, log_total: np.float32) -> Float32:
-        """Log-probabilities of one row, copied now unless `raw` is given; bit for bit those that were ranked."""
+        """Log-probabilities of one row, copied now unless `raw` is given; equal bit for bit to the ranked ones."""
         row: Float32 = self.rows(np.array([i]))[0] if raw is None else raw
         row -= top
         row -= log_total

@@ -75,7 +75,7 @@ class FirstForward(msgspec.Struct, frozen=True):
 
     Attributes:
         seconds: Its duration.
-        shapes, state_shapes, state_bytes: As of `PackedBackend`.
+        shapes, state_shapes, state_bytes: The attributes of `PackedBackend` with these names.
     """
 
     seconds: Annotated[float, msgspec.Meta(gt=0, lt=1e6)]
@@ -137,7 +137,7 @@ class PackedBackend(ABC, Generic[P]):
             forward; None: not called.
         pushed: Tokens in these calls of the model, padding included.
         info: Facts about the model.
-        shapes: Of the attention layers, once known.
+        shapes: Shapes of the attention layers, once known.
         slot_bytes: Bytes of a pack's buffers per slot.
         widest_bytes: Bytes of the largest of these buffers per slot.
         state_bytes: Bytes of one recurrent state; 0 without one.
@@ -349,15 +349,15 @@ class PackedBackend(ABC, Generic[P]):
         pack.states = {slot: state for slot, state in pack.states.items() if slot < size}
         pack.kept = {slot for slot in pack.kept if slot < size}
 
-    def ragged_chains(self, pack: P, base: int, parents: Int64) -> Ragged | None:  # noqa: ARG002  # for libraries that can
+    def ragged_chains(self, pack: P, base: int, parents: Int64) -> Ragged | None:  # noqa: ARG002  # for overrides
         """The newest slots as chains with separate attentions, where these cost less than one with a mask; else None."""
         return None
 
     def ready(
         self,
-        packs: Sequence[P],  # noqa: ARG002  # for libraries that can
-        steps: Sequence[Step],  # noqa: ARG002  # the same
-        request: RankRequest | None,  # noqa: ARG002  # the same
+        packs: Sequence[P],  # noqa: ARG002  # for overrides
+        steps: Sequence[Step],  # noqa: ARG002  # for overrides
+        request: RankRequest | None,  # noqa: ARG002  # for overrides
     ) -> Callable[[Int64], Callable[[], Float32 | RankedRows]] | None:
         """The part of `launch` that needs no tokens; the result is called with the tokens and does the rest.
 
@@ -374,7 +374,7 @@ class PackedBackend(ABC, Generic[P]):
         """Begins one forward without recurrent state; the result waits for its logits ``(wanted, vocab)``.
 
         With a request the logits stay on the device and the result is their ranking. Takes several packs where `together`
-        holds; computes beside the caller where `overlaps` holds.
+        holds; computes while the caller goes on, where `overlaps` holds.
         """
         ((pack, step),) = zip(packs, steps, strict=True)
         logits, _ = self.push(pack, step)
@@ -382,8 +382,8 @@ class PackedBackend(ABC, Generic[P]):
 
     def launch_on_device(
         self,
-        packs: Sequence[P],  # noqa: ARG002  # for libraries that can
-        steps: Sequence[Step],  # noqa: ARG002  # the same
+        packs: Sequence[P],  # noqa: ARG002  # for overrides
+        steps: Sequence[Step],  # noqa: ARG002  # for overrides
     ) -> DeviceLogits:
         """`launch` with logits that stay on the device; for libraries with `on_device`."""
         raise UnsupportedFeatureError(f"the {self.info.backend} backend computes logits for the host")
@@ -495,7 +495,7 @@ class PackedBackend(ABC, Generic[P]):
     def _appended(
         self, parts: Sequence[Part], undos: list[tuple[P, Undo]], read: str | None = None
     ) -> tuple[list[P], list[Step], bool]:
-        """Adds the tokens of each part to its pack's tree, and what undoes that to `undos`.
+        """Adds the tokens of each part to its pack's tree, and the data to undo that to `undos`.
 
         Returns:
             The packs, their steps, and whether these are computed chain by chain.
@@ -531,7 +531,7 @@ class PackedBackend(ABC, Generic[P]):
             pack: Grows by these tokens.
             tokens: ``(n,)`` ids.
             read: One of `readings`.
-            stacks: As of `forward`.
+            stacks: See `forward`.
 
         Returns:
             ``(n, ...) float32``, which the caller may write to; `runtime.backends.hf.readings` has the shape of each reading.
@@ -607,7 +607,7 @@ class PackedBackend(ABC, Generic[P]):
         return not self.recurrent or slot == ROOT or slot in pack.states
 
     def count(self, tokens: int) -> None:
-        """Counts a call of the model with so many tokens; called before it."""
+        """Counts a call of the model with `tokens` tokens; called before it."""
         self.forwards += 1
         self.pushed += tokens
 
@@ -636,7 +636,7 @@ class PackedBackend(ABC, Generic[P]):
         chains = segments(parents, base)
         call = Call(step, shared=self._attends_in_place(pack, chains, parents))
         extended: set[int] = set()
-        together = self.buckets and step.stacks is None and step.read is None  # under adapters each chain goes alone
+        together = self.buckets and step.stacks is None and step.read is None  # with adapters each chain has its own forward
         for level in levels(chains, parents, base):
             rows = self._rows(pack, level, [int(parents[chain[0]]) for chain in level])
             for group in self._groups(rows, shared=call.shared) if together else ([row] for row in rows):
@@ -714,7 +714,7 @@ class PackedBackend(ABC, Generic[P]):
             got, states = self.push_rows(pack, Bucket(tokens, slots, positions, want, nothing, None, kept, shared))
             if np.isfinite(got).all():
                 return got, states
-            # a NaN of one row reached others through weights of 0: compute again over copies
+            # a NaN in one row has spoilt others through weights of 0: computes again over copies
         paths = pack.tree.paths([row.tip for row in rows]) if self.looks_back(pack) else [slots[0, :0]] * len(rows)
         return self.push_rows(pack, Bucket(tokens, slots, positions, want, *padded_paths(paths), kept))
 
@@ -745,7 +745,7 @@ class PackedBackend(ABC, Generic[P]):
     def resize(self, pack: P, capacity: int) -> None:
         """Gives the buffers room for exactly `capacity` slots, never fewer than are in use; one buffer after the other.
 
-        Without a call of it `forward` and `load` double the buffers as needed.
+        Without such a call `forward` and `load` double the buffers as needed.
 
         Raises:
             MemoryBudgetError: The device ran out of memory. The slots in use are unchanged.
@@ -796,7 +796,7 @@ class PackedBackend(ABC, Generic[P]):
     def retain(self, pack: P, slots: Int64, places: Int64) -> None:
         """Drops every slot but `slots` (ascending, with all their ancestors), which are then numbered from 0 on.
 
-        Works in place: the buffers keep their capacity. Recurrent states are kept at `places` alone.
+        Works in place: the buffers keep their capacity. Recurrent states are kept only at `places`.
         """
         slots = np.asarray(slots, np.int64)
         tree = pack.tree.retained(slots)

@@ -29,7 +29,7 @@ _NO_BRANCH = -1
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """New tokens as consecutive chains, each of which sees its own path alone."""
+    """New tokens as consecutive chains, each of which sees only its own path."""
 
     lengths: Int64  # (chains,) new tokens of each
     paths: Sequence[Int64]  # the slots before each chain; they may include new slots of another chain
@@ -82,7 +82,7 @@ class Undo:
 
 
 class SlotTree:
-    """The shape of a pack. Slots are numbered as they come; a parent always comes before its children."""
+    """The shape of a pack. Slots are numbered in the order of their creation, so a parent precedes its children."""
 
     __slots__ = ("_branch", "_depth", "_forks", "_parent", "_tips", "depths", "linear", "size")
 
@@ -105,7 +105,7 @@ class SlotTree:
         return self._parent[first : self.size].copy()
 
     def append(self, parents: Int64) -> Undo:
-        """Adds ``len(parents)`` slots; returns what undoes that.
+        """Adds ``len(parents)`` slots; returns the argument of the `rollback` that removes them.
 
         Raises:
             InvalidRequestError: A parent that does not exist yet.
@@ -167,7 +167,7 @@ class SlotTree:
                 del self._forks[branch:], self._tips[branch:]
 
     def retained(self, slots: Int64) -> SlotTree:
-        """A tree of `slots` alone, numbered from 0 on in their order.
+        """A tree of only `slots`, numbered from 0 on in their order.
 
         Raises:
             InvalidRequestError: Not ascending, unknown, or without one of their ancestors.
@@ -253,7 +253,7 @@ class SlotTree:
 
 
 def consecutive(slots: Int64) -> bool:
-    """Whether ascending slots lie side by side."""
+    """Whether ascending slots are consecutive."""
     return int(slots[-1]) - int(slots[0]) == len(slots) - 1
 
 

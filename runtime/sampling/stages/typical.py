@@ -32,7 +32,7 @@ def typical(pool: Pool, p: float) -> None:
 
 
 def _typical_of_whole_row(pool: Pool, p: float) -> bool:
-    """Cuts a row without earlier cuts by its more likely entries alone; False where they do not suffice.
+    """Cuts a row without earlier cuts by only its more likely entries; False if they do not suffice.
 
     It sorts the entries that are as near to the entropy as the likeliest one, and more until they reach the mass. Entries
     below these are further from the entropy than all of them.
@@ -73,7 +73,7 @@ def _nearest(
     Args:
         surprisal: ``(n,)`` ascending, in nats.
         edges: ``(n,)`` the mass up to and including each entry.
-        entropy: In nats.
+        entropy: Entropy of the row in nats.
         target: The mass; all entries stay where they have less.
     """
     whole = int(edges.searchsorted(target))  # the range from the likeliest entry on
@@ -136,7 +136,7 @@ def _typical_of_all(pool: Pool, p: float) -> None:
 
 
 def _before(order: SortedRow, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
-    """Which of `ids` come before `token` in the order."""
+    """``(len(ids),)``: which of `ids` precede `token` in the order."""
     row = order.row
     own, scores = row[token], row[ids]
     found: npt.NDArray[np.bool_] = (scores > own) | ((scores == own) & (ids < token))

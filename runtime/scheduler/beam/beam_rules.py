@@ -25,9 +25,9 @@ class BeamState:
         text: The text that it completes.
         finish: Why the beam ends with it, if it does.
         cut: Characters at the end of the whole text that are not shown: a stop string, and the text after it.
-        decoder: After the token.
-        stops: After the token; None without stop strings.
-        constraint: After the token; None without a grammar.
+        decoder: The decoder's state after the token.
+        stops: The search for stop strings after the token; None without stop strings.
+        constraint: The grammar's state after the token; None without a grammar.
     """
 
     before: BeamState | None
@@ -93,7 +93,7 @@ class BeamRules:
         except GrammarError:
             if not constraint.stuck:
                 raise
-            return np.zeros(len(self._token_bytes), np.bool_)  # this beam ends here; others may go on
+            return np.zeros(len(self._token_bytes), np.bool_)  # only this beam ends here
         finally:
             self.work_seconds += constraint.work_seconds
             self.wait_seconds += constraint.wait_seconds
@@ -116,7 +116,7 @@ class BeamRules:
         text = decoder.feed(self._token_bytes[token])
         if finish:
             text += decoder.flush()
-        begins = stops.feed(text) if stops is not None and not finish.by_eos else None  # eos's name is no text
+        begins = stops.feed(text) if stops is not None and not finish.by_eos else None  # the name of an eos token is no text
         if begins is None:
             return BeamState(before, token, text, finish, 0, decoder, stops, constraint)
         cut = len(text) - begins

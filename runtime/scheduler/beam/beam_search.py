@@ -1,9 +1,9 @@
 """Beam search over rows of log-probabilities: the choice of tokens at each step, and the end of the search.
 
 Independent of model and cache. The rules are those of transformers' `_beam_search` (5.x): of the best
-``max(2, 1 + eos ids) * width`` continuations those that end are hypotheses if they are among the first `width`, and the
-best `width` of the others run on. Under rules (`BeamRules`) there are as many candidates as it takes to have `width` that run
-on, and only allowed ones. Sums are float64; among equals the better beam and then the lower id comes first.
+``max(2, 1 + eos ids) * width`` continuations, those that end are hypotheses if they are among the first `width`; the best
+`width` of the others run on. Under rules (`BeamRules`) only allowed continuations are candidates, as many as are needed for
+`width` of them to run on. Sums are float64; among equals the better beam and then the lower id comes first.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Link:
     token: int
     logprob: float
     rank: int
-    after: Scores  # of all beams of the step before; row `parent` is the distribution of this token
+    after: Scores  # scores of all beams of the step before; row `parent` is the distribution of this token
     finish: Finish = Finish.NONE
-    state: BeamState | None = None  # with rules
+    state: BeamState | None = None  # None without rules
     forced: bool = False  # the only token that the grammar allowed
 
     def chain(self) -> list[Link]:

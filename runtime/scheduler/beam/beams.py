@@ -58,10 +58,10 @@ class Beams:
 
     Args:
         cache: Places the beams.
-        counters: Of the work done.
+        counters: Counts the work done.
         ledger: Request metrics.
         preempt: Preempts a background job or a prompt; False if there is none.
-        vocabulary: Of the model.
+        vocabulary: The model's vocabulary.
     """
 
     def __init__(

@@ -36,9 +36,9 @@ class Blocks:
     """Saves and restores of one model. Owner thread only, unless a method says "any thread".
 
     Args:
-        options: Of the block file; None: there is none.
+        options: Options of the block file; None: there is none.
         cache: Source of saves and target of restores.
-        counters: Of the work done.
+        counters: Counts the work done.
         restored: Called with a job's cursor after its restore; it must leave the cursor.
 
     Attributes:
@@ -121,7 +121,7 @@ class Blocks:
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
         """Settles the future with the number of leading tokens of a path in memory (`warm` of them) or in the file.
 
-        The last token of an answer gets its KV only with the next turn: the file is not read for that token alone.
+        The last token of an answer gets its KV only with the next turn: the file is not read only for that token.
         """
         if self.thread is None or warm >= len(job.ids) - 1 > 0:
             settle(future, warm)

@@ -15,7 +15,7 @@ from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.cache import Cache
 from runtime.trie import Lease, Span
 
-PART_BYTES = 12 << 20  # at least one token
+PART_BYTES = 12 << 20  # of one part, which has at least one token
 
 
 @dataclass(slots=True)
@@ -57,8 +57,8 @@ class Copying:
     Args:
         cache: Source or target.
         job: The path.
-        lease: On the path's part in the trie; released by `close`.
-        tokens: Of that part.
+        lease: A lease on the path's part in the trie; released by `close`.
+        tokens: Number of tokens of that part.
         restored: Called with the number of tokens that a part has added.
     """
 

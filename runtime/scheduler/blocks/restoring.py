@@ -52,7 +52,7 @@ class Restores:
 
     Args:
         cache: The target.
-        counters: Of the work done.
+        counters: Counts the work done.
         ask: See `Blocks.ask`.
         failed: See `Blocks.failed`.
         done: Called with a job's cursor after its restore; it must leave the cursor.
@@ -217,7 +217,7 @@ class Restores:
                     return False
                 try:
                     prefill.slot, prefill.at = prefill.workspace.load(prefill.lease, prefill.slot, prefill.at)
-                except BaseException:  # drop the node: the next job would fail with it too
+                except BaseException:  # drops the node: the next job would fail with it too
                     bad = prefill.lease.node
                     prefill.lease.move(before, length)
                     self._cache.trie.drop(bad)
@@ -285,7 +285,7 @@ def reach(store: BlockStore, spans: Sequence[Span], *, recurrent: bool, beyond: 
         store: The block file; blocks found are marked as just used.
         spans: The path.
         recurrent: Whether generation resumes only from a checkpoint.
-        beyond: A prefix of at most so many tokens is of no use: the result is empty then.
+        beyond: The result is empty if the prefix has at most this many tokens, since it is of no use then.
     """
     grid = cells(spans)
     links = [cell.link() for cell in grid]

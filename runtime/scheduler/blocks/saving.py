@@ -64,7 +64,7 @@ class Savings:
 
     Args:
         cache: The source.
-        counters: Of the work done.
+        counters: Counts the work done.
         ask: See `Blocks.ask`.
         failed: See `Blocks.failed`.
     """

@@ -44,7 +44,7 @@ from runtime.speculation.lookup import PromptLookup
 from runtime.speculation.options import SpeculativeOptions
 
 log = logging.getLogger(__name__)
-DRAW_HEAD = 128  # likeliest entries that are copied to the host of a row on the device: most draws need no others
+DRAW_HEAD = 128  # likeliest entries of a row on the device that are copied to the host: most draws need no others
 
 
 class Decoding:
@@ -53,9 +53,9 @@ class Decoding:
     Args:
         options: Batch limits.
         cache: Places the generations.
-        counters: Of the work done.
+        counters: Counts the work done.
         ledger: Request metrics.
-        vocabulary: Of the model.
+        vocabulary: The model's vocabulary.
         drafter: The draft model, if any.
         overlaps: Whether the backend computes a begun forward asynchronously.
         preempt: Preempts a background job or a prompt; False if there is none.
@@ -322,7 +322,7 @@ class Decoding:
             after = self._computed([part], [row] * len(tokens), range(len(tokens)), [row.stream.heats] * len(tokens))
             if not after.finite.all() and workspace.broken(base):
                 raise non_finite(row.stream.position)
-        except BaseException:  # noqa: BLE001  # tried again without a draft, where a faulty row fails alone
+        except BaseException:  # noqa: BLE001  # tried again without a draft, where only a faulty row fails
             workspace.rollback(base)
             return False
         drawing = verify_draft(row, draft, after)
@@ -383,7 +383,7 @@ class Decoding:
                 return
 
     def _collect(self, rows: Sequence[Row]) -> list[Drawn]:
-        """The draws after the forward in flight for these rows, for those that still run."""
+        """The draws after the forward in flight of these rows, for those of its rows that still run."""
         found = next((pair for pair in self._ahead if any(row in pair[0].rows for row in rows)), None)
         self._ahead = [pair for pair in self._ahead if pair is not found and any(row in self.rows for row in pair[0].rows)]
         if found is None:
@@ -395,7 +395,7 @@ class Decoding:
         after = normalise(fetch.logits, entropy=True, temperatures=batch.temperatures)
         if not after.finite.all():
             for part, base in zip(batch.parts, batch.bases, strict=True):
-                newest = part.workspace.size == base + len(part.tokens)  # else it was checked before others pushed
+                newest = part.workspace.size == base + len(part.tokens)  # otherwise it was checked before others pushed
                 if part.workspace not in lost and newest and part.workspace.broken(base):
                     part.workspace.rollback(base)
                     lost.add(part.workspace)  # its rows are pushed again, and bisected
@@ -433,7 +433,7 @@ class Decoding:
         """Runs `act`, which moves a generation to a new slot; on an error, ends the generation and returns None."""
         try:
             return act()
-        except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
+        except BaseException as error:  # noqa: BLE001  # the border: only this generation fails
             self.end(row, typed(error))
             return None
 

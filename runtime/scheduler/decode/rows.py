@@ -31,7 +31,7 @@ FIRST_CAPACITY = 16  # rows
 PACE_SECONDS = 0.016  # tokens that arrive faster than a screen shows them are sent together: each send wakes a thread
 PUBLISH_TOKENS = 64  # generated tokens are published to the trie in runs of this length
 COPY_OUT_TOKENS = 8  # generated tokens after which copying unused slots out of the pack is cheaper than attending to them
-PATIENCE_SECONDS = 0.005  # that a step waits for all grammar masks together; rows with a later mask skip the step
+PATIENCE_SECONDS = 0.005  # total wait of a step for grammar masks; rows with a later mask skip the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Stream:
 
     Args:
         job: The request.
-        vocabulary: Of the model.
+        vocabulary: The model's vocabulary.
     """
 
     def __init__(self, job: GenerateJob, vocabulary: Vocabulary) -> None:
@@ -68,17 +68,17 @@ class Stream:
         self._limit = job.options.max_tokens or DEFAULT_MAX_TOKENS
         self._stops = StopFinder(job.options.stop) if job.options.stop else None
         self._forced: set[int] = set()  # indices of tokens that were the only one the grammar allowed
-        self._texts: list[str] = []  # of the tokens not sent yet
+        self._texts: list[str] = []  # texts of the tokens not sent yet
         self._draws: list[float] = []  # random numbers of all tokens
         self._sent = 0  # tokens
         self._ready = 0  # tokens, including the sent ones
         self._sent_at = -PACE_SECONDS  # monotonic seconds
         self.new_ids: list[int] = []
-        self.position = len(job.ids)  # of the next token in the path
-        self.scores = empty_scores(FIRST_CAPACITY, job.options.top_k)  # of the recorded tokens, with spare rows
+        self.position = len(job.ids)  # position of the next token in the path
+        self.scores = empty_scores(FIRST_CAPACITY, job.options.top_k)  # scores of the recorded tokens, with spare rows
         self._recorded = 0  # tokens
         self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
-        self._stages: list[DrawReport] = []  # of the tokens not sent yet, if the request asks for them
+        self._stages: list[DrawReport] = []  # reports of the tokens not sent yet, if the request asks for them
         self._traced: deque[Traced] = deque()  # draws not recorded yet
         self.finish = Finish.NONE
         masked, traced, sampler = job.constraint is not None, job.options.stages, job.sampler
@@ -257,7 +257,7 @@ class Row:
 
     job: GenerateJob
     stream: Stream
-    prefill: Prefill  # with the last slot, which the cache sees there
+    prefill: Prefill  # its `slot` is the last slot: the cache reads it there
     workspace: Workspace
     pending: int = -1  # token drawn, not yet pushed
     undrawn: Distributions | None = None  # one row: the distribution after the last slot, while it waits for a grammar mask
@@ -265,7 +265,7 @@ class Row:
     tried: int = 0  # `pushed` at the last attempt to publish
     next_copy_out: int = COPY_OUT_TOKENS  # `pushed` at which unused slots are copied out of the pack next
     started: float = 0.0  # monotonic seconds of the first token
-    proposer: Proposer | None = None  # with speculation
+    proposer: Proposer | None = None  # None without speculation
     proposer_tokens: int = 0  # generated tokens passed to `proposer`
     invoked: bool = False  # its last token activates an adapter: the path must be computed under another route
     outdated: list[slice] = field(default_factory=list)  # generated tokens with scores of an earlier route
@@ -413,7 +413,7 @@ class DecodeBatch:
         self.parts: list[PartialForward] = []
         self.bases: list[int] = [group[0].workspace.size for group in groups]
         self.at: list[int] = []
-        self._slots: list[int] = []  # of each row
+        self._slots: list[int] = []  # slot of each row
         start = 0
         for base, group in zip(self.bases, groups, strict=True):
             workspace = group[0].workspace
@@ -432,7 +432,7 @@ class DecodeBatch:
 
     @property
     def temperatures(self) -> list[float]:
-        """For `normalise`."""
+        """The temperatures for `normalise`, one for each token."""
         return temperatures(self.rows, self.at, self.size)
 
     def rollback(self) -> None:

@@ -26,8 +26,8 @@ from runtime.scheduler.prefill.prefill import Prefill
 from runtime.trie import Lease, Lost, Namespace, Node, Trie
 
 log = logging.getLogger(__name__)
-LARGEST_EDGES = 20  # in a report
-TAIL_TOKENS = 8  # of an edge in a report
+LARGEST_EDGES = 20  # listed in a report
+TAIL_TOKENS = 8  # last tokens of an edge that a report shows
 SHORT_TAIL = 64  # tokens
 INTERRUPTED_BYTES = 64 << 20
 
@@ -153,7 +153,7 @@ class Cache:
         return prefill
 
     def answered(self, job: Job) -> None:
-        """Notes for the report that a job was answered from the cache alone."""
+        """Notes for the report that a job was answered only from the cache."""
         path, n = Job(job.ids, job.namespace, before=job.before), len(job.ids)
         self._last = LastRequest(path, n, n, n, 0, self.enabled, self.trie.root)
 
@@ -168,7 +168,7 @@ class Cache:
         return self._load_prefix(prefill.workspace, trail, len(ids), prefill.lease)
 
     def retag(self, prefill: Prefill) -> None:
-        """Tags the path anew after the job's adapters have changed."""
+        """Tags the path again after the job's adapters have changed."""
         prefill.tagged = self.tagged(prefill.job, prefill.job.ids)
         prefill.tag = self.workspaces.tags.tag(prefill.job.namespace)
 
@@ -308,7 +308,7 @@ class Cache:
             return
         try:
             payloads = workspace.take_many(chains)
-        except BaseException:  # noqa: BLE001  # `publish` copies one by one: the faulty job alone fails
+        except BaseException:  # noqa: BLE001  # `publish` copies one by one: only the faulty job fails
             return
         self.copied_tails |= {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
         self.room.pending += sum(self.backend.payload_bytes(payload) for payload in payloads)
@@ -406,7 +406,7 @@ class LastRequest:
         wanted: Tokens that could have come from the cache; rows are needed beyond them.
         depth: Tokens that came from the cache.
         matched: Tokens with KV in the cache, resumable or not.
-        clock: Of `EvictionLog`, at that time.
+        clock: The clock of `EvictionLog` at that time.
         enabled: Whether the cache is on.
         node: The last node of the path in the trie.
     """

@@ -36,7 +36,7 @@ VECTOR_BYTES = 32 << 20  # and at most this: memory that is written again and ag
 LEAST_CROWD = 1024  # slots
 CROWDED = 4  # a pack is crowded beyond this multiple of the slots that a path needs, or may share
 COPY_OUT_EDGES = 64  # most edges that are copied out of a pack at a time
-COPY_OUT_BYTES = 64 << 20  # of their copies, approximately
+COPY_OUT_BYTES = 64 << 20  # of the copies that are made at a time, approximately
 KIN_TOKENS = 4  # a shared prefix of fewer tokens is computed twice where families of paths attend separately
 
 
@@ -46,7 +46,7 @@ class Payloads:
     Attributes:
         in_place: Whether edges refer to slots. For recurrent models, whose state moves on with the path, and for KV stored in
             another precision than it is computed in, the trie holds copies instead.
-        tokens: Of all runs of edges; their bytes are in packs.
+        tokens: Number of tokens in the runs of all edges; their bytes are in packs.
         released: Workspaces with runs released since the set was last emptied.
     """
 
@@ -146,8 +146,8 @@ class Workspaces:
         self.tags = Tags(info.kv_fingerprint)  # one pack may hold tokens under different adapters
         self._clock = 0
         self.open: dict[Workspace, None] = {}
-        self.busy: dict[Workspace, None] = {}  # with users
-        self.nbytes = 0  # of all workspaces, which update it
+        self.busy: dict[Workspace, None] = {}  # workspaces with users
+        self.nbytes = 0  # bytes of all workspaces, which update it
         self.closed_bytes = 0  # total since load
 
     @property
@@ -168,7 +168,7 @@ class Workspaces:
 
         Args:
             ids: The path.
-            alone: In a pack of its own.
+            alone: Whether the path gets a pack of its own.
             reach: Resumable tokens of the path in the trie: up to there the workspace needs keys only, no recurrent state.
             live: Running jobs. A path that shares a prefix with an unfinished one joins its workspace.
             node: The last node of the path in the trie.
@@ -366,7 +366,7 @@ class KvBudget:
                 evicted += self.trie.evict(self.budget // EVICT_SHARE - evicted, spared=spared)
                 self._close_empty()
             refused = self._shrink(target)
-            if self._growing is not None and self.bytes == before:  # left to `_evict_and_compact`
+            if self._growing is not None and self.bytes == before:  # `_evict_and_compact` handles this case
                 break
             if not evicted and (last or spared is None):
                 break
@@ -470,11 +470,11 @@ class KvBudget:
         return taken
 
     def need(self, tokens: int) -> int:
-        """Bytes for so many more tokens of a path."""
+        """Bytes for `tokens` more tokens of a path."""
         return tokens * self._backend.slot_bytes + self._backend.state_bytes
 
     def lacking(self, tokens: int) -> int:
-        """The `spare` bytes at which a path of so many tokens, which has just found no room, is tried again."""
+        """The `spare` bytes at which a path of `tokens` tokens, which has just found no room, is tried again."""
         needed, spare = self.need(tokens), self.spare()
         return needed if spare < needed else spare + self.need(STEP)
 
@@ -557,7 +557,7 @@ class KvBudget:
                 self.trie.replace(node, self._backend.take(workspace.pack, workspace.chain(run.last, run.n)))
         self._compact(workspace, [])
         if workspace.held < before and (workspace.capacity > 2 * workspace.needed or 2 * self.bytes > self.budget):
-            self._tighten(workspace, max(workspace.needed // GROWTH_SHARE, self._backend.growth))  # the answer grows on
+            self._tighten(workspace, max(workspace.needed // GROWTH_SHARE, self._backend.growth))  # the answer grows further
 
     def set_budget(self, budget: int) -> None:
         """Sets the budget in bytes, evicts down to it and resets the peak.

@@ -19,19 +19,19 @@ class Pins:
     Args:
         trie: Holds the paths.
         vectors: Holds the distributions.
-        budget: Of the whole model, in bytes.
+        budget: The budget of the whole model, in bytes.
         room: Frees the bytes for a distribution; False: it is not kept.
 
     Attributes:
-        leases: By number.
-        nbytes: Of the distributions.
+        leases: The leases by number.
+        nbytes: Bytes of the distributions.
     """
 
     def __init__(self, trie: Trie, vectors: LogitsCache, budget: int, room: Callable[[int], bool]) -> None:
         self._trie, self._vectors, self._room = trie, vectors, room
         self._limit = budget // SHARE
         self.leases: OrderedDict[int, Lease] = OrderedDict()
-        self._keys: dict[int, Hashable] = {}  # of the distributions
+        self._keys: dict[int, Hashable] = {}  # keys of the distributions, by pin
         self.nbytes = 0
 
     def hold(self, pin: int, spans: Sequence[Span], key: Hashable) -> int:
@@ -59,7 +59,7 @@ class Pins:
         if self._trie.leased_bytes + self.nbytes <= self._limit:  # an upper bound: other leases count too
             return tokens
         self._fit(keep=pin)
-        if self._bytes() > self._limit:  # this one alone
+        if self._bytes() > self._limit:  # the new pin alone is too large
             self._shorten(fresh)
             if fresh.node.parent is None:
                 self.release(pin)

@@ -180,7 +180,7 @@ class Prepared:
 
     workspaces: Sequence[Workspace]
     parents: Sequence[Slots]  # pack slots
-    tags: Sequence[Slots]  # of the tokens: the numbers of their adapter stacks
+    tags: Sequence[Slots]  # numbers of the tokens' adapter stacks
     request: RankRequest | None
     begin: Callable[[Slots], Fetch] | None  # None once dropped
 
@@ -198,7 +198,7 @@ class SharedFetch:
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch: Fetch | None = fetch
-        self.logits: Answer | None = None  # of all parts, once fetched
+        self.logits: Answer | None = None  # logits of all parts, once fetched
         self._error: BaseException | None = None
 
     def part(self, rows: slice) -> Answer:
@@ -234,7 +234,7 @@ class Workspace:
         self.retired = False  # takes no new jobs
         self.touched = 0  # logical time of the last use
         self.holds_refused = False  # holds tokens that the trie had no room for
-        self.runs: set[SlotRun] = set()  # of trie edges
+        self.runs: set[SlotRun] = set()  # runs of trie edges
         self.referenced = 0  # tokens of `runs`
         self.paths = SlotPaths()
         self.inflight: Inflight | None = None
@@ -243,8 +243,8 @@ class Workspace:
         self.held = 0  # computed slots that are still in the pack
         self.where: list[int] | None = None  # pack slot of each computed slot, -1 if dropped; None: the same numbers
         self.recurrent = "recurrent" in backend.info.attention_kinds
-        self.nbytes = 0  # of the buffers and states
-        self.capacity = 0  # of the buffers, in slots
+        self.nbytes = 0  # bytes of the buffers and states
+        self.capacity = 0  # capacity of the buffers, in slots
         self.weigh()
 
     @property
@@ -602,7 +602,7 @@ def prepare(parts: Sequence[PartialForward], request: RankRequest | None = None)
 
     Args:
         parts: `tokens` holds the tags of the tokens; each parent is a slot of the forward in flight with one child.
-        request: Of the next `begin`.
+        request: The request of the next `begin`.
     """
     arrays = []
     for part in parts:

@@ -27,7 +27,7 @@ from runtime.numerics.scoring import (
 )
 from runtime.records import Float32, Int32, Scores, TopLogprobs
 
-FLOAT_BYTES = 4  # of an entry
+FLOAT_BYTES = 4  # of one float32 entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Distributions:
 
         Args:
             last: The row.
-            temperature: At which draws need the total mass of the row; 1 if they do not.
+            temperature: The temperature at which draws need the total mass of the row; 1 if they do not.
         """
         logprobs = last.logprobs()
         ranked = Ranked(logprobs, last.mass)
@@ -136,7 +136,7 @@ class ChunkLogits:
         raw: ``(n, vocab)``, read-only from here on; or rows on the device.
         ends: Rows at the ends of complete paths, ascending: whether the whole row is wanted; else it may stay on the device.
         unfinished: Last rows of incomplete paths, which are only checked to be finite.
-        block_bytes: Of `LogitsCache`.
+        block_bytes: See `LogitsCache`.
     """
 
     raw: Float32 | DeviceLogits
@@ -160,7 +160,7 @@ class ChunkLogits:
             chosen, n = np.array(ends), sum(self.ends.values())
             rows, tops, log_totals, masses, finite, heads = self.raw.normalised(chosen, n)
             rest, staying = chosen[n : len(self.ends)], self.raw
-            if 0 < len(rest) * FLOAT_BYTES * rows.shape[1] <= self.block_bytes:  # else none is kept, or each as a copy
+            if 0 < len(rest) * FLOAT_BYTES * rows.shape[1] <= self.block_bytes:  # otherwise no row is kept, or each as a copy
                 staying = self.raw.take(rest)
         rows.flags.writeable = False
         memory, vocab, self.after = rows, rows.shape[1], {}
@@ -313,7 +313,7 @@ def normalise(logits: Float32 | RankedRows, *, entropy: bool, temperatures: Sequ
     A pass over memory that the forward has just written costs half of one over other memory.
 
     Args:
-        logits: Of a forward; rows on the device are normalised already.
+        logits: The logits of a forward; rows on the device are normalised already.
         entropy: Whether to compute the rows' entropies.
         temperatures: Per row, the temperature at which draws need its total mass; 1 if they do not.
     """

@@ -32,9 +32,9 @@ class Prefill:
 
     Args:
         job: Owner of the path.
-        workspace: Where it is computed.
+        workspace: The workspace that computes it.
         lease: Pins the path's part in the trie.
-        slot: Of the last token in place.
+        slot: The slot of the last token in place.
         at: Tokens in place.
         first_wanted: Rows from here on are wanted (row i holds the logits after token i).
         last_only: Whether only the last row is wanted.
@@ -52,12 +52,12 @@ class Prefill:
     reused: int = 0
     computed: int = 0
     tagged: npt.NDArray[Any] = field(default_factory=lambda: NOTHING)  # the path's tokens, tagged with their adapter stacks
-    tag: int = 0  # of the tokens that follow the path
+    tag: int = 0  # tag of the tokens that follow the path
     served: int = 0  # the last round in which it was pushed
-    chunk: ChunkLogits | None = None  # of the last forward
+    chunk: ChunkLogits | None = None  # logits of the last forward
     rows: list[tuple[int, int]] = field(default_factory=list)  # wanted rows: (token index, row of `chunk`)
     refused: int = 0  # depth up to which refused tokens were logged
-    mark: tuple[int, int, int, int] = (0, 0, 0, 0)  # slot, `at`, reused and computed before the last forward
+    mark: tuple[int, int, int, int] = (0, 0, 0, 0)  # `slot`, `at`, `reused` and `computed` before the last forward
 
     @property
     def progress(self) -> PromptProgress:
@@ -89,7 +89,7 @@ class Batch:
     """The new tokens of one forward, by workspace."""
 
     most_rows: int  # limit of wanted rows of logits, approximately
-    block_bytes: int  # of `LogitsCache`
+    block_bytes: int  # see `LogitsCache`
     portions: dict[Workspace, Portion] = field(default_factory=dict)
     size: int = 0  # tokens
     rows: int = 0  # wanted rows of logits so far
@@ -101,7 +101,7 @@ class Batch:
         portion = self.portions.get(ws)
         if portion is None:
             portion = self.portions[ws] = Portion(ws, ws.size)
-        slot, stood = prefill.slot, prefill.slot  # its slot, and the earlier slot of the same tokens, if any
+        slot, stood = prefill.slot, prefill.slot  # its slot, and the slot at which the same tokens were found earlier, if any
         own = False  # whether it has just appended its slot, which has no successors then
         while prefill.at < stop:
             token, wanted = int(ids[prefill.at]), prefill.at >= first_wanted
@@ -152,7 +152,7 @@ class Batch:
             NonFiniteLogitsError: A computed slot holds NaN or infinity, and may have spoilt others in its workspace.
         """
         calls: list[PartialForward] = []
-        rows: list[tuple[Portion, int]] = []  # of the logits
+        rows: list[tuple[Portion, int]] = []  # portion and token of each row of logits
         ends: dict[int, bool] = {}
         unfinished: list[int] = []
         for portion in self.portions.values():

@@ -27,12 +27,12 @@ from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stop
 CHUNK_SECONDS = 0.08  # a prefill chunk while another request waits for a token
 ALONE_SECONDS = 0.4  # a prefill chunk while none does
 LONG_SECONDS = 1.5  # the longest chunk that other jobs can interrupt, or of background work
-CALM_SECONDS = 3.0  # without jobs of two callers at once, after which an interruptible chunk takes `LONG_SECONDS`
+CALM_SECONDS = 3.0  # without jobs of two callers at once; afterwards an interruptible chunk takes `LONG_SECONDS`
 QUIET_SHARE = 0.1  # uninterruptible background forwards take at most this part of the time without other work
 MIN_CHUNK = 32  # tokens; also of the first chunk on a slow machine, where a larger one may take minutes
-LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc reuses blocks up to 32 MiB, and pages in larger ones anew
-MOST_LOGITS_BYTES = 64 << 20  # the same for a large model: compared with half a byte per parameter, paging in is cheap
-FEWEST_ROWS = 128  # of logits per forward, however large the vocabulary: fewer tokens do not fill a processor
+LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc reuses blocks up to 32 MiB, and pages in larger ones each time
+MOST_LOGITS_BYTES = 64 << 20  # `LOGITS_BYTES` of a large model: compared with half a byte per parameter, paging in is cheap
+FEWEST_ROWS = 128  # least rows of logits per forward, however large the vocabulary: fewer tokens do not fill a processor
 SHORT = 2  # tokens; jobs that need no more share one forward of up to `ALONE_SECONDS`, even while others wait
 
 
@@ -47,10 +47,10 @@ class Pace:
     def __init__(self, speed: float, most: int) -> None:
         self._speed, self._most = speed, most
         self.measured = False  # whether the speed was measured
-        self.urgent = time.monotonic()  # when there was last work other than in the background
+        self.urgent = time.monotonic()  # time of the last work other than background work
 
     def busy(self) -> None:
-        """Notes that there is work other than in the background."""
+        """Notes that there is work other than background work."""
         self.urgent = time.monotonic()
 
     def chunk(self, seconds: float) -> int:
@@ -63,7 +63,7 @@ class Pace:
         return self.chunk(min(max(QUIET_SHARE * quiet, ALONE_SECONDS), LONG_SECONDS))
 
     def seconds(self, tokens: int) -> float:
-        """The duration of a forward of so many tokens."""
+        """The expected duration of a forward of `tokens` tokens."""
         return tokens / self._speed
 
     def measure(self, tokens: int, seconds: float) -> None:
@@ -86,7 +86,7 @@ def _interrupts(job: Job, others: Sequence[Job]) -> bool:
 
 
 def preemptible(job: Job, tokens: int, other: Job) -> bool:
-    """Whether a running job of so many tokens may be preempted for a new one, `other`.
+    """Whether a running job of `tokens` tokens may be preempted for a new one, `other`.
 
     A less urgent job may; an equally urgent one only for a shorter one, and only once.
     """
@@ -101,7 +101,7 @@ class Prompts:
     Args:
         options: Batch limits.
         cache: Places prefills.
-        counters: Of the work done.
+        counters: Counts the work done.
         ledger: Request metrics.
         fail: Ends a job that has left its prefill with an error.
         starts: For each kind of `DecodingJob`, starts its generation with the cursor and the distribution after the prompt.
@@ -130,7 +130,7 @@ class Prompts:
         self._park = park
         self._preempt_others = preempt_others
         self._round = 0
-        self._disturbed = -math.inf  # when two callers last had jobs at once
+        self._disturbed = -math.inf  # the last time that two callers had jobs at once
         self._hurried = False  # whether the last forward was interrupted: a job waits for the next one
         self.arrived: Callable[[], Sequence[Job] | None] = tuple  # see `Scheduler.listen`
         backend = cache.backend
@@ -256,7 +256,7 @@ class Prompts:
                         self._starts[type(job)](prefill, last)
                     else:
                         job.answer(last)
-                except BaseException as error:  # noqa: BLE001  # the border: this one alone fails
+                except BaseException as error:  # noqa: BLE001  # the border: only this job fails
                     self._fail(job, error)
         return pushed
 
@@ -295,7 +295,7 @@ class Prompts:
                 and ws.follow(prefill.slot, int(prefill.tagged[prefill.at])) is not None
             ):  # another job has computed it meanwhile, and its scores
                 prefill.first_wanted = max(self.first_unscored(job) - 1, 0)
-        except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+        except BaseException as error:  # noqa: BLE001  # the border: only this job fails
             self.end(prefill, typed(error))
             return False
         return True
@@ -321,7 +321,7 @@ class Prompts:
                 self._cache.keep_scores(prefill.lease, scores[:start])
             if last is not None:
                 self._cache.vectors.put(job.key, last)
-        except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+        except BaseException as error:  # noqa: BLE001  # the border: only this job fails
             self.end(prefill, typed(error))
             return
         if last is None:
