@@ -62,7 +62,7 @@ def likeliest(ids: Iterable[int], logprobs: Iterable[float], vocabulary: Sequenc
 
 
 def chance(logprob: float) -> str:
-    """A log-probability as a probability and as it is."""
+    """A log-probability, shown both as a probability and as a logarithm."""
     return f"{math.exp(logprob):.2%}, log-probability {logprob:.3f}"
 
 

@@ -75,7 +75,7 @@ def arrow_table(columns: Columns, metadata: Mapping[str, Any] | None = None) -> 
 
     Args:
         columns: ``(n,)`` arrays, ``(n, k)`` arrays (each row becomes a list), sequences of texts or of bytes. NaN, None and
-            values masked by a `numpy.ma` array become null; in the list of a row they are left out.
+            values masked by a `numpy.ma` array become null; the list of a row leaves them out.
         metadata: Metadata of the schema; values other than texts are stored as JSON.
 
     Raises:
@@ -92,7 +92,7 @@ def optional(module: str, what: str, extra: str) -> Any:
     """An optional library.
 
     Raises:
-        UnsupportedFeatureError: It is not installed; the message has the package to install for `what`.
+        UnsupportedFeatureError: The library is not installed; the message names the package to install for `what`.
     """
     try:
         return import_module(module)
