@@ -253,7 +253,7 @@ class RemoteOperations:
     ) -> None:
         """An answer to each prompt."""
         chosen = {i: (ids, self._resolved(own)) for i, (ids, own) in enumerate(zip(prompts, options, strict=True))}
-        await self._group(stream, dropped, chosen, "prompts", Priority.INSPECTOR)  # not `CHAT`: other clients of the server wait too
+        await self._group(stream, dropped, chosen, "prompts", Priority.INSPECTOR)  # other clients of the server wait too
 
     async def _group(
         self,
