@@ -355,7 +355,7 @@ class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
 
 @dataclass(eq=False, kw_only=True)
 class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
-    """A stream of token runs by branch; a plain stream has branch 0 alone.
+    """A stream of token runs by branch; a plain stream has only branch 0.
 
     Args:
         inbox: As for `Reader`.

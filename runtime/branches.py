@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False, repr=False)
 class Branches(AsyncGenerator[tuple[int, Item], None]):
-    """An async generator of ``(branch, item)`` in which one branch can be dropped while the others go on.
+    """An async generator of ``(branch, item)`` in which one branch can be dropped while the others continue.
 
     Attributes:
         items: The same generator, for a reader that drops no branch.

@@ -148,7 +148,7 @@ class DownloadError(ModelLoadError):
 
 
 class KeychainError(RuntimeFault):
-    """The system keychain is missing, locked, or refuses; the message says what to do without it, and never has the token."""
+    """The system keychain is missing, locked, or refuses. The message names a way without it, and never has the token."""
 
 
 class ManifestMismatchError(RuntimeFault):
@@ -164,7 +164,7 @@ class SnapshotMismatchError(RuntimeFault):
 
 
 class UnsupportedFeatureError(RuntimeFault):
-    """This model or backend cannot do what was asked."""
+    """This model or backend does not support the request."""
 
 
 class SessionClosedError(RuntimeFault):
@@ -172,7 +172,7 @@ class SessionClosedError(RuntimeFault):
 
 
 class ForkedError(SessionClosedError):
-    """The model belongs to the process that this one was forked from: its threads and pipes exist there alone."""
+    """The model belongs to the process that this one was forked from: its threads and pipes exist only there."""
 
     @classmethod
     def of(cls, owner: int) -> Self:
@@ -192,11 +192,11 @@ class SessionBusyError(RuntimeFault):
 
 
 class MemoryBudgetError(RuntimeFault):
-    """The request does not fit into the KV budget; the message says what to free."""
+    """The request does not fit into the KV budget; the message names a way to free some of it."""
 
 
 class BlockFileError(RuntimeFault, OSError):
-    """The block file could not be opened; the model goes on without it, and computes conversations again."""
+    """The block file could not be opened; the model works without it, and computes conversations again."""
 
 
 class NonFiniteLogitsError(RuntimeFault):
@@ -215,7 +215,7 @@ class RemoteError(RuntimeFault):
         reason: One word for programs: "network" (no connection), "lost" (the connection broke), "timeout", "denied" (the key),
             "missing" (no such endpoint), "busy" (try later), "server" (its own fault), "protocol" (not an answer to the
             request) or "redirect".
-        retry_after: Seconds that the server asks to wait; None where it asks for none.
+        retry_after: Seconds that the server asks to wait; None where it does not ask.
     """
 
     def __init__(self, message: str, reason: str = "server", retry_after: float | None = None) -> None:

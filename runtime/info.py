@@ -84,7 +84,7 @@ class ModelInfo:
 
     @property
     def told_context(self) -> int | None:
-        """The context in tokens; None where a server does not name it and none was chosen."""
+        """The context in tokens; None where a server does not report it and the caller chose none."""
         return None if self.context_length == UNKNOWN_CONTEXT and not self.whole_context else self.context_length
 
     @property
@@ -196,7 +196,7 @@ class Latency:
 class Metrics:
     """Counters since load; times in seconds.
 
-    `tokens_computed` counts the tokens pushed through the model, also padding and those of failed calls.
+    `tokens_computed` counts the tokens pushed through the model, including padding and the tokens of failed calls.
     """
 
     tokens_computed: int = 0

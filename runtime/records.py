@@ -165,11 +165,11 @@ class TokenRun(Tabular):
 
     @property
     def summary(self) -> str:
-        """The number of tokens, and bits and perplexity of the scored ones."""
+        """The number of tokens, and the bits and perplexity of the scored tokens."""
         return _summary(self.surprisal_bits)
 
     def html(self) -> str:
-        """The coloured tokens alone, for `runtime.html.page`."""
+        """Only the coloured tokens, for `runtime.html.page`."""
         hovers = (_hover(html.spelled(each.token_id, each.token_bytes), each, self.vocabulary) for each in self)
         return html.tokens(self.texts, self.surprisal_bits.tolist(), hovers)
 
@@ -250,7 +250,7 @@ class TokenRun(Tabular):
         Missing columns, as in files of other programs, get the values of unscored tokens; `ids` is required.
         """
         if not columns.keys() >= _NEEDED:
-            if not columns.keys() >= _TOP:  # ids or log-probabilities of alternatives alone
+            if not columns.keys() >= _TOP:  # only the ids or only the log-probabilities of alternatives
                 columns = {name: column for name, column in columns.items() if name not in _TOP}
             columns = {**cls.unscored(columns["ids"].tolist(), *_pieces_of(columns), Origin.IMPORTED).to_columns(), **columns}
         plain = {name: columns[name] for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")}
@@ -439,7 +439,7 @@ class Scores(Tabular):
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in _SCORE_COLUMNS))
 
     def table_columns(self) -> Columns:
-        """The columns of `TokenRun` without those of the tokens."""
+        """The columns of `TokenRun`, except those for the tokens themselves."""
         return {
             "position": np.arange(len(self), dtype=np.int32),
             **token_numbers(self.logprob, self.rank, self.entropy),

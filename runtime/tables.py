@@ -115,7 +115,7 @@ def top_columns(top_ids: npt.NDArray[Any], top_logprobs: npt.NDArray[Any]) -> di
 
 
 def _known(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """The values, and a mask of the known ones."""
+    """The values, and a mask that is True for known values."""
     values: npt.NDArray[Any] = np.ma.getdata(column)
     known: npt.NDArray[np.bool_] = ~np.ma.getmaskarray(column)
     return values, known & ~np.isnan(values) if values.dtype.kind == "f" else known

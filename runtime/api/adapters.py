@@ -75,7 +75,7 @@ class AdapterStack:
         An adapter of the shelf, named by its id, is registered first.
 
         Raises:
-            AdapterError: Unknown (the message lists those on the shelf), or its file was changed or holds NaN.
+            AdapterError: The adapter is unknown (the message lists those on the shelf), or its file was changed or holds NaN.
             MemoryBudgetError: The device ran out of memory.
         """
         await self._transport.call("load_adapter", name=_text(name))

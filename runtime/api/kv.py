@@ -27,7 +27,7 @@ class KvCache:
     **Blocks**: with `LoadOptions.blocks`, every query, score, generation and session restores the part of its path that is in
     the block file and not in memory before it computes the rest. Each block is verified; blocks of another model, adapter or
     format are never found, and a damaged block and those after it are computed again. Restored tokens count as reused, and in
-    `Metrics.tokens_restored`. A failing block file is named in `ModelInfo.warnings`, and the model goes on without it.
+    `Metrics.tokens_restored`. A failing block file is named in `ModelInfo.warnings`, and the model works without it.
 
     Methods ending in `_async` are awaited; their twins without the suffix block.
     """
@@ -217,7 +217,7 @@ class KvCache:
 
         Args:
             path: A file that `kv_snapshot` wrote.
-            upto: Leading tokens to load; None: all. A model with recurrent layers can continue from the end alone.
+            upto: Leading tokens to load; None: all. A model with recurrent layers can continue only from the end.
 
         Returns:
             Leading tokens of the path that are now in memory; fewer than requested where the budget is full.

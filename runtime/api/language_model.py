@@ -350,10 +350,10 @@ class LanguageModel:
             top_k: Alternatives recorded per token.
             start: The first position to score; earlier tokens are only context.
             stride: Scores `ids` that are longer than the context in windows of the context's length (one token less on a
-                server, which always generates a token). Each window begins `stride` tokens after the one before, from 1 to the
-                context minus one. Each token is scored once, after the first window with at least ``context - stride`` tokens
-                before it. A window is computed as a text of its own: half the context is a fair stride, a quarter gives lower
-                perplexities in twice the time. Without effect on `ids` that fit. None: `ids` that do not fit are refused.
+                server, which always generates a token) that begin `stride` tokens apart (1 to the context minus one). Each
+                token is scored once; after the first window it has at least ``context - stride`` tokens before it. A window is
+                computed as a text of its own: half the context is a fair stride, a quarter gives lower perplexities in twice
+                the time. Without effect on `ids` that fit. None: `ids` that do not fit are refused.
             adapters: As for `next_token_logprobs`.
             priority: The order among waiting requests; the prompt of a generation has `Priority.CHAT`.
             cache_salt: As for `next_token_logprobs`.
@@ -450,7 +450,7 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[TokenRun, None]:
-        """`generate` in chunks: all tokens that have arrived since the caller last asked."""
+        """`generate` in chunks: each run has all tokens that arrived since the previous one."""
         chosen = given(options)
         branches = self.transport.stream("generate", on_progress=on_progress, ids=self._checks.ids(ids), options=chosen)
         done = 0
@@ -592,7 +592,7 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> Branches[TokenRun]:
-        """`continue_many` in chunks: for each branch all tokens that have arrived since the caller last asked.
+        """`continue_many` in chunks: each run has all tokens of its branch that arrived since the previous one.
 
         `priority` orders the prompt among waiting requests; `cache_salt` is as for `next_token_logprobs`.
         """
@@ -630,7 +630,7 @@ class LanguageModel:
 
         Args:
             prompts: Token ids, or raw text, which is tokenised without template and roles.
-            options: For all prompts, or one for each: its own grammar, stops, seed. Without a seed each prompt gets its own.
+            options: One for all prompts, or a list with one for each. Prompts without a seed get a seed of their own each.
             progress: As for `score`.
         """
         runs = self.generate_many_runs(prompts, options, progress=progress)

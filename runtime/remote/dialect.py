@@ -22,7 +22,7 @@ class Abilities:
     """The abilities of a server; the defaults are the least."""
 
     token_prompts: bool = False  # takes token ids as a prompt
-    token_ids: bool = False  # returns the ids of what it generated
+    token_ids: bool = False  # returns the ids of generated tokens
     alternatives: int = 0  # the most log-probabilities per position; 0: none
     full_vector: bool = False  # log-probabilities of the whole vocabulary, on request
     chosen_ids: int = 0  # the most ids whose exact values one request can ask for
@@ -110,7 +110,7 @@ class CompletionRequest:
         max_tokens: The most tokens to generate.
         alternatives: Log-probabilities wanted per position; `FULL` for all.
         chosen: Ids whose log-probabilities are wanted in addition to the alternatives.
-        scored: Alternatives wanted for each token of the prompt; None scores nothing.
+        scored: Alternatives wanted for each token of the prompt; None: the prompt is not scored.
         options: Sampler and grammar, resolved; None is greedy.
         seed: Seed of the server's random numbers.
         eos: Ids that end the answer; None leaves it to the server.
@@ -211,7 +211,7 @@ class Dialect(Protocol):
     name: str
     pages: tuple[str, ...]  # paths, beside /v1/models, that identify this kind of server
     checks_ids: bool  # refuses ids that it does not have
-    exact_bytes: bool  # has `token_bytes`; other servers return the texts of tokens alone
+    exact_bytes: bool  # supports `token_bytes`; other servers return only the texts of tokens
     returns_eos: bool  # an answer includes the token that ended it, together with the reason
 
     def recognise(self, probe: Probe) -> str | None:

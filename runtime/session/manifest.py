@@ -30,7 +30,7 @@ class AdapterOf(NamedTuple):
         name: `AdapterInfo.qualified`.
         scale: Its scale.
         digest: SHA-256 of its weights.
-        invocation: Ids that activate it; none for a plain adapter, which takes part from the first token on.
+        invocation: Ids that activate the adapter; empty for a plain adapter, which acts from the first token on.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all fields but the name, the same on every machine."""
+        """SHA-256 of all fields except the name, the same on every machine."""
         parts = {name: value for name, value in self.to_mapping().items() if name != "name"}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -101,7 +101,7 @@ class Session:
         SessionClosedError: The session, or its model, was closed.
         SessionFatalError: The engine died, or an unforeseen error occurred earlier; `__cause__` is the first fault. The pin is
             released. The call in which the fault occurs raises the fault itself.
-        ManifestMismatchError: The model's settings differ from those that the session was opened with.
+        ManifestMismatchError: The model's settings differ from those at the opening of the session.
         ContextOverflowError: More tokens than the session may hold; nothing was changed.
         InvalidRequestError: Bad ids, texts or options; nothing was changed.
     """
@@ -461,7 +461,7 @@ class Session:
                 async for record in records:
                     taken = self._take(record)
                     yield taken
-                    if taken.finish_reason is not None and record.finish_reason is None:  # the session's own limit
+                    if taken.finish_reason is not None and record.finish_reason is None:  # the session's limit is reached
                         break
         finally:
             self._move_pin()
@@ -589,7 +589,7 @@ class Session:
     # ---- inside ------------------------------------------------------------------------------------------------------------
 
     def take(self, path: Path, conversation: Conversation | None, generation: Generation | None) -> None:
-        """Fills a new session from a snapshot; called by `runtime.session.opening` alone.
+        """Fills a new session from a snapshot; called only by `runtime.session.opening`.
 
         Raises:
             ContextOverflowError: The path is longer than `limit`; the session is closed.

@@ -48,7 +48,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # one is asked for
+    choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # requests ask for one
     usage: Usage | None = None
 
 

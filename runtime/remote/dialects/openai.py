@@ -72,7 +72,7 @@ class Usage(msgspec.Struct):
 class CompletionBody(msgspec.Struct):
     """The answer of ``/v1/completions``, or one event of its stream."""
 
-    choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # one is asked for
+    choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # requests ask for one
     usage: Usage | None = None
     error: Any = None
 

@@ -246,7 +246,7 @@ class _ReadyUsage(msgspec.Struct):
 
 
 class _Readiness(msgspec.Struct):
-    choices: Annotated[list[_ReadyChoice], msgspec.Meta(max_length=8)] = []  # one is asked for
+    choices: Annotated[list[_ReadyChoice], msgspec.Meta(max_length=8)] = []  # requests ask for one
     usage: _ReadyUsage | None = None
 
 
