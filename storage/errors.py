@@ -12,7 +12,7 @@ StoreError
 │   └── StoreForkedError                it belongs to the process that this one was forked from
 ├── UnknownRowError (LookupError)       no session, node or chunk has that id
 ├── InvalidRowError (ValueError)        the values to save are invalid; nothing was written
-└── InvalidFileError (ValueError)       a file cannot be imported; nothing of it was taken
+└── InvalidFileError (ValueError)       a file cannot be imported; nothing was imported
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class InvalidRowError(StoreError, ValueError):
 
 
 class InvalidFileError(StoreError, ValueError):
-    """A file cannot be imported; nothing of it was taken.
+    """A file cannot be imported; nothing was imported.
 
     Args:
         name: The name of the file.

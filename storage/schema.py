@@ -89,7 +89,7 @@ def _survey(path: Path, *, to_write: bool) -> list[str]:
     with closing(connect(path, read_only=True, immutable=alone).conn) as conn:
         db = sqlite_utils.Database(conn, execute_plugins=False)
         whole = scalar(db, "PRAGMA page_count") * scalar(db, "PRAGMA page_size")
-        if alone and size < whole:  # SQLite does not miss part of the last page
+        if alone and size < whole:  # SQLite does not notice that part of the last page is missing
             raise StoreDamagedError(f"{path} is cut short: {size:,} of {whole:,} bytes are there")
         applied = [migration.name for migration in migrations.applied(db)]
         ours = scalar(db, "PRAGMA application_id") == APPLICATION_ID

@@ -161,7 +161,7 @@ class SessionStore:
         The copy has the state of one moment, and is written in short transactions; an open run ends with its saved tokens.
 
         Raises:
-            StoreDamagedError: Part of it is damaged; nothing was copied.
+            StoreDamagedError: Part of the session is damaged; nothing was copied.
         """
         return await self._importer().copy(session_id, title)
 

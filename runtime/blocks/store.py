@@ -44,7 +44,7 @@ class BlockStats(Protocol):
 class BlockStore(Protocol):
     """Stores blocks. All members block, and are called on one thread, the block thread of the engine process.
 
-    Every member may raise `OSError` where the disk fails; the store is then unchanged, and the runtime goes on without it.
+    Every member may raise `OSError` where the disk fails; the store is then unchanged, and the runtime works without it.
     """
 
     def leading(self, keys: Sequence[bytes]) -> int:

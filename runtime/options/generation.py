@@ -184,10 +184,10 @@ class GenerationOptions:
     stages: bool = option(False, flag)  # whether records have the sampler's stages, and at least 64 alternatives
     seed: int | None = option(None, whole(0, MOST_SEED))  # None: a random seed, which `Metrics.request` has
     branch: int = option(0, whole(0, MOST_SEED))  # streams that share a seed draw other random numbers in each branch
-    resolve: bool = option(True, flag)  # False: the library's defaults alone, for parity and benchmarks
+    resolve: bool = option(True, flag)  # False: only the library's defaults, for parity and benchmarks
     # verifies several drafted tokens in one forward
     speculative: SpeculativeOptions | None = option(None, instance(SpeculativeOptions, "SpeculativeOptions(...) or None"))
-    adapters: tuple[AdapterUse, ...] | None = None  # loaded ones, in order; () is the base, None the model's stack
+    adapters: tuple[AdapterUse, ...] | None = None  # loaded adapters, in order; () is the base, None the model's stack
     grammar: Grammar | None = None  # restricts the answer
     grammar_prefix: int = option(0, whole(0))  # number of last prompt ids that already belong to the answer
 

@@ -66,9 +66,9 @@ class LoadOptions:
 
     # "auto", or the device that the backend computes on: cpu, cuda[:n] or mps
     device: str = option("auto", text("the name of a device, such as 'cpu'"))
-    # of the computation and of the weights
+    # type of the computation and of the weights
     dtype: str = option("auto", one_of("auto", "float32", "float16", "bfloat16"))
-    # of linear modules alone, in fewer bits than `dtype` (hf on a CPU, computed in float32)
+    # the form of linear modules only, in fewer bits than `dtype` (hf on a CPU, computed in float32)
     weights: Weights = option("auto", one_of(*get_args(Weights)))
     attention: str = option("auto", one_of("auto", "sdpa", "eager"))
     # None: OMP_NUM_THREADS, else as measured for a model on the shelf, else torch's choice

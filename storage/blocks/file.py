@@ -148,7 +148,7 @@ class BlockFile:
         return BlockFileStats(count, int(held), self.budget, self._evicted, self._damaged)
 
     def close(self) -> None:
-        """Closes the file; may be repeated."""
+        """Closes the file. Idempotent."""
         conn, self._conn = self._conn, None
         if conn is not None:
             with as_os_errors(self.path):

@@ -53,7 +53,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     """An exclusive connection to the block file at `path` for the calling thread; replaces a broken or foreign file.
 
     Raises:
-        OSError: Written by a newer version (ENOTSUP; untouched), held by another process (EBUSY), or it cannot be written.
+        OSError: The file is of a newer version (ENOTSUP; untouched), open in another process (EBUSY), or cannot be written.
     """
     if not path.exists():
         create(path)

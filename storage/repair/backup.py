@@ -106,7 +106,7 @@ def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
     deleted. Any date other than that of the last backup counts as a new day.
 
     Args:
-        path: The database; writes during the backup are in the next one.
+        path: The database; later writes are in the next backup.
         stop: Set to cancel.
 
     Returns:
@@ -135,7 +135,7 @@ def back_up_now(path: Path, stop: threading.Event) -> Path | None:
     The backup replaces no other, and is never deleted automatically.
 
     Args:
-        path: The database; writes during the backup are in the next one.
+        path: The database; later writes are in the next backup.
         stop: Set to cancel.
 
     Returns:

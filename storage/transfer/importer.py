@@ -212,7 +212,7 @@ class Importer:
 
         Raises:
             UnknownRowError: There is no such session.
-            StoreDamagedError: Part of it is damaged.
+            StoreDamagedError: Part of the session is damaged.
         """
         opened = partial(SessionSource, self._database.path, session_id, title)
         source, state = await self._run_to_end(opened, _Run(title, lambda _done, _total: None))

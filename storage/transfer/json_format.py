@@ -58,7 +58,7 @@ def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) 
 
     Raises:
         UnknownRowError: There is no such session.
-        StoreDamagedError: Part of it is damaged.
+        StoreDamagedError: Part of the session is damaged.
         StoreFullError, StoreReadOnlyError: `path` cannot be written.
     """
     with stored_session(store, session_id) as session:

@@ -86,7 +86,7 @@ def export_portable(
 
     Raises:
         UnknownRowError: There is no such session.
-        StoreDamagedError: Part of it is damaged.
+        StoreDamagedError: Part of the session is damaged.
         StoreFullError, StoreReadOnlyError: `path` cannot be written.
     """
     with stored_session(store, session_id) as session:

@@ -175,7 +175,7 @@ class SessionSource:
 
     Raises:
         UnknownRowError: There is no such session.
-        StoreDamagedError: Part of it is damaged.
+        StoreDamagedError: Part of the session is damaged.
     """
 
     notes: tuple[str, ...] = ()
