@@ -388,7 +388,7 @@ class TopLogprobs(Tabular):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Scores(Tabular):
-    """The scores of n tokens without the tokens, as stored with the KV in the trie. A notebook shows positions as texts."""
+    """The scores of n tokens without the tokens, as stored with the KV in the trie. A notebook shows token positions."""
 
     logprob: Float32  # (n,)
     rank: Int32  # (n,)

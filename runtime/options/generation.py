@@ -183,7 +183,7 @@ class GenerationOptions:
     top_k: int = option(10, ALTERNATIVES)  # alternatives recorded per token; the sampler's top-k is in `sampling`
     stages: bool = option(False, flag)  # whether records have the sampler's stages, and at least 64 alternatives
     seed: int | None = option(None, whole(0, MOST_SEED))  # None: a random seed, which `Metrics.request` has
-    branch: int = option(0, whole(0, MOST_SEED))  # streams that share a seed draw other random numbers in each branch
+    branch: int = option(0, whole(0, MOST_SEED))  # selects other random numbers of the same seed
     resolve: bool = option(True, flag)  # False: only the library's defaults, for parity and benchmarks
     # verifies several drafted tokens in one forward
     speculative: SpeculativeOptions | None = option(None, instance(SpeculativeOptions, "SpeculativeOptions(...) or None"))
@@ -193,7 +193,7 @@ class GenerationOptions:
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
-        """Checked options from names and values: flat or nested own names, or the spellings of Hugging Face and OpenAI.
+        """Checked options from names and values: own names, flat or nested, or the spellings of Hugging Face and OpenAI.
 
         Raises:
             InvalidRequestError: An unknown name (the message has the nearest), two spellings that contradict each other, or a
