@@ -1,6 +1,6 @@
 """The language model as an async library: the only names other packages may use.
 
-The module of a name is loaded when the name is first asked for: an error is imported without the engine.
+A name's module is imported at the first access to the name, so that importing an error does not import the engine.
 """
 
 from __future__ import annotations
@@ -253,13 +253,13 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = ["__version__", *(name for name in globals() if name.endswith(("Error", "Fault"))), *_HOMES]
 
 
-if not TYPE_CHECKING:  # or a name that is not there would pass the type checker
+if not TYPE_CHECKING:  # hidden from the type checker, which would otherwise accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module 'runtime' has no attribute {name!r}")
         found = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = found  # from now on it is found without asking
+        globals()[name] = found  # later accesses do not call this function
         return found
 
 

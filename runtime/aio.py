@@ -1,7 +1,7 @@
 """Event loops and threads: a loop on a thread of its own, and the delivery of answers to coroutines and blocked threads.
 
-Members of a model are written once, as coroutines. `blocking` makes a blocking twin, which runs the coroutine in a mode in
-which the waits below block the thread instead of suspending, so that it runs to its end without an event loop.
+Members of a model are written once, as coroutines. `blocking` makes the blocking twin of a coroutine function: it runs the
+coroutine to its end without an event loop, in a mode in which the waits below block the thread instead of suspending.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LoopThread:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine to its end and returns its result, also where a loop is running already, as in a notebook's cell.
+    """Runs a coroutine to its end and returns its result, also where a loop is already running, as in a notebook cell.
 
     The coroutine runs on a loop in a thread of its own. The caller waits, and Ctrl-C there cancels the coroutine.
     """
@@ -95,14 +95,14 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 class _Mode(threading.local):
     """The mode of a thread."""
 
-    blocking = False  # whether it runs a blocking twin
+    blocking = False  # whether the thread runs a blocking twin
 
 
 _mode = _Mode()
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine that waits by this module's functions alone; blocks a running loop of this thread."""
+    """Runs a coroutine that waits only by this module's functions; a loop running in this thread is blocked meanwhile."""
     before, _mode.blocking = _mode.blocking, True
     try:
         coroutine.send(None)
@@ -165,7 +165,7 @@ async def settled(future: Future[T], *, shielded: bool = False) -> T:
 
 
 async def gathered(*waits: Coroutine[Any, Any, T]) -> list[T]:
-    """The answers of all, in order. The first error is raised after the others were cancelled and have ended."""
+    """The results of all coroutines, in order. After an error the others are cancelled; it is raised when they have ended."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         return await asyncio.gather(*tasks)
@@ -195,10 +195,10 @@ _posting = threading.local()  # `held`: the mailboxes that this thread wakes at 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Delays the wake-ups for callbacks that this thread posts inside to the end, one for each loop.
+    """Delays the wake-ups for callbacks that this thread posts inside the block to its end, one wake-up per loop.
 
     An early wake-up would let another thread compete for the interpreter with the caller, which has more to post. A nested
-    `together` is a part of the outer one.
+    block ends with the outer one.
     """
     if getattr(_posting, "held", None) is not None:
         yield
@@ -214,7 +214,7 @@ def together() -> Iterator[None]:
 
 
 class Mailbox:
-    """Callbacks of any thread for a loop; one wake-up runs all waiting ones, in order."""
+    """A queue of callbacks from any thread for one loop; a wake-up runs all waiting callbacks, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -256,12 +256,12 @@ Inbox = Mailbox | queue.SimpleQueue[Callable[[], object]]  # of a loop, or of a 
 
 @dataclass(eq=False)
 class Reader(Generic[T]):
-    """Waits for other threads' callbacks, which run on its loop, or in its blocked thread.
+    """Waits for callbacks from other threads and runs them on the reader's loop, or in its blocked thread.
 
     Args:
         inbox: Takes callbacks from any thread; they run in order.
-        given_up: Called where the wait ends without an answer.
-        left: It has stopped reading.
+        given_up: Called when the wait ends without an answer.
+        left: Whether the reader has stopped reading.
     """
 
     inbox: Inbox
@@ -269,7 +269,7 @@ class Reader(Generic[T]):
     left: bool = False
     _arrived: deque[T] = field(default_factory=deque, init=False)
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
-    _raised: Exception | None = field(default=None, init=False)  # by a listener of the reader's own
+    _raised: Exception | None = field(default=None, init=False)  # by a listener
     _process: int = field(default_factory=os.getpid, init=False)
 
     def cancelled(self) -> bool:
@@ -292,7 +292,7 @@ class Reader(Generic[T]):
             self._receive()
 
     def _receive(self, *items: T) -> None:
-        """Adds arrived items, and ends the wait; without items after a listener's exception."""
+        """Adds arrived items (none after a listener's exception) and ends the wait."""
         self._arrived.extend(items)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -302,7 +302,7 @@ class Reader(Generic[T]):
 
         Raises:
             Exception: A listener's exception.
-            ForkedError: This thread blocks in a process that was forked meanwhile, where no callback arrives.
+            ForkedError: A blocked thread in a forked process, where no callback arrives.
         """
         if self._raised is None:
             if isinstance(self.inbox, Mailbox):
@@ -317,7 +317,7 @@ class Reader(Generic[T]):
 
 
 class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
-    """One awaited answer, the first that arrives. It has the producer's part of a `concurrent.futures.Future`."""
+    """One awaited answer: the first that arrives. The producer uses it like a `concurrent.futures.Future`."""
 
     async def answer(self) -> T:
         """Waits for the answer."""
@@ -341,7 +341,7 @@ class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
     # ---- the producer ----------------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Whether it is settled, or no longer awaited."""
+        """Whether the answer has arrived, or is no longer awaited."""
         return bool(self._arrived) or self.cancelled()
 
     def set_result(self, value: T) -> None:
@@ -355,11 +355,11 @@ class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
 
 @dataclass(eq=False, kw_only=True)
 class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
-    """A stream of token runs by branch; a plain stream has branch 0 alone.
+    """A stream of token runs by branch; a plain stream has only branch 0.
 
     Args:
-        inbox: The reader's.
-        on_progress: Called with the progress of the prompt, at the reader.
+        inbox: As for `Reader`.
+        on_progress: Called with the progress of the prompt, on the reader's loop or thread.
         dropped: Branches whose runs are discarded; may grow.
     """
 
@@ -371,7 +371,7 @@ class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
             check_callback(self.on_progress)
 
     async def runs(self) -> AsyncGenerator[tuple[int, TokenRun], None]:
-        """Yields what has arrived, joined to one run for each branch; raises an error after all runs before it."""
+        """Yields the arrived tokens, one run per branch; an error is raised after the runs that arrived before it."""
         over, error = False, None
         try:
             while not over:
@@ -434,7 +434,7 @@ class Turns(Generic[T]):
         return mailbox
 
     def submit(self, *items: T) -> None:
-        """Sends items with the others of this turn."""
+        """Adds items to the batch of this turn; in a blocked thread, sends them at once."""
         if _mode.blocking:
             if self._pending:
                 self.flush()
@@ -453,7 +453,7 @@ class Turns(Generic[T]):
             self._end_turn(loop)
 
     def pending(self) -> list[T]:
-        """The items not sent yet; any thread."""
+        """The items that are not sent yet. Callable from any thread."""
         return [item for loop, items in list(self._pending.items()) if not loop.is_closed() for item in list(items)]
 
     def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -464,7 +464,7 @@ class Turns(Generic[T]):
 
 
 def _raisable(error: BaseException) -> BaseException:
-    """The error to raise: in a blocked thread, which is no task, asyncio's CancelledError becomes that of `concurrent`."""
+    """The error to raise. In a blocked thread, where no task runs, asyncio's CancelledError becomes that of `concurrent`."""
     if _mode.blocking and isinstance(error, asyncio.CancelledError):
         return concurrent.futures.CancelledError(*error.args)
     return error

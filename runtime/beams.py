@@ -15,7 +15,7 @@ from runtime.records import Finish, TokenRun
 from runtime.speculation.options import SpeculativeOptions
 from runtime.tables import Columns, Tabular
 
-MOST_BEAMS = 1024  # each holds the KV of its own tokens, and a step considers three candidates or more of each
+MOST_BEAMS = 1024  # each beam holds the KV of its own tokens, and a step considers at least three candidates of each
 MOST_LENGTH_PENALTY = 50.0  # the longest context to this power is still finite
 
 
@@ -30,21 +30,21 @@ class BeamOptions:
     Attributes:
         width: The number of beams; 1 is greedy decoding.
         max_tokens: The most tokens of a hypothesis; None: 512, or the rest of the context.
-        length_penalty: The score of a hypothesis of n tokens is its log-probability divided by ``n ** length_penalty``: above 0
-            longer ones gain, below 0 shorter ones.
+        length_penalty: The score of a hypothesis of n tokens is its log-probability divided by ``n ** length_penalty``: values
+            above 0 favour long hypotheses, values below 0 short ones.
         early_stopping: When the search ends. True: as soon as `width` hypotheses are complete. False: when the best running
             beam scores, at its present length, no better than the worst of them. "never": when it could not score better at any
-            length either (the canonical search).
+            length (the canonical search).
         num_return: Hypotheses returned, the best of at most `width`; None: all.
         eos_token_ids: Ids that end a hypothesis; None: the model's own.
-        ignore_eos: Treats those ids as ordinary tokens.
+        ignore_eos: Treats the eos ids as ordinary tokens.
         top_k: Alternatives recorded per token.
-        stop: Texts that end a hypothesis, also across tokens; its text ends before them, its numbers are of all its tokens. The
-            chat format's stops are not added.
+        stop: Texts that end a hypothesis, also across tokens. The text of the hypothesis ends before them, while its numbers
+            cover all of its tokens. The chat format's stops are not added.
         grammar: Restricts a hypothesis. Log-probabilities stay the model's own over all tokens, as with transformers'
             `prefix_allowed_tokens_fn`.
         grammar_prefix: The number of last prompt ids that already belong to the answer.
-        speculative: Refused: a step is one forward for all beams already, and a draft for one beam does not fit another.
+        speculative: Refused: a step is already one forward for all beams, and a draft for one beam does not fit another.
     """
 
     width: int = option(4, whole(1, MOST_BEAMS, of="beams"))
@@ -61,7 +61,7 @@ class BeamOptions:
     speculative: SpeculativeOptions | None = None
 
     def check(self, vocabulary: int | None = None) -> Self:
-        """Itself.
+        """Checks the options and returns them.
 
         Args:
             vocabulary: The size of the vocabulary; None: not known.
@@ -164,7 +164,7 @@ def given_beams(options: BeamOptions | None, vocabulary: int) -> BeamOptions:
     """A search's options, checked; the defaults for None.
 
     Raises:
-        InvalidRequestError: Not a `BeamOptions`, or a value out of range.
+        InvalidRequestError: `options` is not a `BeamOptions`, or has a value out of range.
     """
     if options is not None and not isinstance(options, BeamOptions):
         raise InvalidRequestError(f"options of a beam search is a BeamOptions, not {shown(options)}")

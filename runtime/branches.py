@@ -14,13 +14,13 @@ from runtime.records import TokenRecord, TokenRun
 
 Prompts = Sequence[str | Sequence[int]]
 Options = GenerationOptions | Sequence[GenerationOptions | None] | None
-MOST_BRANCHES = 1024  # of one prefix: each is a generation of its own, with a row in every step
+MOST_BRANCHES = 1024  # of one prefix: each branch is a generation of its own, with a row in every step
 Item = TypeVar("Item")
 
 
 @dataclass(eq=False, repr=False)
 class Branches(AsyncGenerator[tuple[int, Item], None]):
-    """An async generator of ``(branch, item)`` in which one branch can be dropped while the others go on.
+    """An async generator of ``(branch, item)`` in which one branch can be dropped while the others continue.
 
     Attributes:
         items: The same generator, for a reader that drops no branch.
@@ -33,7 +33,7 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
 
     @classmethod
     def later(cls, begin: Callable[[], Branches[Item] | Awaitable[Branches[Item]]]) -> Branches[Item]:
-        """Branches that `begin` makes when the first item is requested; its errors are raised then."""
+        """Branches that `begin` makes when the first item is requested; errors of `begin` are raised then."""
         dropped: set[int] = set()
         begun: list[Branches[Item]] = []
 
@@ -55,9 +55,9 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
         return cls(read(), drop)
 
     def drop(self, branch: int) -> None:
-        """Stops one branch between two steps; no more of its items are yielded. Does nothing for one that has ended.
+        """Stops a branch between two steps: no more of its items are yielded. Does nothing for a branch that has ended.
 
-        Called on the reading loop, at any time. The generator ends when all branches are dropped.
+        May be called at any time, on the reading loop. The generator ends when all branches are dropped.
         """
         self.dropped.add(branch)
         self._drop(branch)
@@ -98,10 +98,10 @@ async def records_of(runs: Branches[TokenRun]) -> AsyncGenerator[tuple[int, Toke
 
 
 def check_count(n: int, first: int) -> None:
-    """Checks a number of branches from number `first` on.
+    """Checks the count `n` of branches that are numbered from `first` on.
 
     Raises:
-        InvalidRequestError: Not within 1 and `MOST_BRANCHES`, or numbers beyond 2**64 - 1.
+        InvalidRequestError: A count outside 1 to `MOST_BRANCHES`, or branch numbers above 2**64 - 1.
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_BRANCHES:
         raise InvalidRequestError(f"n (branches) must be a whole number from 1 to {MOST_BRANCHES:,}, not {n!r}")
@@ -113,7 +113,7 @@ def check_prompts(prompts: Prompts) -> Prompts:
     """Returns the prompts, checked.
 
     Raises:
-        InvalidRequestError: One text instead of a list, or an empty list.
+        InvalidRequestError: A single text instead of a list, or an empty list.
     """
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
         raise InvalidRequestError(f"prompts is a list of texts or of token ids, not {type(prompts).__name__}")
@@ -123,10 +123,10 @@ def check_prompts(prompts: Prompts) -> Prompts:
 
 
 def options_for(prompts: Prompts, options: Options) -> list[GenerationOptions | None]:
-    """Options for each prompt.
+    """The options of each prompt.
 
     Raises:
-        InvalidRequestError: More or fewer options than prompts, or another type.
+        InvalidRequestError: More or fewer options than prompts, or options of another type.
     """
     if options is None or isinstance(options, GenerationOptions):
         return [options] * len(prompts)
@@ -138,7 +138,7 @@ def options_for(prompts: Prompts, options: Options) -> list[GenerationOptions | 
 
 
 def joint_error(failures: Mapping[int, BaseException], what: str) -> BaseException:
-    """The first failure, with a note for each error of the numbers that it ended; `what`: "branches" or "prompts"."""
+    """The first failure, with a note per distinct error that names its branches or prompts (`what`)."""
     numbers: dict[tuple[type[BaseException], str], list[int]] = {}
     for branch, error in failures.items():
         numbers.setdefault((type(error), str(error)), []).append(branch)
@@ -150,7 +150,7 @@ def joint_error(failures: Mapping[int, BaseException], what: str) -> BaseExcepti
 
 @contextmanager
 def naming_prompt(i: int) -> Iterator[None]:
-    """Adds the number of the prompt to this library's errors inside."""
+    """Adds the number of the prompt to the message of a `RuntimeFault` that is raised inside the block."""
     try:
         yield
     except ContextOverflowError as error:

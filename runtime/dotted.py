@@ -8,11 +8,11 @@ from typing import Any
 from runtime.errors import InvalidRequestError
 
 
-def resolve(dotted: str) -> Any:  # whatever the name stands for
-    """The object of the name "package.module:name".
+def resolve(dotted: str) -> Any:  # of any type
+    """The object named "package.module:name".
 
     Raises:
-        InvalidRequestError: Another form, or the object does not exist.
+        InvalidRequestError: The name has another form, or the object does not exist.
     """
     module, colon, name = dotted.partition(":")
     if not (module and colon and name):

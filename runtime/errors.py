@@ -1,32 +1,32 @@
 """Every error the runtime raises on purpose.
 
     RuntimeFault
-    ├── InvalidRequestError (ValueError)        what was asked makes no sense
-    │   ├── ContextOverflowError                longer than the model can hold
+    ├── InvalidRequestError (ValueError)        the request makes no sense
+    │   ├── ContextOverflowError                the text is longer than the model's context
     │   └── OptionError                         an option has a value that it does not take
     ├── UnknownBackendError (ValueError)        no backend has that name
-    ├── BackendUnavailableError (ImportError)   known, but its libraries are not installed
+    ├── BackendUnavailableError (ImportError)   the backend's libraries are not installed
     ├── GrammarError, AdapterError, ToolCallError
     ├── ModelLoadError                          the model is missing, incomplete or not supported
     │   ├── ModelMissingError                   it is not on this machine
-    │   └── DownloadError                       it could not be fetched; says why, and what was kept
-    ├── KeychainError                           a token cannot be kept: no keychain, or it refuses
+    │   └── DownloadError                       it could not be fetched; names the reason, and the bytes that were kept
+    ├── KeychainError                           a token cannot be stored: there is no keychain, or it refuses
     ├── ManifestMismatchError                   the session belongs to another model or setting
-    ├── SnapshotFormatError                     not ours, damaged, or newer than this version
-    ├── SnapshotMismatchError                   made by another model
+    ├── SnapshotFormatError                     the file is not a snapshot, is damaged, or is newer than this version
+    ├── SnapshotMismatchError                   the snapshot was made by another model
     ├── UnsupportedFeatureError                 this model or backend cannot do it
     ├── SessionClosedError                      the session or model was closed
     │   └── ForkedError                         it belongs to the process that this one was forked from
     ├── SessionFatalError, SessionBusyError
-    ├── MemoryBudgetError                       does not fit into the KV budget
-    ├── BlockFileError (OSError)                KV blocks cannot be kept: another process has the file, it is newer, not a file
-    ├── NonFiniteLogitsError                    the model answered NaN or infinity
-    ├── FullVocabUnavailableError               the engine gives only the top of the distribution
-    ├── RemoteError                             a server cannot be reached, refuses, or answers what is no answer
+    ├── MemoryBudgetError                       the request does not fit into the KV budget
+    ├── BlockFileError (OSError)                the block file cannot be opened: in use by another process, newer, not a file
+    ├── NonFiniteLogitsError                    the model's logits hold NaN or infinity
+    ├── FullVocabUnavailableError               the engine returns only the likeliest tokens
+    ├── RemoteError                             a server cannot be reached, refuses, or its answer cannot be used
     └── EngineDiedError                         the engine process ended
 
-Each message says what was wrong, with numbers, and what to do. Commands are in backquotes; actions of a terminal or a program
-alone, such as setting a variable, are in parentheses too. The window shows its own ways instead (`ui.in_window`).
+Each message names the fault, with numbers, and the way out. Commands are in backquotes; a way out that exists only in a
+terminal or a program, such as setting a variable, is in parentheses too. The window shows its own ways (`ui.in_window`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Self
 
 
 class RuntimeFault(Exception):
-    """Root of the tree: catch this for "anything the runtime refuses or fails at"."""
+    """Root of the tree: catch it to handle every error that the runtime raises on purpose."""
 
 
 class InvalidRequestError(RuntimeFault, ValueError):
@@ -46,9 +46,9 @@ class OptionError(InvalidRequestError):
     """An option has a value that it does not take.
 
     Args:
-        words: The message; ``{option}`` and ``{value}`` are replaced by the other two.
+        words: The message; ``{option}`` and ``{value}`` in it are replaced by the other two arguments.
         option: The option's name, as the caller spelt it.
-        value: The given value, in a readable length.
+        value: The given value, cut to a readable length.
     """
 
     def __init__(self, words: str, option: str = "", value: str = "") -> None:
@@ -56,7 +56,7 @@ class OptionError(InvalidRequestError):
         super().__init__(self.told(option))
 
     def told(self, option: str) -> str:
-        """The message under another name of the option: that of a command line, or of another library."""
+        """The message with another name of the option, such as that of a command line or of another library."""
         return self.words.replace("{option}", option).replace("{value}", self.value)
 
     def __reduce__(self) -> tuple[type[OptionError], tuple[str, str, str]]:
@@ -68,10 +68,10 @@ class ContextOverflowError(InvalidRequestError):
 
     Args:
         stage: The action or the argument ("prompt", "prefix", "suffix", "decode").
-        resident: Tokens before it.
+        resident: Tokens that are already there.
         additional: Tokens to add.
         limit: The context length in tokens.
-        counted: Whether `additional` was counted; else it is a lower bound by the size of the text.
+        counted: Whether `additional` was counted; otherwise it is a lower bound, derived from the size of the text.
     """
 
     def __init__(self, stage: str, resident: int, additional: int, limit: int, counted: bool = True) -> None:
@@ -118,7 +118,7 @@ class ModelMissingError(ModelLoadError):
 
     Args:
         message: For the user of a command line, with the command that fetches it.
-        source: The name; "" where it is not known.
+        source: The model's name; "" where it is not known.
     """
 
     def __init__(self, message: str, source: str = "") -> None:
@@ -148,7 +148,7 @@ class DownloadError(ModelLoadError):
 
 
 class KeychainError(RuntimeFault):
-    """The system keychain is missing, locked, or refuses; the message says what to do without it, and never has the token."""
+    """The system keychain is missing, locked, or refuses. The message names a way without it, and never has the token."""
 
 
 class ManifestMismatchError(RuntimeFault):
@@ -164,7 +164,7 @@ class SnapshotMismatchError(RuntimeFault):
 
 
 class UnsupportedFeatureError(RuntimeFault):
-    """This model or backend cannot do what was asked."""
+    """This model or backend does not support the request."""
 
 
 class SessionClosedError(RuntimeFault):
@@ -172,7 +172,7 @@ class SessionClosedError(RuntimeFault):
 
 
 class ForkedError(SessionClosedError):
-    """The model belongs to the process that this one was forked from: its threads and pipes exist there alone."""
+    """The model belongs to the process that this one was forked from: its threads and pipes exist only there."""
 
     @classmethod
     def of(cls, owner: int) -> Self:
@@ -192,11 +192,11 @@ class SessionBusyError(RuntimeFault):
 
 
 class MemoryBudgetError(RuntimeFault):
-    """The request does not fit into the KV budget; the message says what to free."""
+    """The request does not fit into the KV budget; the message names a way to free some of it."""
 
 
 class BlockFileError(RuntimeFault, OSError):
-    """The block file could not be opened; the model goes on without it, and computes conversations again."""
+    """The block file could not be opened; the model works without it, and computes conversations again."""
 
 
 class NonFiniteLogitsError(RuntimeFault):
@@ -204,7 +204,7 @@ class NonFiniteLogitsError(RuntimeFault):
 
 
 class FullVocabUnavailableError(RuntimeFault):
-    """The engine gives only the top of the distribution."""
+    """The engine returns only the likeliest tokens, not the whole distribution."""
 
 
 class RemoteError(RuntimeFault):
@@ -215,7 +215,7 @@ class RemoteError(RuntimeFault):
         reason: One word for programs: "network" (no connection), "lost" (the connection broke), "timeout", "denied" (the key),
             "missing" (no such endpoint), "busy" (try later), "server" (its own fault), "protocol" (not an answer to the
             request) or "redirect".
-        retry_after: Seconds that the server asks to wait; None where it asks for none.
+        retry_after: Seconds that the server asks to wait; None where it does not ask.
     """
 
     def __init__(self, message: str, reason: str = "server", retry_after: float | None = None) -> None:

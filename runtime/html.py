@@ -21,7 +21,7 @@ MOST_TOKENS: Final = 2000  # shown of a run or a grid; pages with more tokens ar
 LIGHT_COLOURS: Final = ("#1d1d1b", "#fcfcfa", "#6b6b65")  # text, ground and soft text of the window's palettes
 DARK_COLOURS: Final = ("#ecece7", "#1c1d1c", "#a2a29b")
 ON_STRONGEST: Final = "#ffffff"
-# Control characters, characters that change the direction of the text, and invisible ones: written by name.
+# Control characters, characters that change the direction of the text, and invisible characters: shown by their code points.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 
 
@@ -43,7 +43,7 @@ def tokens(texts: Sequence[str], bits: Iterable[float], titles: Iterable[str]) -
 
 
 def spelled(token: int, piece: bytes) -> str:
-    """A token for a hover text: its text, or the bytes of a part of a character, and its id; without bytes the id alone."""
+    """A token for a hover text: its text (or the bytes of a part of a character) and its id; without bytes, only the id."""
     if not piece:
         return f"id {token}"
     try:
@@ -62,12 +62,12 @@ def likeliest(ids: Iterable[int], logprobs: Iterable[float], vocabulary: Sequenc
 
 
 def chance(logprob: float) -> str:
-    """A log-probability as a probability and as it is."""
+    """A log-probability, shown both as a probability and as a logarithm."""
     return f"{math.exp(logprob):.2%}, log-probability {logprob:.3f}"
 
 
 def visible_lines(text: str) -> str:
-    """`visible`, with line ends that an attribute keeps."""
+    """As `visible`, with line ends escaped so that an attribute keeps them."""
     return "&#10;".join(visible(line) for line in text.split("\n"))
 
 

@@ -28,7 +28,7 @@ class AdapterInfo:
         modules: The number of modules that it changes.
         parameters: The number of its weights.
         loaded: Whether its weights are in memory.
-        bytes: Of the loaded weights; 0 while they are not loaded.
+        bytes: The size of the loaded weights; 0 while they are not loaded.
         digest: SHA-256 of the loaded weights, under which its KV is filed.
         invocation: Ids whose last occurrence activates it; none for a plain adapter.
     """
@@ -77,19 +77,19 @@ class ModelInfo:
     capabilities: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     template_digest: str | None = None  # SHA-256 of the chat template in force; None without one
-    adapters: tuple[AdapterInfo, ...] = ()  # registered ones, with the bytes of those that are loaded
+    adapters: tuple[AdapterInfo, ...] = ()  # the registered ones; those that are loaded have `bytes`
     lora_stack: tuple[tuple[str, float], ...] = ()  # (name, scale) in force, in order
-    stack_digest: str = ""  # of its adapters' numbers and scales, in order; empty for the base alone
+    stack_digest: str = ""  # digest of the stack's weights and scales, in order; empty for the base alone
     whole_context: int = 0  # the model's own context in tokens, also where it was loaded with a shorter one; 0: not known
 
     @property
     def told_context(self) -> int | None:
-        """The context in tokens; None where a server does not name it and none was chosen."""
+        """The context in tokens; None where a server does not report it and the caller chose none."""
         return None if self.context_length == UNKNOWN_CONTEXT and not self.whole_context else self.context_length
 
     @property
     def precision(self) -> str:
-        """The precision of its numbers, for display: "float32", "float32, int8 weights", "float32, 4 bits, ..."."""
+        """The precision of the model's numbers, for display: "float32", "float32, int8 weights", "float32, 4 bits, ..."."""
         return ", ".join(filter(None, (self.dtype, self.quantisation)))
 
     @property
@@ -142,16 +142,16 @@ class RequestTimings:
         request: Its number, from 1 in the order of arrival; `PromptProgress.request` passes it to `on_progress`.
         kind: "generate", "score", "embed", or the name of a reading ("lens").
         finish: A generation's finish reason ("eos", "stop", "length", ...), "done", "cancelled" or "error".
-        prompt_tokens: Of the prompt, the scored text, or all texts to be embedded.
+        prompt_tokens: Tokens of the prompt, of the scored text, or of all texts to be embedded.
         generated_tokens: Drawn tokens, the last one included.
         reused: Prompt tokens found in the cache or computed for another request; None where a server does not count them.
         computed: Prompt tokens pushed through the model for this request; None as above.
-        queue_seconds: From its call to its start; None for a server's model.
-        prefill_seconds: From its start to the end of its prefill, with the forwards of other requests in between.
-        first_token_seconds: From its call to its first token; None without one.
-        decode_seconds: From its first token to its end.
-        total_seconds: From its call to its end.
-        seed: The seed of a generation, also where none was chosen; it reproduces the answer.
+        queue_seconds: From the call to the start of the request; None for a server's model.
+        prefill_seconds: From the start to the end of the prefill, including forwards of other requests in between.
+        first_token_seconds: From the call to the first token; None where no token was drawn.
+        decode_seconds: From the first token to the end.
+        total_seconds: From the call to the end.
+        seed: The seed of a generation, also where the caller chose none; it reproduces the answer.
         drafted: Tokens drafted by speculation.
         accepted: Drafted tokens that the model drew as well.
     """
@@ -174,7 +174,7 @@ class RequestTimings:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """After the first token; None for fewer than two."""
+        """The rate after the first token; None for fewer than two tokens."""
         return (self.generated_tokens - 1) / self.decode_seconds if self.generated_tokens > 1 and self.decode_seconds else None
 
     @property
@@ -196,7 +196,7 @@ class Latency:
 class Metrics:
     """Counters since load; times in seconds.
 
-    `tokens_computed` counts the tokens pushed through the model, also padding and those of failed calls.
+    `tokens_computed` counts the tokens pushed through the model, including padding and the tokens of failed calls.
     """
 
     tokens_computed: int = 0
@@ -210,10 +210,10 @@ class Metrics:
     kv_evicted_bytes: int = 0
     tokens_rescored: int = 0
     tokens_restored: int = 0  # from KV blocks, into memory
-    blocks_saved: int = 0  # KV blocks written into the block file, and their bytes
+    blocks_saved: int = 0  # KV blocks written into the block file; `block_bytes_saved` has their bytes
     block_bytes_saved: int = 0
     texts_embedded: int = 0
-    tokens_drafted: int = 0  # by speculation
+    tokens_drafted: int = 0  # tokens drafted by speculation
     tokens_accepted: int = 0  # drafted tokens that the model drew as well
     full_vector_hits: int = 0
     first_token_seconds: float | None = None  # of the last generation
@@ -221,19 +221,19 @@ class Metrics:
     last_reused: int | None = 0  # of the last generation: prompt tokens found in the cache; None: not known of a server
     last_computed: int | None = 0  # of the last generation: prompt tokens pushed through the model; None as above
     grammar_tokens: int = 0  # drawn under a grammar, by generations that have ended
-    grammar_seconds: float = 0.0  # processor time of their masks and steps, most of it during forwards
-    grammar_wait_seconds: float = 0.0  # time that their draws waited for masks
-    tokens_prefilled: int = 0  # of `tokens_computed`: prompts, queries and scored texts
-    tokens_generated: int = 0  # drawn, or chosen by beams
-    prompt_tokens: int = 0  # of the requests that have ended
+    grammar_seconds: float = 0.0  # processor time of masks and steps of grammars, most of it during forwards
+    grammar_wait_seconds: float = 0.0  # time that draws waited for masks
+    tokens_prefilled: int = 0  # the part of `tokens_computed` in prompts, queries and scored texts
+    tokens_generated: int = 0  # tokens drawn, or chosen by beams
+    prompt_tokens: int = 0  # prompt tokens of the requests that have ended
     prefill_seconds: float = 0.0  # of forwards over prompts
     decode_seconds: float = 0.0  # of steps of running generations and beam searches
     requests_started: int = 0  # generations, scores and embeddings; log-probability queries are counted in `queries`
     requests_completed: int = 0
     requests_failed: int = 0
     requests_cancelled: int = 0
-    requests_active: int = 0  # now, waiting ones included
-    requests_waiting: int = 0  # now: not begun yet, or waiting for other requests to end
+    requests_active: int = 0  # at present, waiting ones included
+    requests_waiting: int = 0  # at present: not begun yet, or waiting for other requests to end
     cache_hits: int = 0  # paths that found a prefix in the trie
     cache_misses: int = 0
     kv_evictions: int = 0  # segments
@@ -259,7 +259,7 @@ class Metrics:
         return self.tokens_generated / self.decode_seconds if self.decode_seconds else None
 
     def request(self, number: int) -> RequestTimings | None:
-        """The timings of an ended request by its number (`PromptProgress.request`); None if it is not among `recent`."""
+        """The timings of an ended request by its number (`PromptProgress.request`); None where `recent` lacks it."""
         return next((timings for timings in reversed(self.recent) if timings.request == number), None)
 
     @property
@@ -284,14 +284,14 @@ OnProgress = Callable[[PromptProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class EdgeReport:
-    """One edge of the trie: size, age on the logical clock, leases, last tokens."""
+    """One edge of the trie: size, age on the logical clock of the trie, leases, last tokens."""
 
     tokens: int
     bytes: int
     age: int
     leases: int
     tail: tuple[int, ...]
-    hits: int = 0  # lookups through it
+    hits: int = 0  # lookups that passed through the edge
     stack: tuple[tuple[str, float], ...] = ()  # (`AdapterInfo.digest`, scale) of its adapters, in order
 
 
@@ -308,9 +308,10 @@ class CacheReport:
     hits: int
     misses: int
     largest: tuple[EdgeReport, ...] = ()
-    last_prefix: int = 0  # tokens the last request found
+    last_prefix: int = 0  # tokens that the last request found in the trie
     last_reason: str = ""  # why the prefix ended there
-    last_cause: str = "none"  # the same in a word: none, whole, new, evicted, cleared, refused, other, checkpoint, scores, off
+    # the reason in a word: none, whole, new, evicted, cleared, refused, other, checkpoint, scores, off
+    last_cause: str = "none"
     working_bytes: int = 0  # of workspaces, beside the trie's `bytes`
     vector_bytes: int = 0  # of cached next-token vectors
     pins: int = 0  # their leases are among `leases`
@@ -322,8 +323,8 @@ class PrefixMatch:
 
     Attributes:
         tokens: Length of the longest prefix that needs no forward pass.
-        tier: "warm" (in memory), "disk" (its end is in the block file alone) or "cold" (nowhere; `tokens` is 0).
-        warm: Leading tokens in memory, where the tier is "disk"; else None.
+        tier: "warm" (all of the prefix is in memory), "disk" (its end is only in the block file) or "cold" (`tokens` is 0).
+        warm: Leading tokens in memory where the tier is "disk"; otherwise None.
     """
 
     tokens: int
@@ -358,11 +359,11 @@ class BlocksSaved:
 
     Attributes:
         blocks: Blocks of the path, as far as its KV is in memory.
-        written: The blocks among them that were not in the block file.
-        tokens: Leading tokens of the path in the block file now.
+        written: Number of these blocks that were new to the block file.
+        tokens: Leading tokens of the path that are now in the block file.
         bytes: Bytes written.
-        seconds: Duration; other requests went on.
-        engine_seconds: The part of it in which the owner thread did nothing else.
+        seconds: Duration of the call; other requests ran meanwhile.
+        engine_seconds: The part of `seconds` in which the owner thread did nothing else.
         no_room: Whether some blocks were not stored: the block file's budget is full of pinned blocks, or smaller than the
             path.
     """

@@ -24,7 +24,7 @@ from runtime.tables import LN2, Columns, Tabular, token_numbers, top_columns
 
 MOST_BYTES = 256 << 20  # of an answer
 MOST_TOKENS = 64  # requested ids: each is ranked among the whole vocabulary, in every layer
-MOMENT_BYTES = 256 << 20  # of the logits in memory at once; at least those of one position
+MOMENT_BYTES = 256 << 20  # of the logits in memory at once; the logits of one position are always allowed
 _SCALARS = ("deviation", "reused")
 _NAMED = 20  # characters of a token in a cell
 ENTRY_BYTES = 12  # of one logit: in the library's form, as float32, and its weight
@@ -45,9 +45,9 @@ class LensRun(Tabular):
         top_logprobs: ``(n, layers + 1, k)``.
         entropy: ``(n, layers + 1)``.
         deviation: The largest difference, in nats, between the last layer and the ordinary log-probabilities at the last
-            position, over tokens of a probability of at least 0.001.
+            position, over the tokens with a probability of at least 0.001.
         reused: Tokens before the positions whose keys and values were in the cache.
-        vocabulary: The bytes of every id, shared with the model, for showing tokens; without it they are shown by id.
+        vocabulary: The bytes of every id, shared with the model, for showing tokens; without it tokens are shown by id.
     """
 
     positions: Int32
@@ -80,7 +80,7 @@ class LensRun(Tabular):
 
     @property
     def summary(self) -> str:
-        """Positions and layers, and the layer from which the following token leads; of several, how many lead at the end."""
+        """Counts of positions and layers; the layer from which the following token leads, or how many of several lead."""
         text = f"{len(self):,} position{'s' * (len(self) != 1)}, {self.layers} layers"
         leads = self.leads_from()
         if len(self) == 1 and leads[0] >= 0:
@@ -95,7 +95,7 @@ class LensRun(Tabular):
         return f"id {token}" if text is None else text[:_NAMED]
 
     def _cell(self, place: int, layer: int) -> html.Cell:
-        """The likeliest token of a layer, marked where it is the following one."""
+        """The likeliest token of a layer, marked where it is the token that follows in the text."""
         ids, logprobs = self.top_ids[place, layer].tolist(), self.top_logprobs[place, layer].tolist()
         following, rank = int(self.token_ids[place, 0]), int(self.ranks[place, layer, 0])
         lines = [f"layer {layer} after token {self.positions[place]:,}, entropy {self.entropy[place, layer] / LN2:.2f} bits"]
@@ -116,17 +116,17 @@ class LensRun(Tabular):
 
     @property
     def layers(self) -> int:
-        """Layers of the model, one less than rows."""
+        """The number of layers of the model: one less than the rows."""
         return int(self.entropy.shape[1]) - 1
 
     def leads_from(self, column: int = 0) -> Int32:
-        """``(n,)``: the first layer from which on a token is the likeliest up to the last; -1: it is not the likeliest there.
+        """``(n,)``: the first layer from which a token is the likeliest up to the last layer; -1: not the likeliest there.
 
         Args:
             column: The token's column in `token_ids`.
         """
         leads = self.ranks[:, :, column] == 1
-        behind = leads[:, ::-1].cumprod(axis=1).sum(axis=1)  # number of rows up to the last in which it leads
+        behind = leads[:, ::-1].cumprod(axis=1).sum(axis=1)  # number of last rows in which the token leads without a gap
         return np.where(behind > 0, self.entropy.shape[1] - behind, -1).astype(np.int32)
 
     def table_columns(self) -> Columns:
@@ -198,7 +198,7 @@ class LensCost:
 
     @classmethod
     def of(cls, info: ModelInfo, positions: int, top_k: int = 5, tokens: int = 0) -> Self:
-        """The cost of so many positions; computes no lens."""
+        """The cost of a lens over this number of positions; computes no lens."""
         rows = info.layers + 1
         answer = positions * (8 + 4 * tokens + rows * (4 + 8 * top_k + 8 * (1 + tokens)))
         moment = min(positions, positions_at_once(info)) * rows * info.vocab_size * ENTRY_BYTES
@@ -229,10 +229,10 @@ def positions_at_once(info: ModelInfo) -> int:
 
 
 def check_positions(positions: Sequence[int] | None, n: int) -> Int32:
-    """Positions in a text of `n` tokens, ``(p,) int32``, in the given order; None is the last.
+    """Checked positions in a text of `n` tokens, ``(p,) int32``, in the given order; None: the last position.
 
     Raises:
-        InvalidRequestError: No position, one given twice, or one outside the text.
+        InvalidRequestError: No position, a position given twice, or one outside the text.
     """
     if positions is None:
         return np.array([n - 1], np.int32)
@@ -254,7 +254,7 @@ def check_positions(positions: Sequence[int] | None, n: int) -> Int32:
 
 
 def empty_lens(positions: Int32, ids: Int32, rows: int, k: int, tokens: Int32) -> LensRun:
-    """An answer with positions and tokens filled in, and room for the scores."""
+    """A run with positions and tokens filled in, and room for the scores."""
     n, following = len(positions), np.append(ids[1:], NO_TOKEN)[positions]
     token_ids = np.concatenate([following[:, None], np.tile(tokens, (n, 1))], axis=1).astype(np.int32)
     wanted = token_ids.shape[1]

@@ -14,9 +14,9 @@ _M_ARENA_MAX: Final = -8  # a parameter of `mallopt`, from glibc's malloc.h
 def limit_arenas() -> None:
     """On glibc, limits malloc to `MOST_ARENAS` arenas, instead of up to eight for each processor.
 
-    Every model has new threads, which take other arenas. Free memory between blocks of one arena serves no thread of another,
-    so that a process that loads and closes models grows while the bytes in use do not. Existing arenas stay. Does nothing where
-    the environment sets the number, and on other C libraries.
+    Every model starts new threads, which take other arenas. Free memory between blocks of one arena is of no use to threads of
+    another, so a process that loads and closes models grows although the bytes in use do not. Existing arenas stay. Does
+    nothing on other C libraries, or where the environment sets the number of arenas.
     """
     if "MALLOC_ARENA_MAX" in os.environ or "glibc.malloc.arena_max" in os.environ.get("GLIBC_TUNABLES", ""):
         return
@@ -25,6 +25,6 @@ def limit_arenas() -> None:
 
 
 def return_memory() -> None:
-    """On glibc, returns the free memory between used blocks to the system; other allocators do so by themselves."""
+    """On glibc, returns the free memory between used blocks to the system; other allocators do so on their own."""
     with suppress(OSError, AttributeError):  # no glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -58,7 +58,7 @@ class Finish(IntEnum):
     ENGINE_DIED = 8
     STOP_INSIDE = 9  # a stop string inside a structure of the grammar
     EOS_UNSOUND = 10  # EOS of a JSON answer that does not parse: a name twice in an object, an infinite number
-    GRAMMAR_UNSOUND = 11  # GRAMMAR of such an answer
+    GRAMMAR_UNSOUND = 11  # GRAMMAR of a JSON answer that does not parse
 
     def __init__(self, number: int) -> None:
         plain = self.name.removesuffix("_INSIDE").removesuffix("_UNSOUND")
@@ -73,15 +73,15 @@ class TokenRecord:
     """One token with its scores. Log-probabilities and the entropy are in nats.
 
     `logprob`, `rank`, `entropy` and the top-k are None or empty where nothing precedes the token, or where it was not scored.
-    For a server's model the rank may be unknown beyond its alternatives, and the entropy is known only where these are the
-    whole vocabulary.
+    For a server's model the rank of a token outside the alternatives may be unknown, and the entropy is known only where the
+    alternatives are the whole vocabulary.
     """
 
     token_id: int
     token_bytes: bytes
     text: str  # the code points this token completes; may be empty
     logprob: float | None
-    rank: int | None  # 1 = most likely: 1 + entries strictly above
+    rank: int | None  # 1 + the number of tokens with a higher log-probability
     entropy: float | None
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
@@ -91,7 +91,8 @@ class TokenRecord:
     incomplete: bool = False  # on the last token: `Finish.incomplete`
     stages: tuple[Stage, ...] | None = None  # the sampler's stages, where they were requested
     shift: float | None = None  # raw logits minus log-probabilities; with stages
-    redrawn: int | None = None  # the id drawn again from the stored alternatives; None without stages, or not among them
+    # the id that a repeated draw from the stored alternatives gives; None without stages, or where it is not among them
+    redrawn: int | None = None
 
     @property
     def surprisal_bits(self) -> float | None:
@@ -104,7 +105,7 @@ class TokenRun(Tabular):
     """Columns for n consecutive tokens; in a notebook, tokens coloured by surprise.
 
     Unscored tokens have NaN in `logprob`, `entropy` and `covered_mass`, 0 in `rank`, `NO_TOKEN` in `top_ids`. `vocabulary` has
-    the bytes of every id, shared with the model, for showing alternatives; without it they are shown by id.
+    the bytes of every id, shared with the model, for showing alternatives; without it alternatives are shown by id.
     """
 
     ids: Int32  # (n,)
@@ -164,11 +165,11 @@ class TokenRun(Tabular):
 
     @property
     def summary(self) -> str:
-        """The number of tokens, and bits and perplexity of the scored ones."""
+        """The number of tokens, and the bits and perplexity of the scored tokens."""
         return _summary(self.surprisal_bits)
 
     def html(self) -> str:
-        """The coloured tokens alone, for `runtime.html.page`."""
+        """Only the coloured tokens, for `runtime.html.page`."""
         hovers = (_hover(html.spelled(each.token_id, each.token_bytes), each, self.vocabulary) for each in self)
         return html.tokens(self.texts, self.surprisal_bits.tolist(), hovers)
 
@@ -189,13 +190,13 @@ class TokenRun(Tabular):
 
     @property
     def by_eos(self) -> npt.NDArray[np.bool_]:
-        """``(n,)`` which tokens ended their answer as end-of-text; their text is not part of it."""
+        """``(n,)``: whether a token ended its answer as end-of-text; such a token's text is not part of the answer."""
         ends: npt.NDArray[np.bool_] = (self.finish == Finish.EOS) | (self.finish == Finish.EOS_UNSOUND)
         return ends
 
     @property
     def top_k(self) -> int:
-        """The number of alternatives that a row has room for."""
+        """The number of alternatives per row (k)."""
         return int(self.top_ids.shape[1])
 
     def record(self, i: int) -> TokenRecord:
@@ -246,10 +247,10 @@ class TokenRun(Tabular):
     def from_columns(cls, columns: Mapping[str, npt.NDArray[np.generic]]) -> Self:
         """The inverse of `to_columns`.
 
-        Missing columns, as in files of other programs, become those of unscored tokens; `ids` must be there.
+        Missing columns, as in files of other programs, get the values of unscored tokens; `ids` is required.
         """
         if not columns.keys() >= _NEEDED:
-            if not columns.keys() >= _TOP:  # ids or log-probabilities of alternatives alone
+            if not columns.keys() >= _TOP:  # only the ids or only the log-probabilities of alternatives
                 columns = {name: column for name, column in columns.items() if name not in _TOP}
             columns = {**cls.unscored(columns["ids"].tolist(), *_pieces_of(columns), Origin.IMPORTED).to_columns(), **columns}
         plain = {name: columns[name] for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")}
@@ -339,13 +340,13 @@ class TokenRecords(list[TokenRecord], Tabular):
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs(Tabular):
-    """The likeliest next tokens, and the exact probability of all others together. As a table, the chosen ids follow.
+    """The likeliest next tokens, and the exact probability of all others together. In the table the chosen ids come last.
 
     Attributes:
         ids: ``(n,) int32``, likeliest first.
         logprobs: ``(n,) float32``, nats.
         tail_mass: Probability of all other tokens together; 0 without others.
-        chosen: Log-probabilities of the ids that the caller chose.
+        chosen: Log-probabilities, nats, of the ids that the caller chose.
         vocabulary: As for `TokenRun`.
     """
 
@@ -387,7 +388,7 @@ class TopLogprobs(Tabular):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Scores(Tabular):
-    """The scores of n tokens, without the tokens, as stored beside the KV in the trie. A notebook shows their places."""
+    """The scores of n tokens without the tokens, as stored with the KV in the trie. A notebook shows token positions."""
 
     logprob: Float32  # (n,)
     rank: Int32  # (n,)
@@ -438,7 +439,7 @@ class Scores(Tabular):
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in _SCORE_COLUMNS))
 
     def table_columns(self) -> Columns:
-        """The columns of `TokenRun` without those of the tokens."""
+        """The columns of `TokenRun`, except those for the tokens themselves."""
         return {
             "position": np.arange(len(self), dtype=np.int32),
             **token_numbers(self.logprob, self.rank, self.entropy),
@@ -476,7 +477,7 @@ def text_of(token: int, vocabulary: Sequence[bytes]) -> str | None:
 
 
 def _hover(name: str, record: TokenRecord, vocabulary: Sequence[bytes] = ()) -> str:
-    """A token's numbers and the likeliest ones at its place, a line each."""
+    """A token's numbers and the likeliest tokens at its place, a line each."""
     if record.logprob is None or record.surprisal_bits is None:
         return f"{name}\nnot scored"
     lines = [name, f"{html.chance(record.logprob)}, {record.surprisal_bits:.2f} bits"]
@@ -515,12 +516,12 @@ def _widen(table: npt.NDArray[Any], k: int, fill: float) -> npt.NDArray[Any]:
 class Completion(str, Tabular):
     """An answer's text, a `str` whose slices and joins are plain text.
 
-    `run` has its tokens with their scores (`GenerationOptions.top_k` alternatives each), the end-of-text token included. They
-    are its table and, in a notebook, a coloured text.
+    `run` has its tokens with their scores (`GenerationOptions.top_k` alternatives each), the end-of-text token included; the
+    table, and the coloured text in a notebook, show them.
 
     `finish_reason` is "eos", "stop", "length", "context" or "grammar". `incomplete` is True where the answer was cut before its
-    own end (by `max_tokens`, by the context, by a stop string inside a grammar's structure), and where it is unsound JSON: with
-    a name twice in one object, or a number that no float holds. A JSON answer that is not incomplete parses and validates.
+    own end (by `max_tokens`, by the context, by a stop string inside a grammar's structure), and where it is unsound JSON, with
+    a name twice in one object or a number that no float holds. A JSON answer that is not incomplete parses and validates.
     """
 
     __slots__ = ("run",)
@@ -543,7 +544,7 @@ class Completion(str, Tabular):
 
     @property
     def incomplete(self) -> bool:
-        """Whether it was cut, or is unsound."""
+        """Whether the answer was cut, or is unsound JSON."""
         return self.finish.incomplete
 
     def __repr__(self) -> str:
@@ -553,7 +554,7 @@ class Completion(str, Tabular):
         return self.run._repr_html_()
 
     def table_columns(self) -> Columns:
-        """Those of its run."""
+        """The columns of its run."""
         return self.run.table_columns()
 
     def __reduce__(self) -> tuple[type[Completion], tuple[TokenRun]]:

@@ -75,7 +75,7 @@ def arrow_table(columns: Columns, metadata: Mapping[str, Any] | None = None) -> 
 
     Args:
         columns: ``(n,)`` arrays, ``(n, k)`` arrays (each row becomes a list), sequences of texts or of bytes. NaN, None and
-            values masked by a `numpy.ma` array become null; in the list of a row they are left out.
+            values masked by a `numpy.ma` array become null; the list of a row leaves them out.
         metadata: Metadata of the schema; values other than texts are stored as JSON.
 
     Raises:
@@ -92,7 +92,7 @@ def optional(module: str, what: str, extra: str) -> Any:
     """An optional library.
 
     Raises:
-        UnsupportedFeatureError: It is not installed; the message has the package to install for `what`.
+        UnsupportedFeatureError: The library is not installed; the message names the package to install for `what`.
     """
     try:
         return import_module(module)
@@ -115,7 +115,7 @@ def top_columns(top_ids: npt.NDArray[Any], top_logprobs: npt.NDArray[Any]) -> di
 
 
 def _known(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """The values, and a mask of the known ones."""
+    """The values, and a mask that is True for known values."""
     values: npt.NDArray[Any] = np.ma.getdata(column)
     known: npt.NDArray[np.bool_] = ~np.ma.getmaskarray(column)
     return values, known & ~np.isnan(values) if values.dtype.kind == "f" else known

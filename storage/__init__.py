@@ -1,8 +1,8 @@
 """Sessions on disk: one SQLite file, one thread, one writer.
 
-`SessionStore` holds sessions, their trees of runs, and tokens as columns; `DataFolderLock` lets one process write.
-`open_blocks` opens a second file for KV, which is only a cache, from another process. `storage.tables.views` describes the SQL
-views for other tools, `storage.errors` the errors. The store and its library are loaded on first use.
+`SessionStore` holds sessions, their trees of runs, and tokens as columns; `DataFolderLock` admits one writing process.
+`open_blocks` opens a second file, a cache of KV, in the engine process. `storage.tables.views` describes the SQL views for
+other tools, `storage.errors` the errors. The store and its library are loaded on first use.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [*(name for name in globals() if name.endswith("Error")), *_HOMES]
 
 
-if not TYPE_CHECKING:  # else unknown names would pass the type checker
+if not TYPE_CHECKING:  # hidden from the type checker, which would otherwise accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module 'storage' has no attribute {name!r}")
         _import_library()
         found = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = found  # later lookups do not come here
+        globals()[name] = found  # later accesses do not call this function
         return found
 
 

@@ -1,4 +1,4 @@
-"""The one connection of the store and its thread.
+"""The store's only connection, and the thread that uses it.
 
 All access to SQLite is a function `(sqlite_utils.Database) -> T` that `Database.read` or `Database.write` runs on the store
 thread. Results are `concurrent.futures`, so any event loop, or none, can wait for them.
@@ -37,12 +37,12 @@ Job = Callable[[sqlite_utils.Database], T]
 
 _PRAGMAS = (
     "foreign_keys = ON",
-    "synchronous = FULL",  # a commit is on disk when it returns
+    "synchronous = FULL",  # a commit is on the disk when it returns
     "trusted_schema = OFF",  # a foreign schema cannot call functions with side effects
     "cell_size_check = ON",
     "journal_size_limit = 67108864",  # bytes of the WAL file after a checkpoint
 )
-# Elsewhere fsync reaches the disk; on macOS only F_FULLFSYNC does.
+# On macOS only F_FULLFSYNC reaches the disk; on other systems fsync does.
 _PRAGMAS_MACOS = ("fullfsync = ON", "checkpoint_fullfsync = ON")
 _BUSY_SECONDS = 5.0
 _NO_FILES_BESIDE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
@@ -67,11 +67,11 @@ class Database:
             raise
 
     def submit(self, job: Job[T]) -> Future[T]:
-        """Runs `job` on the store thread; SQLite errors become those of `storage.errors`.
+        """Runs `job` on the store thread; SQLite errors are converted to those of `storage.errors`.
 
         Raises:
             StoreClosedError: The store was closed.
-            StoreForkedError: It belongs to another process.
+            StoreForkedError: The store belongs to another process.
         """
         if self._forked:
             raise StoreForkedError(
@@ -87,16 +87,16 @@ class Database:
         return await asyncio.wrap_future(_relay(self.submit(job)))
 
     async def write(self, job: Job[T]) -> T:
-        """Runs `job` in one transaction, durable on return.
+        """Runs `job` in one transaction, which is durable on return.
 
-        It runs to its end even if the caller is cancelled.
+        The job runs to its end even if the caller is cancelled.
         """
         return await self.read(lambda db: transaction(db, job))
 
     def close(self) -> None:
-        """Completes submitted jobs, closes the connection and ends the thread; blocking, may be repeated.
+        """Completes submitted jobs, closes the connection and ends the thread. Blocking; idempotent.
 
-        In a forked child it does nothing.
+        Does nothing in a forked child.
         """
         if self._forked:
             return
@@ -138,17 +138,17 @@ class Database:
 def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite_utils.Database:
     """A connection with our pragmas to an existing file, for the calling thread.
 
-    On a read-only or full disk SQLite cannot make the files that a WAL needs. A file opened `read_only` there is read without
-    them, or together with its WAL as a copy in the temporary folder.
+    On a read-only or full disk SQLite cannot make the files that a WAL needs. With `read_only` the file is then read without
+    them; if it has a WAL, both are copied into the temporary folder and read there.
 
     Args:
         path: The file.
-        read_only: Nothing is written.
-        immutable: The file has no writer meanwhile; SQLite takes no lock and makes no other files.
+        read_only: Whether nothing is written.
+        immutable: Whether the file has no writer meanwhile: SQLite then takes no lock and makes no other files.
     """
     if read_only and not path.exists():
         raise StoreMissingError(f"{path}: there are no saved sessions here yet")
-    if path.exists() and not path.is_file():  # SQLite waits for a pipe's other end
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
         raise StoreDamagedError(f"{path} is no regular file; move it away or choose another data folder")
     if not read_only or immutable:
         return _connection(path, read_only=read_only, immutable=immutable)
@@ -177,7 +177,7 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
 class Connection(sqlite3.Connection):
     """A connection of the process that opened it: SQLite does not allow a forked child even to close it.
 
-    May own the folder of the copy that it reads.
+    The connection may own the folder of the copy that it reads.
     """
 
     folder: tempfile.TemporaryDirectory[str] | None = None
@@ -188,7 +188,7 @@ class Connection(sqlite3.Connection):
         _connections.add(self)
 
     def close(self) -> None:
-        """Closes it and deletes the copy; does nothing in a forked child."""
+        """Closes the connection and deletes the copy, if any; does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         super().close()
@@ -200,7 +200,7 @@ _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def _keep_connections() -> None:
-    """Keeps the connections of a forked child alive, since the end of its interpreter would close them in SQLite."""
+    """Keeps connections alive in a forked child, whose interpreter would otherwise close them in SQLite at its end."""
     for connection in list(_connections):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
@@ -218,7 +218,7 @@ def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqli
         for pragma in _PRAGMAS + (_PRAGMAS_MACOS if sys.platform == "darwin" else ()):
             db.execute(f"PRAGMA {pragma}")
         if read_only:
-            db.execute("PRAGMA user_version").fetchone()  # fails now, not at the first query
+            db.execute("PRAGMA user_version").fetchone()  # fails now, instead of at the first query
     except BaseException:
         conn.close()
         raise
@@ -226,7 +226,7 @@ def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqli
 
 
 def fetch(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> Rows:
-    """All rows of a query, as dictionaries. Raises errors of reading, which are never taken for "no rows"."""
+    """All rows of a query, as dictionaries. Errors of reading are raised, and never taken for "no rows"."""
     return list(dictionaries(db.execute(sql, parameters)))
 
 
@@ -243,7 +243,7 @@ def scalar(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] = ()) 
 
 
 def transaction(db: sqlite_utils.Database, job: Job[T]) -> T:
-    """Runs `job` in one transaction; repeats it once after a disk fault, which makes SQLite roll it back."""
+    """Runs `job` in one transaction; repeats it once after a disk fault, after which SQLite has rolled it back."""
     try:
         with db.atomic():
             return job(db)

@@ -2,17 +2,17 @@
 
 StoreError
 ├── StoreMissingError                   no store exists at that path (read-only opening, or a broken link)
-├── StoreNewerError                     written by a newer version; untouched
-├── StoreDamagedError                   not a database, not ours, or its pages are broken
+├── StoreNewerError                     the file is of a newer version; it was not touched
+├── StoreDamagedError                   the file is not a database, not a store, or has broken pages
 ├── StoreReadOnlyError                  the file or its folder cannot be written
-├── StoreFullError                      the disk is full or refuses writes; nothing half-written is kept
+├── StoreFullError                      the disk is full or refuses writes; the transaction was rolled back
 ├── StoreDiskError                      the disk failed while reading or syncing
 ├── StoreBusyError                      another program holds the database
 ├── StoreClosedError                    the store was closed
 │   └── StoreForkedError                it belongs to the process that this one was forked from
 ├── UnknownRowError (LookupError)       no session, node or chunk has that id
 ├── InvalidRowError (ValueError)        the values to save are invalid; nothing was written
-└── InvalidFileError (ValueError)       a file cannot be imported; nothing of it was taken
+└── InvalidFileError (ValueError)       a file cannot be imported; nothing was imported
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StoreNewerError(StoreError):
 
 
 class StoreDamagedError(StoreError):
-    """The file is not a database, not one of ours, or damaged; it was not touched."""
+    """The file is not a database, not a store, or damaged; it was not touched."""
 
 
 class StoreReadOnlyError(StoreError):
@@ -61,7 +61,7 @@ class StoreClosedError(StoreError):
 
 
 class StoreForkedError(StoreClosedError):
-    """The store belongs to the process that this one was forked from: its thread and its connection exist there alone."""
+    """The store belongs to the process that this one was forked from: its thread and connection exist only there."""
 
 
 class UnknownRowError(StoreError, LookupError):
@@ -73,11 +73,11 @@ class InvalidRowError(StoreError, ValueError):
 
 
 class InvalidFileError(StoreError, ValueError):
-    """A file cannot be imported; nothing of it was taken.
+    """A file cannot be imported; nothing was imported.
 
     Args:
-        name: Of the file.
-        what: What is wrong, in plain words.
+        name: The name of the file.
+        what: The fault, in plain words.
         line: Line number from 1; None for a file without lines.
         place: The part of the file ("node 17"); empty for the whole file.
     """
@@ -88,7 +88,7 @@ class InvalidFileError(StoreError, ValueError):
         super().__init__(f"{', '.join(where)}: {what}")
 
 
-# By primary result code of SQLite (the low byte of the extended code): error and message.
+# Primary result code of SQLite (the low byte of the extended code) -> error and message.
 _MEANING: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_FULL: (StoreFullError, "the disk is full; free some space, nothing that was saved is lost"),
     sqlite3.SQLITE_READONLY: (StoreReadOnlyError, "it cannot be written; check the permissions of the file and its folder"),
@@ -103,13 +103,13 @@ _WRITE_FAULTS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE)
 
 
 def is_write_fault(error: sqlite3.Error) -> bool:
-    """Whether the disk was full or failed, so that the transaction is tried once more."""
+    """Whether the disk was full or failed: the transaction is then repeated once."""
     primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error of one of our own, valid queries comes from broken pages or a broken schema, not from the disk."""
+    """Whether the error of a valid query comes from broken pages or a broken schema, and not from the disk."""
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -117,7 +117,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def typed(error: sqlite3.Error, path: Path) -> StoreError:
-    """`error` of the database at `path` as an error of this module."""
+    """Converts an error of the database at `path` to an error of this module."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return StoreError(f"{path}: {error}")
@@ -132,7 +132,7 @@ def typed(error: sqlite3.Error, path: Path) -> StoreError:
 
 @contextmanager
 def typed_errors(path: Path) -> Iterator[None]:
-    """Converts errors of SQLite and of files inside the block to those of this module."""
+    """Converts errors of SQLite and of files inside the `with` block to those of this module."""
     try:
         yield
     except sqlite3.Error as error:

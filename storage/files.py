@@ -13,14 +13,14 @@ from storage.errors import typed_errors
 
 
 def ensure_file(path: Path) -> None:
-    """Makes `path` (0600) and its folder (0700) when they are missing."""
+    """Makes `path` (0600) and its folder (0700) if they are missing."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names of the files in `folder` durable."""
+    """Syncs `folder`, which makes the names of its files durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -34,15 +34,15 @@ def sidecar(path: Path, ending: str) -> Path:
 
 
 def free_name(target: Path) -> Path:
-    """`target`, or the next numbered name like it that is free."""
+    """`target` if no file has that name, otherwise the next free numbered name like it."""
     names = [target, *(target.with_stem(f"{target.stem}-{n}") for n in range(2, 1000))]
     return next(name for name in names if not name.exists())
 
 
 def keep_as(file: Path, name: Path) -> None:
-    """Gives a file a second name, replacing a file there: a link, or a synced copy where links are not supported.
+    """Gives a file a second name by a link, or by a synced copy where links are not supported.
 
-    Does not sync the folder.
+    Replaces a file of that name. Does not sync the folder.
     """
     name.unlink(missing_ok=True)
     try:
@@ -55,13 +55,13 @@ def keep_as(file: Path, name: Path) -> None:
 
 
 def journal_of(path: Path) -> Path:
-    """The WAL of a database, which SQLite keeps beside the target of a link."""
+    """The path of a database's WAL; for a link, SQLite keeps it beside the target."""
     return sidecar(path.resolve(), "-wal")
 
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """An empty file beside `path` to write to, which replaces it at the end; an error changes nothing."""
+    """An empty file beside `path` to write to. It replaces `path` at the end; after an error nothing is changed."""
     with typed_errors(path):
         draft = path.with_name(f".{path.name}.{os.getpid()}.part")
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -23,7 +23,7 @@ class _Holder(msgspec.Struct, frozen=True):
 
 
 class FocusRequest(msgspec.Struct, frozen=True):
-    """A request of a second start of the app to the first; `stamp` makes each one different."""
+    """A request from a second start of the app to the first; `stamp` makes each request different."""
 
     stamp: int
     files: tuple[str, ...] = ()
@@ -35,14 +35,14 @@ class DataFolderLock:
     Keep a reference: the lock is released when the object is collected.
 
     Args:
-        data_dir: The data folder; created (0700) when it is missing.
+        data_dir: The data folder; made (0700) if missing.
         what: The holder, for messages: "window", "ask --session".
     """
 
     def __init__(self, data_dir: Path, what: str = "window") -> None:
         self._dir, self._what = data_dir, what
         self._note = data_dir / "lock.json"
-        # thread_local=False: acquired on one thread, it may be released on another
+        # thread_local=False: the lock may be released on another thread than the one that acquired it
         self._lock = filelock.FileLock(data_dir / "lock", mode=0o600, thread_local=False)
 
     def acquire(self) -> bool:
@@ -70,7 +70,7 @@ class DataFolderLock:
     def release(self) -> None:
         """Releases the lock; does nothing if it is not held."""
         if self._lock.is_locked:
-            self._note.unlink(missing_ok=True)  # first: afterwards the note may be the next holder's
+            self._note.unlink(missing_ok=True)  # before the release, after which the note may be that of the next holder
             self._lock.release()
 
     @property
@@ -90,7 +90,7 @@ class DataFolderLock:
 
 
 def request_focus(data_dir: Path, files: Sequence[Path] = ()) -> None:
-    """Asks the window that holds `data_dir` to come to the front and open `files`, by the file `focus`, which it watches.
+    """Asks the window that holds `data_dir` to come to the front and open `files`. It watches the file `focus`.
 
     Raises:
         StoreReadOnlyError: The folder cannot be written.
@@ -102,7 +102,7 @@ def request_focus(data_dir: Path, files: Sequence[Path] = ()) -> None:
 
 
 def read_focus(data_dir: Path) -> FocusRequest | None:
-    """The last request; None without one, or while it is being written."""
+    """The last focus request; None without a request, or while it is being written."""
     try:
         return msgspec.json.decode((data_dir / "focus").read_bytes(), type=FocusRequest)
     except (OSError, msgspec.DecodeError):

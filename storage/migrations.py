@@ -1,6 +1,6 @@
 """Migrations of the sessions file: named functions, one transaction each, in the order of their numbers.
 
-A released migration is never edited: the text of its statements is compared with the schema of each file.
+Never edit a released migration: the text of its statements is compared with the schema of each file.
 """
 
 from __future__ import annotations

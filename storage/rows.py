@@ -1,4 +1,4 @@
-"""The values that `storage` takes and returns: plain and frozen, without SQL or a connection."""
+"""The frozen values that `storage` takes and returns, independent of SQL and the connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DamageKind = Literal["file", "search", "session", "node", "tokens", "vocabulary"
 
 
 class SessionRow(Struct, frozen=True):
-    """One saved session. `created` and `updated` are seconds since the epoch, for display, not for sorting."""
+    """One saved session. `created` and `updated` are seconds since the epoch, for display only, not for sorting."""
 
     id: int
     title: str
@@ -27,20 +27,20 @@ class SessionRow(Struct, frozen=True):
     pinned: bool
     is_sample: bool
     current_node: int | None  # tip of the path that is shown
-    branches: int  # number of tips: nodes that no other continues at their end
+    branches: int  # number of tips: nodes that no other node continues at their end
     trashed: bool = False
     damaged: bool = False  # the row fails its checksum; its readable fields are shown
-    trashed_at: float | None = None  # seconds since the epoch, to show how long it stays
+    trashed_at: float | None = None  # seconds since the epoch, to show how long the session stays in the trash
     folder_id: int | None = None
     tags: tuple[str, ...] = ()
 
 
 class SearchHit(Struct, frozen=True):
-    """The place of the words of a search in the text of a node, with some text around them."""
+    """The place in a node's text where the words of a search occur, with some text around them."""
 
     node_id: int
     before: str
-    words: str  # as in the text
+    words: str  # the found words, as spelt in the text
     behind: str
 
 
@@ -49,22 +49,22 @@ class FolderRow(Struct, frozen=True):
 
     id: int
     name: str
-    damaged: bool = False  # the row fails its checksum; giving it a name again repairs it
+    damaged: bool = False  # the row fails its checksum; renaming the folder repairs it
 
 
 class NewNode(Struct, frozen=True):
     """A run of tokens to add to a session's tree."""
 
-    session_id: int  # the session it belongs to
-    parent_id: int | None  # the run it continues; None for a root
+    session_id: int
+    parent_id: int | None  # the run that this run continues; None for a root
     role: Role  # of the speaker
-    text: str = ""  # the content, without the template's own tokens; may be empty while `status` is "open"
-    at_token: int | None = None  # how many of the parent's tokens come before this child; None: all of them
-    at_byte: int | None = None  # the same point in the bytes of the parent's text
-    turn_start: bool = True  # false for a run that continues its parent's turn (continue, or an alternative inside it)
-    status: Status = "complete"  # "open" while tokens are still to come, else "complete" or "partial"
-    finish_reason: str | None = None  # why it ended, when it already has
-    stats: Mapping[str, Any] = {}  # how it was made; any JSON values
+    text: str = ""  # the content, without the template's tokens; may be empty while `status` is "open"
+    at_token: int | None = None  # number of the parent's tokens before this run; None: all
+    at_byte: int | None = None  # the same place in the bytes of the parent's text
+    turn_start: bool = True  # False: the run continues its parent's turn (by "continue", or as an alternative inside it)
+    status: Status = "complete"  # "open" while more tokens will follow, else "complete" or "partial"
+    finish_reason: str | None = None  # why the run ended, if it has and a reason is known
+    stats: Mapping[str, Any] = {}  # how the run was made; any JSON values
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +81,20 @@ class NodeRow:
     text: str
     status: str
     finish_reason: str | None
-    token_count: int  # under its own fingerprint; while open, the tokens saved so far
+    token_count: int  # tokens of its own model; while the run is open, those saved so far
     stats: Mapping[str, Any]
     seq: int  # order within the session
-    kv_fingerprint: str | None  # the model its own tokens came from; None while it has no tokens
-    damaged: bool = False  # the row fails its checksum, or tokens are missing, or were set aside
+    kv_fingerprint: str | None  # the model that its tokens come from; None while it has no tokens
+    damaged: bool = False  # the row fails its checksum, or tokens are missing or in quarantine
 
     @property
     def whole(self) -> bool:
-        """Whether it has text and stats; a `storage.tables.node_columns.NodeStub` does not."""
+        """Whether text and stats were read; false for a `storage.tables.node_columns.NodeStub`."""
         return True
 
     @property
     def has_text(self) -> bool:
-        """Whether it has words."""
+        """Whether the text has words."""
         return bool(self.text)
 
 
@@ -103,8 +103,8 @@ class NewChunk(Struct, frozen=True):
 
     Every column has `count` rows on its first axis, except ragged bytes: a one-dimensional column `data` (or `*_data`) is cut
     by the column `lengths` (or `*_lengths`) of `count` rows. The store itself uses these columns if present: `ids`, `logprob`,
-    `rank`, `entropy` (nats), `origin` (0: the template's), `text_data` with `text_lengths` (UTF-8). Numbers and booleans of 1
-    to 8 bytes; no objects.
+    `rank`, `entropy` (nats), `origin` (0: from the template), `text_data` with `text_lengths` (UTF-8). Values are numbers and
+    booleans of 1 to 8 bytes, never objects.
     """
 
     kv_fingerprint: str
@@ -116,7 +116,7 @@ class NewChunk(Struct, frozen=True):
 class StoredChunk(Struct, frozen=True):
     """A range of a node's tokens as read; the ranges of a node are in order and do not overlap.
 
-    `damaged`: the newest saved copy of this range fails its checksum or is missing. `columns` is then an older intact copy
+    `damaged` marks a range whose newest saved copy fails its checksum or is missing. `columns` is then an older intact copy
     (the same tokens, perhaps unscored), or empty.
     """
 
@@ -153,13 +153,13 @@ class Salvage(Struct, frozen=True):
     """The result of a recovery from a damaged file."""
 
     sessions: int
-    turns: int  # runs of tokens, to be exact
-    lost: tuple[str, ...]  # descriptions of what could not be read
-    kept: Path  # the damaged file
+    turns: int  # number of runs
+    lost: tuple[str, ...]  # descriptions of the parts that could not be read
+    kept: Path  # the damaged file under its new name
 
 
 class DamageRow(Struct, frozen=True):
-    """One finding of `verify`."""
+    """One damage that `verify` found."""
 
     kind: DamageKind
     detail: str  # plain words

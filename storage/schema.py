@@ -1,6 +1,6 @@
 """Opens the sessions file after checks of its application id, version and integrity. `storage.migrations` makes its tables.
 
-`application_id` identifies our files; an unknown migration identifies a newer version.
+The `application_id` identifies our files; a migration that is unknown here identifies a newer version.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
     """A connection to the sessions file at `path`, created or migrated if necessary, for the calling thread.
 
     Raises:
-        StoreNewerError, StoreDamagedError: This version cannot open it; the file was not touched.
-        StoreReadOnlyError: It cannot be written, or (read-only) must be migrated first.
-        StoreMissingError: It is a broken link, or (read-only) does not exist.
+        StoreNewerError, StoreDamagedError: This version cannot open the file, which was not touched.
+        StoreReadOnlyError: The file cannot be written, or (read-only) must be migrated first.
+        StoreMissingError: `path` is a broken link, or (read-only) does not exist.
     """
     if path.is_symlink() and not path.exists():
         raise StoreMissingError(f"{path} is a link to {path.readlink()}, which is not there; put the file back there")
@@ -64,7 +64,7 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
 
 
 def create(path: Path) -> None:
-    """Makes an empty store under another name and renames it: `path` is never incomplete, so a file of 0 bytes is damaged."""
+    """Makes an empty store under another name and renames it: `path` is never incomplete, and 0 bytes mean damage."""
     if _size(journal_of(path)):
         raise StoreDamagedError(f"{path} is missing, but its journal {journal_of(path).name} is there; put the file back")
     draft = sidecar(path, ".new")
@@ -85,11 +85,11 @@ def _survey(path: Path, *, to_write: bool) -> list[str]:
     size, alone = _size(path), not _size(journal_of(path))
     if path.is_file() and size < _HEADER_BYTES:  # SQLite would take it for a new database
         raise StoreDamagedError(f"{path} has {size} bytes and is not a database")
-    # without a WAL there is no writer, and an immutable connection makes no files
+    # without a WAL there is no writer; an immutable connection makes no files
     with closing(connect(path, read_only=True, immutable=alone).conn) as conn:
         db = sqlite_utils.Database(conn, execute_plugins=False)
         whole = scalar(db, "PRAGMA page_count") * scalar(db, "PRAGMA page_size")
-        if alone and size < whole:  # SQLite does not miss part of the last page
+        if alone and size < whole:  # SQLite does not notice that part of the last page is missing
             raise StoreDamagedError(f"{path} is cut short: {size:,} of {whole:,} bytes are there")
         applied = [migration.name for migration in migrations.applied(db)]
         ours = scalar(db, "PRAGMA application_id") == APPLICATION_ID
@@ -98,8 +98,8 @@ def _survey(path: Path, *, to_write: bool) -> list[str]:
         if changed := [name for name in changed_definitions(db) if name not in VIEWS]:
             raise StoreDamagedError(f"{path}: the definition of {', '.join(changed)} is damaged")
         if to_write:  # fails now if the session list cannot be read
-            # with the list's own statement, since another one may still read a row with a broken header; with the titles alone
-            # where an older version has no folders yet
+            # by the statement of the list itself, since another statement may still read a row with a broken header; an older
+            # version has no folders yet, so that only titles are read
             known = len(applied) == len(migrations._migrations)  # noqa: SLF001  # the library has no public list
             for _ in db.execute(LISTED, {"found": None}) if known else db.execute("SELECT title FROM sessions NOT INDEXED"):
                 pass
@@ -131,7 +131,7 @@ def _bring_up_to_date(db: sqlite_utils.Database, path: Path, *, pending: list[st
     if pending:
         back_up_before(db, path, pending[0])
         migrations.apply(db)
-    # a real write: fails now, not at the first message, if the store cannot be written
+    # a real write, which fails now instead of at the first message if the store cannot be written
     version = len(migrations.applied(db))
     transaction(db, lambda db: db.execute(f"PRAGMA user_version = {version}"))
 

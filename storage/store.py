@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 class SessionStore:
     """Sessions on disk.
 
-    All SQL runs on one thread that owns the one connection; the coroutines may be awaited on any event loop, also on
-    several at once or one after the other. A write is one transaction and durable when it returns; it completes even if the
-    awaiting task is cancelled. Every member may raise the errors of `storage.errors`: `StoreFullError`, `StoreDiskError`,
-    `StoreDamagedError`, `StoreReadOnlyError`, `StoreBusyError`, `StoreClosedError`; members that take an id,
-    `UnknownRowError`. A read error is never taken for "empty".
+    All SQL runs on the thread that owns the only connection; the coroutines may be awaited on any event loop, also on
+    several loops at once. A write is one transaction, durable when it returns; it completes even if the awaiting task is
+    cancelled. Every member may raise `StoreFullError`, `StoreDiskError`, `StoreDamagedError`, `StoreReadOnlyError`,
+    `StoreBusyError` and `StoreClosedError` of `storage.errors`; members that take an id also `UnknownRowError`. A read error
+    is never taken for "empty".
 
     Lone surrogates and NUL in text become U+FFFD when saved.
     """
@@ -54,16 +54,18 @@ class SessionStore:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Self:
-        """Opens the file at `path`, created (0600, its folder 0700) or migrated (after a verified backup) if needed; blocking.
+        """Opens the file at `path`. Blocking.
+
+        A missing file is made (0600, its folder 0700); one of an older version is migrated, after a verified backup.
 
         Args:
             path: The sessions file.
-            read_only: For a process without the data folder's lock: nothing is created, migrated or recovered.
+            read_only: For a process without the data folder's lock: nothing is made, migrated or recovered.
 
         Raises:
-            StoreNewerError: Written by a newer version; the file was not touched.
-            StoreDamagedError: Not a database, not one of ours, or broken; the file was not touched.
-            StoreReadOnlyError, StoreFullError: It cannot be written.
+            StoreNewerError: The file is of a newer version; it was not touched.
+            StoreDamagedError: The file is not a database, not a store, or broken; it was not touched.
+            StoreReadOnlyError, StoreFullError: The file cannot be written.
             StoreMissingError: `path` is a broken link, or (`read_only`) does not exist.
         """
         database = Database(path)
@@ -71,7 +73,7 @@ class SessionStore:
         store = cls(database)
         if not read_only:
             try:
-                with suppress(StoreDamagedError):  # `verify` names it; the rest of the store opens
+                with suppress(StoreDamagedError):  # `verify` reports the damage; the rest of the store opens
                     database.submit(lambda db: transaction(db, nodes.close_open_runs)).result()
             except BaseException:
                 database.close()
@@ -103,11 +105,11 @@ class SessionStore:
         return await self._database.read(lambda db: sessions.listing(db, query))
 
     async def search_hits(self, query: str) -> dict[int, SearchHit]:
-        """By session, one place of the query's words in its text; sessions with the words in the title alone have none."""
+        """One place of the query's words in the text, by session; sessions with the words only in the title have none."""
         return await self._database.read(lambda db: search.hits(db, query))
 
     async def trashed_sessions(self) -> list[SessionRow]:
-        """The trash, the last changed first."""
+        """The sessions in the trash, the last trashed first."""
         return await self._database.read(sessions.trash)
 
     async def rename_session(self, session_id: int, title: str) -> None:
@@ -115,7 +117,7 @@ class SessionStore:
         await self._database.write(lambda db: sessions.rename(db, session_id, title))
 
     async def pin_session(self, session_id: int, pinned: bool = True) -> None:
-        """Pins or unpins it and drops its manual order: sorted by its last change, it precedes those with a manual order."""
+        """Pins or unpins a session and drops its manual order: sorted by its last change, it precedes manually ordered ones."""
         await self._database.write(lambda db: places.pin(db, session_id, pinned))
 
     async def trash_session(self, session_id: int) -> None:
@@ -127,13 +129,13 @@ class SessionStore:
         await self._database.write(lambda db: sessions.change(db, session_id, trashed=None))
 
     async def purge_trash(self, days: float = 30) -> int:
-        """Deletes sessions that have been in the trash for longer than `days`, in short transactions; returns how many."""
+        """Deletes sessions that were in the trash for longer than `days`, in short transactions; returns their number."""
         await self._database.write(trash.note_latest)
         expired = await self._database.read(lambda db: trash.expired(db, days))
         return await self._purge(expired)
 
     async def empty_trash(self, session_ids: Collection[int]) -> int:
-        """Deletes those of these sessions that are in the trash, except damaged ones; returns how many."""
+        """Deletes the given sessions if they are in the trash and not damaged; returns their number."""
         trashed = await self._database.read(lambda db: trash.expired(db, None))
         return await self._purge([each for each in trashed if each in session_ids])
 
@@ -147,19 +149,19 @@ class SessionStore:
         return len(session_ids)
 
     async def drop_empty_sessions(self, title: str, keep: Collection[int] = ()) -> int:
-        """Deletes sessions called `title` without any text, except those in `keep`; returns how many.
+        """Deletes sessions called `title` without any text, except those in `keep`; returns their number.
 
-        Sessions with a setup, folder or tags, pinned ones, the sample and damaged ones stay.
+        Sessions with a setup, a folder or tags stay, as do pinned and damaged sessions and the sample.
         """
         return await self._database.write(lambda db: trash.drop_empty(db, title, keep))
 
     async def copy_session(self, session_id: int, title: str) -> SessionCopy:
         """Copies a session with its tree, tokens and shown path; the copy is neither pinned nor a sample.
 
-        The copy is of one moment, and written in short transactions; an open run ends in it with its saved tokens.
+        The copy has the state of one moment, and is written in short transactions; an open run ends with its saved tokens.
 
         Raises:
-            StoreDamagedError: Part of it is damaged; nothing was copied.
+            StoreDamagedError: Part of the session is damaged; nothing was copied.
         """
         return await self._importer().copy(session_id, title)
 
@@ -174,14 +176,14 @@ class SessionStore:
         return await self._database.read(lambda db: nodes.tree(db, session_id))
 
     async def load_shape(self, session_id: int) -> SessionShape:
-        """The session and the tree of its runs without their texts, for long sessions. Damaged rows are marked."""
+        """The session and the tree of its runs without texts, for long sessions. Damaged rows are marked."""
         return await self._database.read(lambda db: nodes.shape(db, session_id))
 
     async def load_nodes(self, session_id: int, node_ids: Sequence[int], *, after: int | None = None) -> list[NodeRow]:
-        """Some runs of a session in the order of creation, without tokens; ids that it does not have are left out.
+        """Some runs of a session in the order of creation, without tokens; ids of other sessions are left out.
 
         Args:
-            session_id: Their session.
+            session_id: The session of the runs.
             node_ids: The runs.
             after: Adds all runs with ids above this one.
         """
@@ -195,45 +197,47 @@ class SessionStore:
             The new node's id.
 
         Raises:
-            InvalidRowError: A parent in another session, an `at_token` the parent does not have, columns that do not fit.
+            InvalidRowError: A parent in another session, an `at_token` beyond the parent, or columns that do not fit.
         """
         return await self._database.write(lambda db: nodes.add(db, node, chunk, current=current))
 
     async def append_chunk(self, node_id: int, chunk: NewChunk) -> None:
-        """Saves the next tokens of an open run (or all tokens of a finished run that has none yet).
+        """Saves the next tokens of an open run, or all tokens of a finished run that has none yet.
 
-        A chunk from the first token that covers all saved tokens of an open run replaces them: the same ids, perhaps scores of
-        another model.
+        A chunk that begins at the first token and covers all saved tokens of an open run replaces them; it has the same ids,
+        and may have scores of another model.
 
         Raises:
-            InvalidRowError: The chunk does not follow what is saved, has other ids, or the run is finished.
+            InvalidRowError: The chunk does not follow the saved tokens, has other ids, or the run is finished.
         """
         await self._database.write(lambda db: token_chunks.append(db, nodes.require(db, node_id), chunk))
 
     async def rescore(self, node_id: int, chunk: NewChunk) -> None:
         """Saves another set of columns for tokens of a run, or for its bytes as another model tokenizes them.
 
-        Readers get the newest columns per fingerprint and range; older ones are kept.
+        Readers get the newest columns per fingerprint and range; older columns are kept.
 
         Raises:
-            InvalidRowError: Ids differ from those of the run, or the range is beyond its tokens (or that model's so far).
+            InvalidRowError: The ids differ from those of the run, or the range is beyond its tokens (or those of that model).
         """
         await self._database.write(lambda db: token_chunks.rescore(db, nodes.require(db, node_id), chunk))
 
     async def finish_node(
         self, node_id: int, *, finish_reason: str | None, incomplete: bool = False, stats: Mapping[str, Any], text: str
     ) -> None:
-        """Ends an open run: "complete" after None, eos, stop or grammar, else "partial"; adds its text to the search index.
+        """Ends an open run and adds its text to the search index.
+
+        Its status becomes "complete" for the reasons None, eos, stop and grammar, else "partial".
 
         Args:
             node_id: The run.
-            finish_reason: Why it ended.
-            incomplete: Makes it "partial" for any reason (a stop text inside a structured answer).
-            stats: How it was made.
-            text: Its content.
+            finish_reason: Why the run ended.
+            incomplete: Makes the run "partial" whatever the reason (for a stop text inside a structured answer).
+            stats: How the run was made.
+            text: The content.
 
         Raises:
-            InvalidRowError: The run was finished before.
+            InvalidRowError: The run is already finished.
         """
         await self._database.write(
             lambda db: nodes.finish(db, node_id, finish_reason=finish_reason, incomplete=incomplete, stats=stats, text=text)
@@ -243,7 +247,7 @@ class SessionStore:
         """Deletes an answer that ended without text, so that another one can take its place.
 
         Raises:
-            InvalidRowError: It has text, is open, or another run continues it.
+            InvalidRowError: The run has text, is open, or another run continues it.
         """
         await self._database.write(lambda db: trash.discard(db, node_id))
 
@@ -252,11 +256,11 @@ class SessionStore:
 
         Args:
             node_ids: The runs.
-            kv_fingerprint: The model whose scores are read where it has scored the run; elsewhere, and for None, the run's
-                own. Each chunk names its model.
+            kv_fingerprint: The model whose scores are read if it has scored the run; otherwise, and for None, the run's own
+                model. Each chunk names its model.
 
         Returns:
-            Per run: ranges in order, without overlap. Damaged ones are marked, never left out.
+            For each run its ranges in order, without overlap. Damaged ranges are marked, never left out.
         """
         ids = list(node_ids)
         return await self._database.read(lambda db: token_chunks.load(db, ids, kv_fingerprint))
@@ -316,25 +320,25 @@ class SessionStore:
     async def import_file(self, path: Path, progress: Callable[[int, int], None] = lambda _done, _total: None) -> Imported:
         """Imports sessions from a file: our JSON, messages as OpenAI's API takes them, or a portable session file.
 
-        Other jobs of the store run meanwhile. After an error or cancellation nothing of it stays.
+        Other jobs of the store run meanwhile. After an error or cancellation nothing of the import remains.
 
         Args:
             path: The file; it is not changed.
             progress: Called now and then with the amount read and the total.
 
         Raises:
-            InvalidFileError: The file is invalid; names the line and the node or message.
-            StoreNewerError: A newer version wrote it.
+            InvalidFileError: The file is invalid; the message has the line and the node or message.
+            StoreNewerError: The file is of a newer version.
         """
         return await self._importer().import_file(path, progress)
 
     async def drop_unfinished_imports(self) -> int:
-        """Deletes the remains of interrupted imports, copies and deletions, in slices; returns how many sessions."""
+        """Deletes the remains of interrupted imports, copies and deletions, in slices; returns the number of sessions."""
         return await self._importer().drop_unfinished()
 
     def _importer(self) -> Importer:
         if self._imports is None:
-            from storage.transfer.importer import Importer  # the window opens without it
+            from storage.transfer.importer import Importer  # imported late: the window opens without it
 
             self._imports = Importer(self._database)
         return self._imports
@@ -342,9 +346,9 @@ class SessionStore:
     # ---- verification, repair, backups
 
     async def verify(self) -> list[DamageRow]:
-        """All damage, each with its session and turn; empty if there is none.
+        """All damage, each with its session and turn; empty without damage.
 
-        Goes session by session, so that other jobs of the store can run meanwhile.
+        Works session by session, so that other jobs of the store can run in between.
         """
         damage = await self._database.read(integrity.check_file)
         for session_id in await self._database.read(integrity.session_ids):
@@ -354,11 +358,11 @@ class SessionStore:
     async def set_aside_damage(self) -> list[DamageRow]:
         """Moves the rows that `verify` finds damaged into quarantine, so that all others are intact; returns them.
 
-        Only for the one writer of the data folder. Runs keep their text and the tokens before the first lost one, and stay
-        marked (`NodeRow.damaged`). Goes session by session, so that other jobs of the store can run meanwhile.
+        Only for the writer of the data folder. Runs keep their text and the tokens before the first lost one, and stay marked
+        (`NodeRow.damaged`). Works session by session, so that other jobs of the store can run in between.
 
         Raises:
-            StoreDamagedError: Pages of the file are broken: it has to be recovered (`salvage`). Nothing was changed.
+            StoreDamagedError: Pages of the file are broken, which needs `salvage`. Nothing was changed.
         """
         damage = await self._database.read(integrity.check_pages)
         if damage and all("index" in row.detail for row in damage):
@@ -382,8 +386,8 @@ class SessionStore:
     async def back_up_daily(self) -> Path | None:
         """Makes today's backup if there is none yet, and keeps the last seven; returns its path.
 
-        It runs on its own thread and connection, so that the store stays free; cancelling stops it. A damaged backup replaces
-        none.
+        It runs on a thread and connection of its own, so that the store stays free; cancelling stops it. A damaged backup
+        replaces no earlier one.
 
         Raises:
             StoreDamagedError: The file is damaged; existing backups stay.
@@ -394,14 +398,14 @@ class SessionStore:
     async def back_up_now(self) -> Path:
         """Makes a backup that is never deleted automatically, and verifies every row of it; returns its path.
 
-        It runs on its own thread and connection, as `back_up_daily`; cancelling stops it.
+        It runs on a thread and connection of its own, as `back_up_daily` does; cancelling stops it.
 
         Raises:
             StoreDamagedError: The file is damaged; existing backups stay.
             StoreFullError: The disk has too little room for it.
         """
         made = await self._back_up(back_up_now)
-        assert made is not None  # only set together with this task's cancellation
+        assert made is not None  # `stop` is set only together with this task's cancellation
         return made
 
     async def _back_up(self, make: Callable[[Path, threading.Event], Path | None]) -> Path | None:
@@ -412,7 +416,7 @@ class SessionStore:
             stop.set()
 
     async def close(self) -> None:
-        """Completes submitted jobs, closes the file and ends the thread. May be repeated."""
+        """Completes submitted jobs, closes the file and ends the thread. Idempotent."""
         await self._database.close_async()
 
     def close_sync(self) -> None:

@@ -1,1 +1,1 @@
-"""`LanguageModel` and what makes one."""
+"""`LanguageModel`, the capabilities of its engine, and `load`."""

@@ -1,4 +1,4 @@
-"""`AdapterStack`: the capability of an engine that takes LoRA adapters."""
+"""`AdapterStack`: the LoRA adapters of an engine that supports them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class AdapterStack:
 
     An id (``org/name``, ``org/name@revision``) names an adapter in the models folder (`import_adapter`); nothing is fetched.
 
-    A request runs to its end under the stack in force when it is made, or under the one it names (`adapters=`). KV is stored
-    by stack: changing the stack makes none stale and drops none, and the KV of a stack is found again when the stack is back.
-    An *activated* adapter (peft's aLoRA) takes part from the last occurrence of its invocation sequence in a request's tokens
-    on; the tokens before it use and share the KV of the rest of the stack. An answer that contains the sequence activates the
-    adapter from there on, like a branch made at that token: the few tokens of the sequence are computed once more, and their
-    records keep the distribution that they were drawn from. The beams of a search stay under the adapters of its prompt.
+    A request runs to its end under the stack in force when it is made, or under the adapters that it names (`adapters=`). KV is
+    stored by stack: a change of the stack drops no KV, and the KV of a stack is found again when that stack is restored.
+    An *activated* adapter (peft's aLoRA) acts from the last occurrence of its invocation sequence in a request's tokens on; the
+    tokens before it use and share the KV of the rest of the stack. An answer that contains the sequence activates the adapter
+    from there on, like a branch at that token: the few tokens of the sequence are computed once more, and their records keep
+    the distribution that they were drawn from. All beams of a search use the adapters of its prompt.
 
     Members that take a name accept an adapter's name, and ``name_type`` where a plain adapter ("lora") and an activated one
     ("alora") share a name. All of them raise `AdapterError` for an unknown name; the message names the nearest.
@@ -50,7 +50,7 @@ class AdapterStack:
         return self.list_adapters()
 
     async def add_adapter_async(self, path: str | Path, name: str | None = None, *, any_base: bool = False) -> str:
-        """Registers an adapter; its weights stay where they are.
+        """Registers an adapter, without loading its weights.
 
         Args:
             path: A folder in peft's layout or mlx-lm's, or an id in the models folder.
@@ -58,7 +58,7 @@ class AdapterStack:
             any_base: Takes an adapter that names another base model, if all its shapes fit.
 
         Returns:
-            Its name.
+            The registered name.
 
         Raises:
             AdapterError: Not found, damaged, a pickle (never opened), not a LoRA, of another shape than the model's modules
@@ -70,12 +70,12 @@ class AdapterStack:
         return added
 
     async def load_adapter_async(self, name: str) -> None:
-        """Loads the weights of an adapter beside those of the base; does nothing where they are loaded.
+        """Loads the weights of an adapter beside those of the base; does nothing if they are loaded.
 
-        An adapter of the shelf is named by its id, and registered first.
+        An adapter of the shelf, named by its id, is registered first.
 
         Raises:
-            AdapterError: Unknown (the message lists those on the shelf), or its file was changed or holds NaN.
+            AdapterError: The adapter is unknown (the message lists those on the shelf), or its file was changed or holds NaN.
             MemoryBudgetError: The device ran out of memory.
         """
         await self._transport.call("load_adapter", name=_text(name))
@@ -83,8 +83,8 @@ class AdapterStack:
     async def unload_adapter_async(self, name: str) -> None:
         """Removes an adapter from the stack, and frees its weights once no running request uses it.
 
-        It stays registered, and its KV stays until other KV needs the room. New requests that name it are refused at once.
-        The unloading goes on when the awaiting task is cancelled.
+        The adapter stays registered, and its KV stays until it is evicted. New requests that name it are refused at once. The
+        unloading continues even if the awaiting task is cancelled.
         """
         await self._transport.call("unload_adapter", name=_text(name))
 
@@ -98,7 +98,7 @@ class AdapterStack:
         await self._transport.call("push_lora", name=name, scale=scale)
 
     async def pop_lora_async(self) -> tuple[str, float]:
-        """Removes the top of the stack and returns its name and scale; it stays loaded.
+        """Removes the top adapter of the stack, which stays loaded, and returns its name and scale.
 
         Raises:
             AdapterError: The stack is empty.
@@ -107,7 +107,7 @@ class AdapterStack:
         return name, scale
 
     async def clear_loras_async(self) -> None:
-        """Empties the stack, which leaves the base alone; adapters stay loaded."""
+        """Empties the stack, so that the base alone is in force; adapters stay loaded."""
         await self._transport.call("clear_loras")
 
     add_adapter = blocking(add_adapter_async)
@@ -119,10 +119,10 @@ class AdapterStack:
 
 
 def _absolute(given: str | Path) -> str:
-    """The absolute path of an existing folder, or of what is not formed like an id; an id as it was written."""
+    """The absolute path, if the path exists or is not formed like an id; otherwise the id, unchanged."""
     if not isinstance(given, str | Path):
         raise AdapterError(f"an adapter is a folder or an id on the shelf, not {shown(given)}")
-    from runtime.loading.paths import is_model_id  # a window that opens does without it
+    from runtime.loading.paths import is_model_id  # imported late: the window opens without it
 
     path = str(given)
     here = Path(path).expanduser()

@@ -1,7 +1,7 @@
 """Scores and likeliest tokens for a stream of many texts, in bounded memory.
 
-Inputs are read as they are needed and results are yielded as they are completed, so that neither is held whole. The requests in
-flight share forwards and the KV of their common prefixes, like any requests.
+Inputs are read as they are needed and results are yielded as they are completed; neither is held in memory as a whole. The
+requests in flight share forwards and the KV of their common prefixes, as all requests do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Batch = int | Literal["auto"]
 OnFault = Callable[[int, RuntimeFault], None]  # the text's number
 Answer = TypeVar("Answer")
 
-AUTO_TEXTS = 128  # in flight, or fewer where they have more than `AUTO_TOKENS`
+AUTO_TEXTS = 128  # in flight, or fewer where these have more than `AUTO_TOKENS` tokens
 AUTO_TOKENS = 1 << 16
 READ_AT_ONCE = 32  # texts that are tokenised in one call
 
@@ -63,21 +63,21 @@ async def score_many(
 ) -> AsyncGenerator[tuple[int, TokenRun], None]:
     """Scores many texts: ``(number, run)`` for each, in bounded memory; called without await.
 
-    Results that were yielded before an interruption are complete; `skip` leaves their texts out the next time.
+    Results that were yielded before an interruption are complete; pass the numbers of their texts as `skip` to resume.
 
     Args:
         model: The model that scores them.
-        texts: An iterable of texts or token ids, synchronous or not; read as results are taken.
+        texts: A synchronous or asynchronous iterable of texts or token ids; read as results are taken.
         top_k: Alternatives recorded per token.
         batch: Texts in flight; "auto": up to 128 texts or 65,536 tokens.
-        ordered: Whether results come in the order of the texts, or as they are completed.
+        ordered: True: results come in the order of the texts; False: in the order of completion.
         skip: Numbers (from 0) of texts that are read, but not computed.
         adapters: As for `next_token_logprobs`.
         priority: The order of these texts among waiting requests.
         progress: True draws a tqdm bar; a callable gets the number of texts done and the total (None: not known).
         on_fault: Gets the number and the error of a text that cannot be scored (`InvalidRequestError`: empty, too long;
-            `NonFiniteLogitsError`); the others go on. Any other error (a server that is unreachable, memory that is full), and
-            without `on_fault` every error, is raised with the number as a note.
+            `NonFiniteLogitsError`); the other texts continue. Any other error (an unreachable server, full memory), and without
+            `on_fault` every error, is raised with the number as a note.
     """
     request_terms(adapters, priority, "")  # else every text would be at fault
     work = partial(model.score_run, top_k=top_k, adapters=adapters, priority=priority)
@@ -107,9 +107,9 @@ async def top_many(
         model: The model to ask.
         texts: As for `score_many`.
         n: As for `top_logprobs`.
-        chosen: Ids whose values are wanted whatever their rank.
+        chosen: Ids whose values are returned whatever their rank.
         batch: As for `score_many`, like the following arguments.
-        ordered: In the order of the texts, or as they are completed.
+        ordered: Whether results come in the order of the texts.
         skip: Numbers of texts that are not computed.
         adapters: As for `next_token_logprobs`.
         priority: The order of these texts among waiting requests.
@@ -261,7 +261,7 @@ async def _iterated(texts: TextsOrIds) -> AsyncIterator[str | Sequence[int]]:
 
 
 def on_a_loop(member: Callable[..., AsyncGenerator[Answer, None]]) -> Callable[..., Generator[Answer, None, None]]:
-    """The blocking twin of an async generator that makes tasks; runs it on a loop in a thread of its own."""
+    """The blocking twin of an async generator that makes tasks; the generator runs on a loop in a thread of its own."""
 
     def twin(*arguments: Any, **named: Any) -> Generator[Answer, None, None]:
         source = member(*arguments, **named)

@@ -19,7 +19,7 @@ from runtime.text.utf8 import clean_text
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
 
-MOST_NESTED: Final = 128  # levels of a message or a definition of a tool; templates and pickles recurse over them
+MOST_NESTED: Final = 128  # levels of a message or a tool definition; templates and pickles recurse over them
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RequestChecks:
         """A copy of token ids, ``(n,) int32``.
 
         Raises:
-            InvalidRequestError: Empty, not whole numbers, or outside the vocabulary (the first bad one is named).
+            InvalidRequestError: No ids, not whole numbers, or ids outside the vocabulary (the first bad id is named).
             ContextOverflowError: More ids than the context holds.
         """
         if isinstance(ids, str | bytes):
@@ -42,7 +42,7 @@ class RequestChecks:
         if bool in kinds:
             raise InvalidRequestError(f"token ids must be whole numbers, not bool{_first_bad(ids)}")
         try:
-            # half of numpy's time for plain ints
+            # takes half of numpy's time for plain ints
             array = np.frombuffer(packed_ints("q", ids), np.int64) if kinds == {int} else np.asarray(ids)
         except OverflowError:
             array = np.asarray(ids)
@@ -66,7 +66,7 @@ class RequestChecks:
         return array.astype(np.int32)
 
     def optional_ids(self, ids: Sequence[int], stage: str) -> Int32:
-        """`ids`, possibly empty; at most as many as the vocabulary has."""
+        """As `ids`, but the list may be empty, and has at most as many ids as the vocabulary."""
         if isinstance(ids, Sized) and not isinstance(ids, str | bytes) and not len(ids):
             return np.empty(0, np.int32)
         return RequestChecks(self.vocab_size, self.vocab_size).ids(ids, stage)
@@ -171,20 +171,20 @@ def _first_bad(ids: Sequence[Any] | np.ndarray[Any, Any]) -> str:
 
 
 def check_fits(model: LanguageModel, *texts: str, stage: str = "prompt") -> None:
-    """Refuses texts whose size alone shows that together they cannot fit into the context: tokenising megabytes takes minutes.
+    """Refuses texts that together cannot fit into the context by their size alone, since tokenising megabytes takes minutes.
 
-    The bound is the longest token of the vocabulary. Texts that pass may still be too long.
+    The bound uses the longest token of the vocabulary. Texts that pass may still be too long.
 
     Args:
-        model: Has the vocabulary and the context.
+        model: The model with the vocabulary and the context.
         texts: The texts to tokenise.
-        stage: Their purpose, for the message.
+        stage: The purpose of the texts, for the message.
 
     Raises:
-        ContextOverflowError: They cannot fit.
+        ContextOverflowError: The texts cannot fit.
     """
     limit = model.info.context_length
-    if sum(map(len, texts)) <= limit:  # a character has at least a byte: most texts pass without the vocabulary
+    if sum(map(len, texts)) <= limit:  # a character has at least one byte: most texts pass without the vocabulary
         return
     if model.info.options.get("tokenizer") == "server":  # the longest token is not known here
         return

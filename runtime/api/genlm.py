@@ -30,8 +30,8 @@ def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[
             translated.
 
     Raises:
-        InvalidRequestError: An unknown option, an option under both its names, one without a counterpart (the message names the
-            nearest thing), or a value out of range.
+        InvalidRequestError: An unknown option, an option under both its names, an option without a counterpart (the message
+            names the nearest thing), or a value out of range.
         UnknownBackendError, BackendUnavailableError, ModelLoadError: As for `load`.
     """
     if llm_opts is not None and not isinstance(llm_opts, Mapping):
@@ -46,7 +46,7 @@ def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[
     if vectors is not None:
         check_value("cache_size", vectors, whole(0, of="next-token vectors"))
     options: Ours = {}
-    origins: dict[str, str] = {}  # by our name: the genlm option that set it, or ""
+    origins: dict[str, str] = {}  # our name -> the genlm option that set it, or ""
     for option, value in given.items():
         if option in _GROUPS:
             for inner, translated in _translated(option, value).items():
@@ -94,12 +94,12 @@ def _is(name: str) -> Translate:
 
 
 def _means_nothing(_: Any) -> Ours:
-    """An option of a library's internals, or for something that is always so here."""
+    """Ignores an option: of a library's internals, or for a behaviour that always applies here."""
     return {}
 
 
 def _only(wanted: Any, instead: str) -> Translate:
-    """An option of which one value alone is possible here."""
+    """Accepts only the value `wanted` (or None) of an option; the message for others is `instead`."""
 
     def translate(value: Any) -> Ours:
         if value is not None and value != wanted:
@@ -110,7 +110,7 @@ def _only(wanted: Any, instead: str) -> Translate:
 
 
 def _dtype(value: Any) -> Ours:
-    name = str(value).removeprefix("torch.")  # torch.float16 too
+    name = str(value).removeprefix("torch.")  # also accepts torch.float16
     return {"dtype": _DTYPES.get(name, name)}
 
 

@@ -1,4 +1,4 @@
-"""`KvCache`: reads, fills, pins and saves the KV cache of an engine that has one of its own."""
+"""`KvCache`: reads, fills, pins and saves the KV cache of a local engine."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class KvCache:
     """The engine's KV cache.
 
     **Pins** protect the KV of a path, and of its continuation, from eviction by other text. Running requests take precedence:
-    where nothing else can be evicted, pins lapse, as they do when the cache is cleared. All pins together hold at most half of
-    the KV budget; the least recently moved lapse first. Moving a lapsed pin puts it in force again. `CacheReport` counts the
-    pins (`pins`) and their leases.
+    pins lapse where nothing else can be evicted, and when the cache is cleared. All pins together hold at most half of the KV
+    budget; the least recently moved pins lapse first. Moving a lapsed pin puts it in force again. `CacheReport` counts the pins
+    (`pins`) and their leases.
 
     **Blocks**: with `LoadOptions.blocks`, every query, score, generation and session restores the part of its path that is in
     the block file and not in memory before it computes the rest. Each block is verified; blocks of another model, adapter or
     format are never found, and a damaged block and those after it are computed again. Restored tokens count as reused, and in
-    `Metrics.tokens_restored`. A failing block file is named in `ModelInfo.warnings`, and the model goes on without it.
+    `Metrics.tokens_restored`. A failing block file is named in `ModelInfo.warnings`, and the model works without it.
 
     Methods ending in `_async` are awaited; their twins without the suffix block.
     """
 
-    _pin_numbers = itertools.count(1)  # of all models: a number is never given twice
+    _pin_numbers = itertools.count(1)  # shared by all models, so that no number is given twice
 
     def __init__(self, transport: Transport, checks: RequestChecks) -> None:
         self._transport, self._checks = transport, checks
@@ -40,7 +40,7 @@ class KvCache:
     async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
         """How much of `ids` is in memory or in the block file; computes and restores nothing.
 
-        It counts as a use of the blocks in the file, and not of the KV in memory.
+        The lookup counts as a use of the blocks in the file, but not of the KV in memory.
         """
         match: PrefixMatch = await self._transport.call(
             "prefix_match", ids=self._checks.ids(ids), adapters=adapter_pairs(adapters)
@@ -52,7 +52,7 @@ class KvCache:
     ) -> None:
         """Computes the KV of `ids` into the cache, for later calls under these adapters that begin with them.
 
-        `on_progress` as in `LanguageModel.score`; it is not called for a path that is in the cache already.
+        `on_progress` is that of `LanguageModel.score`, and is not called for a path that is already in the cache.
         """
         await self._transport.call(
             "cache_kv", on_progress=on_progress, ids=self._checks.ids(ids), adapters=adapter_pairs(adapters)
@@ -88,14 +88,14 @@ class KvCache:
         Args:
             ids: A path from its first token on.
             pin: The number of a pin to move to this path; None makes a new one.
-            adapters: The adapters that it was computed under; None: the stack in force.
+            adapters: The adapters that the KV is computed under; None: the stack in force.
 
         Returns:
             The pin's number, for `unpin`.
 
         Raises:
             InvalidRequestError: Ids out of range or of the wrong type.
-            AdapterError: An adapter that is not loaded (of a model in this process; another process pins nothing then).
+            AdapterError: An adapter is not loaded. Raised for a model in this process only; an engine process pins nothing.
         """
         number = self._number(pin)
         self._transport.post("pin", ids=self._checks.ids(ids), pin=number, adapters=adapter_pairs(adapters))
@@ -123,15 +123,15 @@ class KvCache:
     async def save_blocks_async(
         self, ids: Sequence[int], *, adapters: Adapters = None, replaces: int | None = None
     ) -> BlocksSaved:
-        """Writes a path's KV in memory into the block file, except for blocks that the file has.
+        """Writes the KV of a path that is in memory into the block file, except for blocks that the file already has.
 
-        Other requests go on meanwhile. When cancelled, it ends after the current write.
+        Other requests continue meanwhile. When cancelled, it ends after the current write.
 
         Args:
             ids: The path.
-            adapters: The adapters that it was computed under.
-            replaces: The tokens that the path had when it was saved before: the short block at that end is removed, unless it
-                is pinned. None removes nothing, since another conversation may end there.
+            adapters: The adapters that the KV was computed under.
+            replaces: The number of tokens that the path had when it was last saved: the short block at that end is removed,
+                unless it is pinned. None removes nothing, since another conversation may end there.
 
         Raises:
             InvalidRequestError: `replaces` is not a place on the path.
@@ -147,26 +147,26 @@ class KvCache:
         return saved
 
     async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
-        """Copies the blocks of these names (`block_keys`) that the block file holds into another file; returns their number.
+        """Copies the blocks with these names (`block_keys`) that the block file holds into another file; returns their number.
 
         The block thread copies a few at a time, so that a reopened conversation need not wait for all of them. When cancelled,
         it ends after the current copy.
 
         Args:
             keys: Names of blocks, parents before children.
-            path: A block file, made when missing, or any SQLite file, which gets the tables it lacks; no process has it open.
+            path: A block file, made if missing, or any SQLite file, which gets missing tables; no process may have it open.
 
         Raises:
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
-            OSError: One of the files fails (`BlockFileError`: the block file could not be opened); earlier copies stay.
+            OSError: One of the files fails (`BlockFileError`: the block file could not be opened); finished copies stay.
         """
         copied: int = await self._transport.call("copy_blocks", keys=block_names(keys), path=_absolute(path))
         return copied
 
     async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
-        """Copies the blocks of these names that another file holds into the block file, within its budget.
+        """Copies the blocks with these names from another file into the block file, within its budget.
 
-        Each is checked against damage, but not against wrong numbers of another program: take blocks from trusted files only.
+        Each block is checked for damage, but not for wrong numbers of another program: use trusted files only.
 
         Args:
             keys: Names of blocks, parents before children.
@@ -177,18 +177,18 @@ class KvCache:
 
         Raises:
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
-            OSError: One of the files fails (`BlockFileError`: the block file could not be opened), or the other has no blocks;
-                earlier copies stay.
+            OSError: One of the files fails (`BlockFileError`: the block file could not be opened), or the other file has no
+                blocks; finished copies stay.
         """
         taken: int = await self._transport.call("take_blocks", keys=block_names(keys), path=_absolute(path))
         return taken
 
     async def pin_blocks_async(self, name: str, keys: Sequence[bytes]) -> None:
-        """Pins blocks (`block_keys`) in the block file, also over restarts.
+        """Pins blocks (`block_keys`) in the block file; the pin survives restarts.
 
         Args:
-            name: The pin's name; these blocks replace the ones that it held before.
-            keys: Names of blocks; blocks that are saved later are pinned then. An empty list removes the pin.
+            name: The pin's name; these blocks replace the pin's earlier ones.
+            keys: Names of blocks; blocks that are saved later are pinned as they are saved. An empty list removes the pin.
 
         Raises:
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
@@ -199,13 +199,13 @@ class KvCache:
     # ---- snapshots -------------------------------------------------------------------------------------------
 
     async def kv_snapshot_async(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
-        """Writes the KV of `ids` into one safetensors file, with ids and fingerprint in its header; returns its bytes.
+        """Writes the KV of `ids` into one safetensors file, with ids and fingerprint in its header; returns the file's size.
 
         KV that is not in memory is computed first. The file is replaced atomically.
 
         Raises:
             MemoryBudgetError: The path does not fit into the KV budget.
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         written: int = await self._transport.call(
             "kv_snapshot", path=_absolute(path), ids=self._checks.ids(ids), adapters=adapter_pairs(adapters)
@@ -217,15 +217,15 @@ class KvCache:
 
         Args:
             path: A file that `kv_snapshot` wrote.
-            upto: Leading tokens to load; None: all. A model with recurrent layers can continue from the end alone.
+            upto: Leading tokens to load; None: all. A model with recurrent layers can continue only from the end.
 
         Returns:
-            Leading tokens of the path in memory now; fewer than requested where the budget is full.
+            Leading tokens of the path that are now in memory; fewer than requested where the budget is full.
 
         Raises:
-            SnapshotFormatError: Not a snapshot, damaged, newer, or not from its path's first token on.
-            SnapshotMismatchError: Of another model; the message names the difference. Nothing was restored.
-            OSError: It cannot be read.
+            SnapshotFormatError: The file is not a snapshot, is damaged or newer, or does not begin at its path's first token.
+            SnapshotMismatchError: It is of another model; the message names the difference. Nothing was restored.
+            OSError: The file cannot be read.
         """
         if upto is not None and not is_whole(upto, 1):
             raise InvalidRequestError(f"upto counts tokens, 1 or more, not {upto!r}")
@@ -258,5 +258,5 @@ def check_pin(pin: object) -> int:
 
 
 def _absolute(path: str | Path) -> str:
-    """The path from the caller's folder, which may be another than the engine process's."""
+    """The absolute path, resolved here because the engine process may have another working directory."""
     return str(check_path(path).absolute())

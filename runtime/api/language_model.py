@@ -2,15 +2,15 @@
 
 Rules that hold for all members:
 
-- A token is an int, a log-probability a natural one: float32 log-softmax of the raw logits.
-- Coroutines and async generators work on any running loop, from several loops in several threads, under repeated
+- A token is an int; a log-probability is natural, from the float32 log-softmax of the raw logits.
+- Coroutines and async generators work on any running loop, from several loops in several threads, and under repeated
   `asyncio.run`. Cancelling the awaiting task, or closing a generator, stops the work between two steps; the KV computed so far
   stays in the cache.
-- Blocking members may be called from any thread, also while a loop runs there (which they block). Most members exist in both
-  forms: ``x`` and ``x_sync`` where the plain name is awaited, ``x_async`` and ``x`` where it blocks. Properties, `metrics` and
+- Blocking members may be called from any thread; they block a loop that runs there. Most members exist in both forms: ``x``
+  and ``x_sync`` where the plain name is awaited, ``x_async`` and ``x`` where it blocks. Properties, `metrics` and
   `cache_report` never block and never compute.
 - Work queued in one turn of an event loop (a `gather`) reaches the scheduler as one batch.
-- After `close`, and after the engine process ended, every member that needs the model raises.
+- After `close`, and after the end of the engine process, every member that needs the model raises an error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from runtime.records import Completion, Finish, Float32, Int32, TokenRecord, Tok
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport
 
-if TYPE_CHECKING:  # a session talks to a model, which opens it
+if TYPE_CHECKING:  # circular: sessions import this module
     from runtime.session.session import Session, SessionConfig
     from runtime.session.snapshot import Snapshot
 
@@ -80,9 +80,9 @@ class LanguageModel:
     """A loaded model. The module's docstring has the rules for all members.
 
     Raises (any member that takes token ids):
-        InvalidRequestError: An id out of range or of the wrong type, an empty list where a token is needed.
+        InvalidRequestError: An id out of range or of the wrong type, or an empty list where a token is needed.
         ContextOverflowError: More tokens than the context holds; raised before anything is computed.
-        NonFiniteLogitsError: The model answered NaN or infinity.
+        NonFiniteLogitsError: The model's logits hold NaN or infinity.
         MemoryBudgetError: The KV does not fit into the budget.
         SessionClosedError: The model was closed.
         EngineDiedError: The engine process ended (a spawned model only).
@@ -91,7 +91,7 @@ class LanguageModel:
         transport: Connects the model to its engine.
 
     Attributes:
-        transport: The same object.
+        transport: The argument.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -153,7 +153,7 @@ class LanguageModel:
 
     @property
     def lacks(self) -> frozenset[str]:
-        """The optional capabilities that this engine lacks; empty for all but servers."""
+        """The optional capabilities that this engine lacks; only servers lack any."""
         from runtime.transport.methods import CAPABILITIES  # imported late: the window opens without it
 
         return CAPABILITIES - self.transport.capabilities
@@ -163,7 +163,7 @@ class LanguageModel:
             raise UnsupportedFeatureError(f"the engine of {self.info.name} has no {what}")
 
     def _spelled(self, result: R) -> R:
-        """A result that knows the texts of its alternatives."""
+        """The result with the model's vocabulary, which has the texts of its alternatives."""
         return replace(result, vocabulary=self.transport.text.byte_vocab)
 
     # ---- state -----------------------------------------------------------------------------------------------
@@ -178,9 +178,9 @@ class LanguageModel:
         return self.transport.state.metrics
 
     def cache_report(self) -> CacheReport:
-        """The cache at the end of a step: the last one where no request runs, else one at most 0.25 s ago.
+        """The cache after a step: the last step where no request runs, otherwise a step at most 0.25 s ago.
 
-        A step's report is made after its answers: right after an answer the report may still be that of the step before.
+        A step's report follows its answers: right after an answer the report may still be that of the step before.
         """
         return self.transport.state.cache
 
@@ -195,7 +195,7 @@ class LanguageModel:
         return self.transport.ended
 
     def close(self) -> None:
-        """Ends the model within 2 s and frees its memory; waiting callers get SessionClosedError. Blocking; idempotent."""
+        """Ends the model within 2 s and frees its memory; waiting callers get `SessionClosedError`. Blocking; idempotent."""
         self._finalizer.detach()
         self.transport.close()
 
@@ -203,7 +203,7 @@ class LanguageModel:
         """`close`, awaited.
 
         Args:
-            within: Seconds after which an engine process has ended, or is killed; None: 2. Without effect on a model in this
+            within: Seconds after which an engine process that still runs is killed; None: 2. Without effect on a model in this
                 process.
         """
         self._finalizer.detach()
@@ -237,11 +237,11 @@ class LanguageModel:
 
         Args:
             ids: From the first token on.
-            adapters: Loaded adapters, in order; () is the base, None the model's stack. The same for all queries, scores,
-                samples, embeddings and beam searches; `generate` takes them as `GenerationOptions.adapters`.
+            adapters: Loaded adapters, in order; () is the base, None the model's stack. Queries, scores, samples, embeddings
+                and beam searches take them likewise; `generate` takes them as `GenerationOptions.adapters`.
             priority: The order among waiting requests.
-            cache_salt: Requests share cached tokens only with requests of the same salt; those without one share among
-                themselves. The same for all members that have it.
+            cache_salt: Requests share cached tokens only with requests of the same salt; requests without a salt share theirs
+                among themselves. It has this meaning in all members.
         """
         named = {"batch": [self._checks.ids(ids)], **request_terms(adapters, priority, cache_salt)}
         rows: Float32 = await self.transport.call("logprobs", **named)
@@ -273,13 +273,13 @@ class LanguageModel:
     ) -> TopLogprobs:
         """The `n` likeliest tokens after `ids`, and the exact probability of all others together.
 
-        For a model on a server this is one small answer, where `next_token_logprobs` transfers the whole vocabulary as text, or
-        is refused (`FullVocabUnavailableError`).
+        For a model on a server this is one small answer, whereas `next_token_logprobs` transfers the whole vocabulary as text,
+        or is refused (`FullVocabUnavailableError`).
 
         Args:
             ids: From the first token on.
             n: At least 1, at most the size of the vocabulary.
-            chosen: Ids whose values are wanted whatever their rank.
+            chosen: Ids whose values are returned whatever their rank.
             adapters: As for `next_token_logprobs`.
             priority: As for `next_token_logprobs`.
             cache_salt: As for `next_token_logprobs`.
@@ -308,7 +308,7 @@ class LanguageModel:
         return [self._spelled(top) for top in found]
 
     async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
-        """`next_token_logprobs` by the library's own plain forward pass, without the cache, ``(vocab,) float32``.
+        """`next_token_logprobs` by a plain forward pass of the library, without the cache, ``(vocab,) float32``.
 
         This is the reference that cached answers are compared with.
         """
@@ -348,24 +348,24 @@ class LanguageModel:
         Args:
             ids: The whole sequence, from its first token on.
             top_k: Alternatives recorded per token.
-            start: The first position to score; earlier ones are context only.
-            stride: Scores `ids` that are longer than the context in windows of the context's length (one less on a server,
-                which always generates a token), each `stride` tokens further than the one before (1 to the context less one).
-                Each token is scored once, and after the first window with at least ``context - stride`` tokens before it. A
-                window is a text of its own, computed anew: half the context is a fair stride, a quarter gives lower
-                perplexities in twice the time. Without effect on `ids` that fit. None: `ids` that do not fit are refused.
+            start: The first position to score; earlier tokens are only context.
+            stride: Scores `ids` that are longer than the context in windows of the context's length (one token less on a
+                server, which always generates a token) that begin `stride` tokens apart (1 to the context minus one). Each
+                token is scored once; after the first window it has at least ``context - stride`` tokens before it. A window is
+                computed as a text of its own: half the context is a fair stride, a quarter gives lower perplexities in twice
+                the time. Without effect on `ids` that fit. None: `ids` that do not fit are refused.
             adapters: As for `next_token_logprobs`.
             priority: The order among waiting requests; the prompt of a generation has `Priority.CHAT`.
             cache_salt: As for `next_token_logprobs`.
-            progress: True draws a tqdm bar; a callable gets the count done and the total, here of tokens. Other members count
-                the following: `generate` and `complete` tokens of the answer, `continue_many` and `generate_many` ended
+            progress: True draws a tqdm bar; a callable gets the count done and the total, here in tokens. Other members count
+                the following: `generate` and `complete` the tokens of the answer, `continue_many` and `generate_many` ended
                 answers, `embed` tokens, `lens` positions, `beam_generate` steps.
-            on_progress: Called after each chunk, at the caller, in order, the last time before the answer; with windows, for
-                the tokens of all. `generate` calls it for its prompt.
+            on_progress: Called after each chunk, on the caller's loop or thread, in order, the last time before the answer; it
+                counts the tokens of all windows. `generate` calls it for its prompt.
 
         Returns:
             A list, and a table, of ``len(ids) - start`` records: record i scores ``ids[start + i]`` given all tokens before it
-            (in its window). The numbers of a token that nothing precedes are None.
+            (in its window). The numbers of the very first token are None.
         """
         run = await self.score_run(
             ids,
@@ -393,7 +393,7 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
-        """`score`, as columns."""
+        """`score` with the result in columns."""
         check_value("top_k", top_k, ALTERNATIVES)
         under = {"top_k": top_k, **request_terms(adapters, priority, cache_salt)}
         if stride is None:
@@ -428,12 +428,12 @@ class LanguageModel:
         on_progress: OnProgress | None = None,
         **named: Any,
     ) -> AsyncGenerator[TokenRecord, None]:
-        """Draws tokens after `ids`, and yields a record of each as soon as it is known; called without await.
+        """Draws tokens after `ids`, and yields the record of each as soon as it is known; called without await.
 
         `named` are single options in place of `options`, by the names that `GenerationOptions.from_mapping` knows
-        (``max_tokens=64``, ``temp=0.7``); among them `top_k` is the sampler's. The same for `generate_sync` and `complete`.
+        (``max_tokens=64``, ``temp=0.7``); `top_k` among them is the sampler's. `generate_sync` and `complete` take them too.
 
-        The last record has a `finish_reason` (eos's own record included). Closing the generator early, best with
+        The last record, which may be that of an eos, has a `finish_reason`. Closing the generator early, best with
         `contextlib.aclosing`, stops the generation. Records that were yielded before an error stay valid.
         """
         stream = self.generate_runs(ids, given(options, named), progress=progress, on_progress=on_progress)
@@ -450,7 +450,7 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[TokenRun, None]:
-        """`generate` in chunks: all tokens that have arrived since the caller last asked."""
+        """`generate` in chunks: each run has all tokens that arrived since the previous one."""
         chosen = given(options)
         branches = self.transport.stream("generate", on_progress=on_progress, ids=self._checks.ids(ids), options=chosen)
         done = 0
@@ -476,7 +476,7 @@ class LanguageModel:
     ) -> list[int]:
         """Draws up to `max_tokens` ids after the prompt, without the eos that ends them (genlm-backend's call).
 
-        `adapters` as for `next_token_logprobs`.
+        `adapters` are as for `next_token_logprobs`.
         """
         prompt, eos = self._checks.ids(prompt_token_ids), _eos_set(eos_token_ids)
         if max_tokens == 0 and not isinstance(max_tokens, bool):  # valid, as in genlm: draws nothing
@@ -504,7 +504,7 @@ class LanguageModel:
         *,
         adapters: Adapters = None,
     ) -> list[list[int]]:
-        """`sample` for several prompts; row i answers prompt i and is the same alone or in the batch."""
+        """`sample` for several prompts; row i answers prompt i, and is the same whether computed alone or in the batch."""
         prompts = self._checks.batch(prompt_token_ids_list)
         each = (
             self.sample(prompt.tolist(), max_tokens, eos_token_ids, temperature, seed, adapters=adapters) for prompt in prompts
@@ -521,7 +521,7 @@ class LanguageModel:
     ) -> Completion:
         """Continues a plain text, or answers a list of messages by the chat template.
 
-        The answer has a `finish_reason`, and is `incomplete` where it was cut before its own end, or is not sound JSON.
+        The answer has a `finish_reason`, and is `incomplete` where it was cut before its own end, or is unsound JSON.
 
         Raises:
             GrammarError: The grammar cannot be used (before anything is computed), or fails during the generation.
@@ -546,12 +546,12 @@ class LanguageModel:
     # ---- several at once -------------------------------------------------------------------------------------
     #
     # Each step is one forward for all running branches, up to `max_batch_rows`. A branch ends with a record that has a
-    # `finish_reason`. A branch that fails ends alone: its records stay valid, the others run to their end, and then its error
-    # is raised, with a note of the numbers of all failed branches (the last record of a failed branch has no `finish_reason`).
+    # `finish_reason`. A failing branch does not end the others: its records stay valid, the others run to their end, and then
+    # its error is raised, with a note of the numbers of all failed branches (whose last records have no `finish_reason`).
     # Closing a generator early, best with `contextlib.aclosing`, stops all branches; `Branches.drop` stops one.
     #
-    # A branch yields the same beside others as alone, within the rounding of float32. A model that computes in 16 bits, or
-    # with weights in bfloat16, int8 or int4, may draw other tokens under the same seed: `ModelInfo.warnings` says so.
+    # A branch draws the same tokens in a batch as alone, within the rounding of float32. A model that computes in 16 bits, or
+    # with weights in bfloat16, int8 or int4, may draw other tokens under the same seed; `ModelInfo.warnings` then says so.
 
     def continue_many(
         self,
@@ -564,14 +564,14 @@ class LanguageModel:
     ) -> Branches[TokenRecord]:
         """Draws `n` continuations of one prefix, ``(branch, record)`` as they arrive; called without await.
 
-        The prefix is computed once and held once: the tokens computed are those of the prefix that the cache lacks, and the
-        new ones of each branch. Branches share one seed and are numbered from ``options.branch`` on (0 by default); branch k
-        draws what ``generate`` draws with this seed and ``branch=k``.
+        The prefix is computed and held once: the computed tokens are those of the prefix that the cache lacks, and the new
+        tokens of each branch. Branches share one seed and are numbered from ``options.branch`` on (0 by default); branch k
+        draws the same tokens as ``generate`` with this seed and ``branch=k``.
 
         Args:
             ids: The prefix.
             n: Branches, 1 to 1,024.
-            options: The options of every branch; greedy branches are all the same, and share their rows.
+            options: The options of every branch; greedy branches are identical and share their rows.
             progress: As for `score`.
             on_progress: Called with the progress of the prefix.
 
@@ -592,9 +592,9 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> Branches[TokenRun]:
-        """`continue_many` in chunks: for each branch all tokens that have arrived since the caller last asked.
+        """`continue_many` in chunks: each run has all tokens of its branch that arrived since the previous one.
 
-        The prompt is read after those of requests with a more urgent `priority`; `cache_salt` as for `next_token_logprobs`.
+        `priority` orders the prompt among waiting requests; `cache_salt` is as for `next_token_logprobs`.
         """
 
         def begin() -> Branches[TokenRun]:
@@ -623,14 +623,14 @@ class LanguageModel:
     def generate_many(
         self, prompts: Prompts, options: Options = None, *, progress: ShowProgress = False
     ) -> Branches[TokenRecord]:
-        """Answers different prompts in one batch, ``(prompt's number, record)`` as they arrive; called without await.
+        """Answers several prompts in one batch, ``(prompt's number, record)`` as they arrive; called without await.
 
         Prompt i gets the answer of ``generate(prompts[i], options of i)``. All prompts are checked before any is computed; an
-        error names the number. Up to `max_batch_rows` run at a time; the next begins when one has ended.
+        error names the prompt's number. Up to `max_batch_rows` run at a time; the next begins when one has ended.
 
         Args:
             prompts: Token ids, or raw text, which is tokenised without template and roles.
-            options: For all prompts, or one for each: its own grammar, stops, seed. Without a seed each prompt gets its own.
+            options: One for all prompts, or a list with one for each. Prompts without a seed get a seed of their own each.
             progress: As for `score`.
         """
         runs = self.generate_many_runs(prompts, options, progress=progress)
@@ -670,16 +670,16 @@ class LanguageModel:
     ) -> list[Hypothesis]:
         """The best continuations found by a beam search over the model's raw distribution, best first; deterministic.
 
-        It equals transformers' beam search with the same options. A step is one forward for all beams; the tokens computed are
-        those of the prefix that the cache lacks, and at most `width` for each step but the last.
+        The result equals that of transformers' beam search with the same options. A step is one forward for all beams; the
+        computed tokens are those of the prefix that the cache lacks, and at most `width` per step except the last.
 
         Args:
             ids: The prefix to continue.
-            options: Width, length, when to end.
+            options: Width, length and end of the search.
             adapters: As for `next_token_logprobs`.
             progress: As for `score`.
             on_progress: Called with the progress of the prefix.
-            on_step: Called with the beams after each step, at the caller, in order.
+            on_step: Called with the beams after each step, on the caller's loop or thread, in order.
         """
         chosen, path = given_beams(options, self._checks.vocab_size), self._checks.ids(ids)
         with reporting_steps(progress, chosen.max_tokens, on_step) as hear:
@@ -706,10 +706,10 @@ class LanguageModel:
     ) -> Float32:
         """One vector per text, pooled from the model's last hidden states (after the final norm).
 
-        Texts are tokenised as by `tokenize` and are independent: a text has the same vector alone and among thousands, but for
-        the rounding of the last bits. Equal texts are computed once. Nothing stays in the cache. The work is done in slices
-        between the steps of other requests. A cancelled call ends between two slices, and its vectors are reused by the next
-        call with the same texts.
+        Texts are tokenised as by `tokenize` and are independent: except for the rounding of the last bits, a text has the same
+        vector alone and among thousands. Equal texts are computed once. Nothing stays in the cache. The work is done in slices
+        between the steps of other requests. A cancelled call ends between two slices; the next call with the same texts reuses
+        its vectors.
 
         Args:
             texts: At least one text.
@@ -717,20 +717,20 @@ class LanguageModel:
                 or "cls" (the first token's state; useful only for a model trained for it).
             adapters: As for `next_token_logprobs`.
             progress: As for `score`.
-            on_progress: Called after each slice, at the caller, with the tokens of all texts done; `computed` counts the tokens
-                pushed through the model, padding too.
+            on_progress: Called after each slice, on the caller's loop or thread, with the tokens of all texts done; `computed`
+                counts the tokens pushed through the model, including padding.
 
         Returns:
             ``(len(texts), hidden_size) float32``, each row of length 1, in the order of the texts.
 
         Raises:
-            InvalidRequestError: No texts, an empty one (`texts[3]`), an item that is not a text, an unknown pooling.
-            ContextOverflowError: A text longer than the context; its `stage` is the text's place, "texts[3]".
+            InvalidRequestError: No texts, an empty text, an item that is not a text, or an unknown pooling; names the place.
+            ContextOverflowError: A text is longer than the context; the error's `stage` is the text's place, "texts[3]".
             MemoryBudgetError: The KV of one text does not fit into the budget.
-            AdapterError: An adapter that is unknown, or not loaded.
+            AdapterError: An adapter is unknown, or not loaded.
             UnsupportedFeatureError: The backend returns no hidden states of this architecture, or an activated adapter begins
                 in the middle of a text.
-            NonFiniteLogitsError: The model answered NaN or infinity.
+            NonFiniteLogitsError: The hidden states hold NaN or infinity.
         """
         pooling = check_pooling(pooling)
         listed = checked_texts(texts)
@@ -761,22 +761,22 @@ class LanguageModel:
         """The next-token distribution after each layer of the model, at some positions (the logit lens).
 
         A position costs one forward of its token, with keys and values from the cache, and one row of the head per layer
-        (`LensCost`). The work has the lowest priority. A cancelled call ends between two forwards; an equal later call goes on
-        from there. `LensRun.deviation` compares the last layer with the ordinary log-probabilities.
+        (`LensCost`). The work has the lowest priority. A cancelled call ends between two forwards; an equal later call
+        continues from there. `LensRun.deviation` compares the last layer with the ordinary log-probabilities.
 
         Args:
             ids: The whole text, from its first token on.
             positions: Positions whose next token is predicted, in any order. None: the last one.
             top_k: Alternatives recorded for each layer.
-            tokens: Ids whose values are wanted at every position, beside the token that follows; at most 64.
+            tokens: Ids whose values are returned at every position, in addition to the token that follows; at most 64.
             adapters: As for `next_token_logprobs`.
             progress: As for `score`.
-            on_progress: Called with the number of positions done, at the caller.
+            on_progress: Called with the number of positions done, on the caller's loop or thread.
 
         Raises:
             InvalidRequestError: A position outside the text or given twice, or an answer that would be too large.
-            UnsupportedFeatureError: The layers of a server's model, or of this architecture, cannot be read; the message says
-                why.
+            UnsupportedFeatureError: The layers of a server's model, or of this architecture, cannot be read; the message has
+                the reason.
         """
         self._require("lens", "layers that can be read from here: it answers with tokens and their probabilities alone")
         check_value("top_k", top_k, ALTERNATIVES)
@@ -816,11 +816,11 @@ class LanguageModel:
 
     @property
     def byte_vocab(self) -> list[bytes]:
-        """The exact bytes of every id, ``vocab_size`` entries; empty bytes where an id has none (padding)."""
+        """The exact bytes of every id, ``vocab_size`` entries; ids without bytes (padding) have empty ones."""
         return list(self.transport.text.byte_vocab)
 
     async def byte_vocab_async(self) -> list[bytes]:
-        """`byte_vocab`, complete: asks a server that tokenises for every unknown id, which can take hundreds of requests."""
+        """The complete `byte_vocab`: asks a tokenising server for every unknown id, which can take hundreds of requests."""
         if self.has("kv"):
             return self.byte_vocab
         pieces: list[bytes] = await self.transport.call("byte_vocab")
@@ -828,7 +828,7 @@ class LanguageModel:
 
     @property
     def str_vocab(self) -> list[str]:
-        """The text of every id, ``vocab_size`` entries; the tokenizer's own spelling where the bytes are not UTF-8."""
+        """The text of every id, ``vocab_size`` entries; where the bytes are not UTF-8, the tokenizer's own spelling."""
         return list(self.transport.text.str_vocab())
 
     async def tokenize_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -836,7 +836,7 @@ class LanguageModel:
 
         Args:
             text: Any text.
-            add_special_tokens: False, for a continuation, leaves out the tokens before every text (BOS).
+            add_special_tokens: False leaves out the tokens that precede every text (BOS), as for a continuation.
         """
         if add_special_tokens:
             return (await self._tokenized([text]))[0]
@@ -881,17 +881,17 @@ class LanguageModel:
     ) -> list[int]:
         """The ids of a conversation by the chat template in force (`LoadOptions.chat_format`).
 
-        Content never becomes control tokens.
+        The content of messages never becomes control tokens.
 
         Args:
-            messages: Each with a role (system, user, assistant, tool) and content. An assistant's may have `tool_calls`, as
-                `ToolCalls.message` makes them; the results follow as messages of the role tool.
+            messages: Mappings with a role (system, user, assistant, tool) and content. An assistant message may have
+                `tool_calls`, as `ToolCalls.message` makes them; the results follow as messages of the role tool.
             tools: Definitions: ``{"type": "function", "function": {"name": ..., "parameters": <JSON schema>}}``.
             add_generation_prompt: Whether the header of the answer follows.
 
         Raises:
             UnsupportedFeatureError: There is no chat template, or it would drop the given tools.
-            InvalidRequestError: A message or tool of the wrong shape, or the template refuses them or takes too long.
+            InvalidRequestError: A message or tool has the wrong shape, or the template refuses it or takes too long.
         """
         ids: list[int] = await self.transport.call(
             "render_chat",
@@ -913,17 +913,17 @@ class LanguageModel:
 
     @property
     def own_ends(self) -> AnswerEnds:
-        """The default ends of an answer: the model's eos, and the ends of a turn in the chat format."""
+        """The default ends of an answer: the model's eos ids, and the ends of a turn in the chat format."""
         return self.transport.text.own_ends
 
     def resolve_options(self, call: Layer = None, *, session: Layer = None, preset: Layer = None) -> ResolvedOptions:
         """The options in force for a call, and the layer that set each: call > session > preset > model > default.
 
         They include the ends of an answer: the chat format's stops and the eos. Computes nothing and never blocks. `generate`
-        resolves its options in the same way, as the call.
+        resolves its options in the same way, as the layer of the call.
 
         Raises:
-            InvalidRequestError: An unknown name, a value out of range, settings that contradict each other.
+            InvalidRequestError: An unknown name, a value out of range, or settings that contradict each other.
         """
         return resolve_options(call, session=session, preset=preset, model=self.own_options, ends=self.own_ends)
 
@@ -941,24 +941,24 @@ class LanguageModel:
         return open_session(self, config)
 
     def resume(self, snapshot: Snapshot) -> Session:
-        """A session as it was when `Session.snapshot` was taken: tokens, segments, options, an answer in the middle.
+        """A session in the state of its `Session.snapshot`: tokens, segments, options, an unfinished answer.
 
-        Computes nothing and never blocks: its KV is found in memory or on disk, or computed, when it is needed.
-        `Session.go_on` continues its answer, with its grammar.
+        Computes nothing and never blocks: the KV is found in memory or on disk, or computed, when it is needed.
+        `Session.go_on` continues the answer, with its grammar.
 
         Raises:
             SnapshotMismatchError: Another model, tokenizer, template, setting or adapter; the message names each difference.
-            ContextOverflowError: It is longer than this model's context.
+            ContextOverflowError: The session is longer than this model's context.
         """
         from runtime.session.opening import resume
 
         return resume(self, snapshot)
 
     async def resume_text(self, snapshot: Snapshot) -> Session:
-        """A session with the text of a snapshot of any model, tokenised anew; special strings in it are plain text.
+        """A session with the text of any model's snapshot, tokenised for this model; special strings in it are plain text.
 
         Raises:
-            ContextOverflowError: It is longer than this model's context.
+            ContextOverflowError: The text is longer than this model's context.
         """
         from runtime.session.opening import resume_text
 
@@ -968,8 +968,8 @@ class LanguageModel:
 
     @property
     def tokenizer_digest(self) -> str:
-        """Identifies the tokenizer: SHA-256 of the bytes of all ids, or of the address where a server tokenises."""
-        if self._tokenizer_digest is None:  # a large vocabulary takes some milliseconds
+        """Identifies the tokenizer: SHA-256 of the bytes of all ids, or of the address of a server that tokenises."""
+        if self._tokenizer_digest is None:  # cached: a large vocabulary takes some milliseconds
             from runtime.session.manifest import tokenizer_digest
 
             text = self.transport.text

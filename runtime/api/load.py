@@ -79,7 +79,7 @@ def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, 
         found = _find(source, backend, checked)
     name, model, text = found.backend, found.model, found.text
     folders = [folder for folder in (model, found.drafting) if isinstance(folder, ModelFolder)]
-    locks = [lock_model(folder.path) for folder in folders]  # against removal from the shelf
+    locks = [lock_model(folder.path) for folder in folders]  # prevents their removal from the shelf
 
     def make(check: Callable[[], None]) -> tuple[Backend, Scheduler]:
         def tell(progress: LoadProgress) -> None:
@@ -125,7 +125,7 @@ def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, 
 
 
 def check_model(source: str | Path, backend: str | None = "auto", **options: Any) -> bool:
-    """Raises the errors that `load` raises before it reads weights. Blocks as long as `load` does until then.
+    """Makes the checks of `load` that need no weights, and raises their errors. Blocks as long as these take in `load`.
 
     Returns:
         Whether the model has a chat template.
@@ -178,9 +178,9 @@ def _check_memory(backend: str, options: LoadOptions, weights: int) -> None:
     """Refuses weights that are larger than this machine's memory, before they are read.
 
     Args:
-        backend: The model's.
-        options: `offload` and fewer bits allow large weights; so does a GPU, which has memory of its own.
-        weights: Their bytes, as stored.
+        backend: The model's backend.
+        options: `offload` and fewer bits allow larger weights; so does a GPU, which has memory of its own.
+        weights: Bytes of the weights, as stored.
     """
     memory = psutil.virtual_memory().total
     if weights <= memory or options.offload != "none" or options.weights in ("int8", "int4"):
@@ -202,9 +202,9 @@ def _has_cuda() -> bool:
 
 
 def _leave_exit_status() -> None:
-    """Removes an exit hook of torch's that would log nothing: it imports a module, which loses the exit status of Ctrl-C (-2).
+    """Removes an exit hook of torch that would log nothing, but imports a module, which loses the exit status of Ctrl-C (-2).
 
-    Both backends import torch: hf to compute, mlx for transformers' knowledge of configurations.
+    Both backends import torch: hf to compute, mlx through transformers, for model configurations.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None and not dynamo.log.isEnabledFor(logging.INFO):
@@ -212,10 +212,10 @@ def _leave_exit_status() -> None:
 
 
 def _header(adapter: str) -> AdapterHeader:
-    """The header of an adapter to load with a model: an id on the shelf, or a folder.
+    """The header of an adapter, given as an id on the shelf or as a folder.
 
     Raises:
-        AdapterError: It is neither, or cannot be used.
+        AdapterError: There is no such adapter, or it cannot be used.
     """
     if is_model_id(adapter) and not is_on_shelf(adapter) and not Path(adapter).exists():
         Registry("", 0).find(adapter)  # raises, with the nearest names
@@ -223,10 +223,10 @@ def _header(adapter: str) -> AdapterHeader:
 
 
 def _library_of(source: object) -> str | None:
-    """The library of a ready model, by its class: "torch", "mlx" or ""; None for a name, a folder or a file.
+    """The library of a ready model, by its class: "torch", "mlx" or "" (another); None for a name, a folder or a file.
 
     Raises:
-        InvalidRequestError: Neither a name nor a pair of a model and its tokenizer.
+        InvalidRequestError: `source` is neither a name nor a pair of a model and its tokenizer.
     """
     if isinstance(source, str | Path):
         return None
@@ -242,7 +242,7 @@ def _library_of(source: object) -> str | None:
 
 
 def _backend_for(source: str | Path | Pair, asked: str | None, library: str | None) -> str:
-    """The name of the backend to use; "auto" is mlx for weights that only it can read, and the library of a ready model.
+    """The backend to use. "auto" selects mlx for weights that only mlx can read, and the library of a ready model.
 
     Raises:
         InvalidRequestError: A ready model of another library.
@@ -266,7 +266,7 @@ def _backend_for(source: str | Path | Pair, asked: str | None, library: str | No
 
 
 def _as_ours(model: ModelFolder | Pair, backend: str) -> AbstractContextManager[None]:
-    """Turns a library's errors over a folder into `ModelLoadError`; leaves those of other backends."""
+    """Converts a library's errors about a folder into `ModelLoadError`; errors of other backends stay as they are."""
     library = {"hf": "transformers", "mlx": "mlx-lm"}.get(backend)
     return library_faults(model, library) if library and isinstance(model, ModelFolder) else nullcontext()
 
@@ -284,7 +284,7 @@ def names_of(source: object, model: ModelFolder | Pair) -> tuple[str, ...]:
 def load_draft(
     source: ModelFolder, backend: str, options: LoadOptions, model: Backend, token_bytes: Sequence[bytes]
 ) -> Backend:
-    """Loads the draft model on the owner thread, beside the model it drafts for; unloads both where they do not match."""
+    """Loads the draft model on the owner thread, beside the model that it drafts for; unloads both if they do not match."""
     threads = options.threads or model.info.options.get("threads")  # the library has one thread count for both
     plain = LoadOptions(device=options.device, dtype=options.dtype, threads=threads)
     draft: Backend | None = None

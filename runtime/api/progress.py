@@ -12,7 +12,7 @@ from runtime.info import OnProgress, PromptProgress
 from runtime.options.checking import check_callback
 from runtime.records import TokenRun
 
-if TYPE_CHECKING:  # the window opens before the modules that load a model are imported
+if TYPE_CHECKING:  # imported late: the window opens without the modules that load a model
     from runtime.loading.progress import LoadProgress, OnLoad
 
 OnCount = Callable[[int, int | None], None]  # done, and the total where it is known
@@ -42,7 +42,7 @@ def reporting(progress: ShowProgress, unit: str) -> Iterator[OnCount]:
 
 @contextmanager
 def reporting_prompt(progress: ShowProgress, unit: str, on_progress: OnProgress | None) -> Iterator[OnProgress | None]:
-    """An `on_progress` that reports to both."""
+    """An `on_progress` that reports to `progress` and to `on_progress`."""
     check_callback(on_progress)
     with reporting(progress, unit) as say:
 
@@ -56,7 +56,7 @@ def reporting_prompt(progress: ShowProgress, unit: str, on_progress: OnProgress 
 
 @contextmanager
 def reporting_load(progress: ShowProgress, on_progress: OnLoad | None) -> Iterator[OnLoad | None]:
-    """An `on_progress` of a load that reports to both; `progress` gets the stage that counts tensors alone."""
+    """An `on_progress` of a load that reports to both; `progress` gets only the stage that counts tensors."""
     with reporting(progress, "tensor") as say:
 
         def hear(heard: LoadProgress) -> None:
@@ -70,7 +70,7 @@ def reporting_load(progress: ShowProgress, on_progress: OnLoad | None) -> Iterat
 
 @contextmanager
 def reporting_steps(progress: ShowProgress, most: int | None, on_step: OnStep | None) -> Iterator[OnStep | None]:
-    """An `on_step` of a beam search that reports to both."""
+    """An `on_step` of a beam search that reports to `progress` and to `on_step`."""
     check_callback(on_step, "on_step")
     with reporting(progress, "step") as say:
 
@@ -83,7 +83,7 @@ def reporting_steps(progress: ShowProgress, most: int | None, on_step: OnStep | 
 
 
 def reporting_ends(runs: Branches[TokenRun], progress: ShowProgress, total: int) -> Branches[TokenRun]:
-    """The same branches; `progress` gets the number of ended ones."""
+    """The same branches, with the number of ended ones reported to `progress`."""
 
     async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
         done = 0

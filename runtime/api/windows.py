@@ -16,18 +16,18 @@ from runtime.text.utf8 import texts_of
 
 
 class Window(NamedTuple):
-    """The part ``ids[begin:end]`` of a text, scored as a text of its own; its positions from `start` on count."""
+    """The part ``ids[begin:end]`` of a text, scored as a text of its own; only positions from `start` on are used."""
 
     begin: int
     end: int
-    start: int  # in the window
+    start: int  # position in the window
 
 
 def sliding_windows(ids: Sequence[int], vocab: int, room: int, start: int, stride: int) -> tuple[Int32, list[Window]]:
-    """All ids, checked, and windows of up to `room` tokens, each `stride` tokens further than the one before.
+    """The checked ids, and windows of up to `room` tokens that advance by `stride` tokens.
 
-    Each position from `start` on counts in one window. As in transformers' guide to the perplexity of fixed-length models, the
-    tokens that count after the first window have at least ``room - stride`` before them.
+    Each position from `start` on is scored in one window. As in transformers' guide to the perplexity of fixed-length models,
+    the tokens scored after the first window have at least ``room - stride`` tokens before them.
 
     Raises:
         InvalidRequestError: Ids, a start or a stride out of range.
@@ -54,7 +54,7 @@ def sliding_windows(ids: Sequence[int], vocab: int, room: int, start: int, strid
 
 
 class Total:
-    """Sums up the progress of the windows."""
+    """Sums the progress of all windows."""
 
     def __init__(self, on_progress: OnProgress, windows: Sequence[Window]) -> None:
         self._on_progress = on_progress
@@ -83,6 +83,6 @@ def _sum(before: int | None, more: int | None) -> int | None:
 
 
 def joined(runs: Sequence[TokenRun]) -> TokenRun:
-    """The windows' scores as one run, with the text decoded anew: two windows may share the bytes of a character."""
+    """The scores of all windows as one run. The text is decoded again, since a character may span two windows."""
     run = TokenRun.concat(runs)
     return replace(run, texts=texts_of(run.token_bytes))

@@ -1,1 +1,1 @@
-"""KV beyond the life of the process: content-addressed blocks of 64 tokens in the application's `BlockStore`."""
+"""KV that outlives the process: content-addressed blocks of 64 tokens in the application's `BlockStore`."""

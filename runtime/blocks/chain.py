@@ -1,9 +1,9 @@
-"""Names of blocks: a hash chain over namespaces and tokens, so that equal names are equal KV.
+"""Names of blocks: a hash chain over namespaces and tokens, so that blocks of equal names have equal KV.
 
-Blocks lie on a grid of 64 tokens that begins anew where the adapters change; the last block before such a place, and the last
-block of a path, may be shorter. The recurrent state after a token is stored in a block that ends there, beside those of the
-grid: such a *checkpoint* has a name of its own, so that it is never taken for a block without state.
-The chain is that of vLLM's prefix caching (a hash of the parent, the tokens and all else that the KV depends on), with SHA-256.
+Blocks lie on a grid of 64 tokens that starts again where the adapters change; the last block before such a place, and the last
+block of a path, may be shorter. The recurrent state after a token is stored in an additional block that ends there: such a
+*checkpoint* has a name of its own, so that it is never taken for a block without state. The chain is that of vLLM's prefix
+caching (a hash of the parent, the tokens and everything else that the KV depends on), with SHA-256.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Link:
     namespace: Namespace
     start: int
     stop: int
-    state: bool = False  # whether it holds the recurrent state after its last token
+    state: bool = False  # whether the block holds the recurrent state after its last token
 
     @property
     def tokens(self) -> int:
@@ -52,7 +52,7 @@ class Cell:
     ids: Int32
 
     def link(self, tokens: int | None = None, *, state: bool = False) -> Link:
-        """The block of the cell's first `tokens`; None: of all its tokens."""
+        """The block of the cell's first `tokens` tokens; None: of all tokens."""
         ids = self.ids[:tokens]
         key = hashlib.sha256(b"".join((self.parent or _START, _named(self.namespace, state), ids.astype("<u4").tobytes())))
         return Link(key.digest(), self.parent, self.namespace, self.start, self.start + len(ids), state)
@@ -62,11 +62,11 @@ Known = dict[tuple[bytes | None, Namespace, int, int], tuple[Cell, bytes]]  # (p
 
 
 def cells(spans: Sequence[Span], known: Known | None = None) -> list[Cell]:
-    """A path on the grid, in order; each but the last of a span is full.
+    """The cells of a path, in order; all but the last cell of a span are full.
 
     Args:
         spans: The path.
-        known: The cells of other paths through the same ids; this path's are added.
+        known: The cells of other paths through the same ids; those of this path are added.
     """
     known = {} if known is None else known
     found: list[Cell] = []
@@ -86,15 +86,16 @@ def cells(spans: Sequence[Span], known: Known | None = None) -> list[Cell]:
 
 
 def block_keys(kv_fingerprint: str, ids: Sequence[int], ends: Iterable[int] = (), uses: Uses = ()) -> list[bytes]:
-    """The names that the blocks of a path can have, parents first: on the grid, and its checkpoints there.
+    """The names that the blocks of a path can have, parents first: the blocks of the grid, and their checkpoints.
 
     Args:
         kv_fingerprint: `ModelInfo.kv_fingerprint`.
         ids: The path.
-        ends: Lengths, in tokens, that it may have had when it was saved: the last block of a saved path is shorter than the
-            others, and has a name of its own, like the blocks after an invocation that activates in the shorter path alone.
-        uses: The adapters that it is computed under (`ModelInfo.uses_under`); () is the base. Blocks before an invocation have
-            the names that they have without that adapter.
+        ends: Lengths, in tokens, that the path may have had when it was saved: the last block of a saved path may be shorter
+            than the others, and then has a name of its own; so have blocks after an invocation that activates an adapter only
+            in the shorter path.
+        uses: The adapters that the path is computed under (`ModelInfo.uses_under`); () is the base. Blocks before an
+            invocation have the same names as without that adapter.
     """
     path, routing = np.asarray(ids, np.int32), Routing(kv_fingerprint, uses)
     stops: dict[Route, list[int]] = {}
@@ -114,7 +115,7 @@ def block_keys(kv_fingerprint: str, ids: Sequence[int], ends: Iterable[int] = ()
 
 
 def _named(namespace: Hashable, state: bool) -> bytes:
-    """A namespace as bytes, with their length in front: fingerprint, and adapters with exact scales."""
+    """The bytes of a namespace after their length: the fingerprint, and the adapters with exact scales."""
     fingerprint = namespace[0] if isinstance(namespace, tuple) else namespace
     stack = [[digest, float(scale).hex()] for digest, scale in stack_of(namespace)]
     text = json.dumps([str(fingerprint), stack, *["state"] * state]).encode()

@@ -17,12 +17,12 @@ def _dotted(value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """The store of a model's blocks, by names that cross the pipe: the engine process opens it on its block thread.
+    """The store of a model's blocks, described by values that cross the pipe: the engine process opens it on its block thread.
 
     Attributes:
         factory: ``"package.module:name"`` of a function that opens a `BlockStore`, as ``factory(path, budget=budget)``.
-        path: The path of its file.
-        budget: The most bytes of its blocks.
+        path: The path of the block file.
+        budget: The most bytes of all blocks.
     """
 
     factory: str = field(metadata={"fault": _dotted})
@@ -31,10 +31,10 @@ class BlockOptions:
 
     @classmethod
     def from_given(cls, given: object) -> Self:
-        """From an object of this class or a mapping of its fields, unchecked.
+        """Unchecked options from an object of this class, or from a mapping of its fields.
 
         Raises:
-            InvalidRequestError: Another type, or unknown or missing names.
+            InvalidRequestError: `given` has another type, or unknown or missing names.
         """
         if isinstance(given, cls):
             return given
@@ -50,7 +50,7 @@ class BlockOptions:
         raise OptionError(words, "blocks", shown(given))
 
     def check(self) -> Self:
-        """Itself.
+        """Checks the options and returns them.
 
         Raises:
             InvalidRequestError: A value out of range; the message names it.

@@ -1,6 +1,6 @@
-"""A block as bytes in the safetensors format, written without joining and read without copying.
+"""Blocks as bytes in the safetensors format, written without joining the parts and read without copying.
 
-Scores are stored beside the KV, so that a reopened text need not be scored again.
+Scores are stored together with the KV, so that a reopened text need not be scored again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _HEADER_LIMIT = 1 << 20  # bytes
 
 
 def pack(arrays: Stored, metadata: Mapping[str, str]) -> list[memoryview]:
-    """The parts of the file in order: the header and the memory of each array, the widest numbers first (for alignment).
+    """The parts of the file in order: the header, then the memory of each array, the widest numbers first (for alignment).
 
-    The memory is shared: the arrays must not be written to afterwards.
+    The parts share the memory of the arrays, which must not be written to afterwards.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     parts: list[memoryview] = []
@@ -54,7 +54,7 @@ def unpack(data: bytes | bytearray | memoryview) -> tuple[Stored, dict[str, str]
     """The arrays, as views of `data`, and the metadata.
 
     Raises:
-        SnapshotFormatError: Another format, or truncated.
+        SnapshotFormatError: `data` has another format, or is truncated.
     """
     try:
         size = int.from_bytes(data[:8], "little")
@@ -84,16 +84,16 @@ _COLUMNS = tuple(column.name for column in fields(Scores))
 
 
 def as_arrays(parts: Sequence[tuple[int, Scores | None]]) -> Stored:
-    """`joined` scores as arrays by name; empty without any."""
+    """The joined scores as arrays by name; empty without scores."""
     whole = joined(parts)
     return {} if whole is None else {_PREFIX + name: getattr(whole, name) for name in _COLUMNS}
 
 
 def taken_out(arrays: Stored, tokens: int) -> tuple[Stored, Scores | None]:
-    """Splits arrays into KV, and the scores of its `tokens` if there are any.
+    """Splits arrays into KV, and the scores of its `tokens` tokens if there are any.
 
     Raises:
-        SnapshotFormatError: Scores of another shape.
+        SnapshotFormatError: The scores have another shape.
     """
     kv = {name: array for name, array in arrays.items() if not name.startswith(_PREFIX)}
     if len(kv) == len(arrays):

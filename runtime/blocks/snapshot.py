@@ -1,7 +1,7 @@
 """The KV of one path in one safetensors file: ids, fingerprint and checksums in its header, written atomically.
 
-The tensors are in parts of some hundred tokens each, named ``part.name``, so that neither writer nor reader holds all of them
-twice.
+The tensors are split into parts of some hundred tokens, named ``part.name``, so that neither writer nor reader holds all of
+them twice.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from runtime.trie import Namespace, Span
 
 FORMAT = "elsewise-kv"
 VERSION = 1
-_RESERVED = 1 << 16  # header bytes beside ids and entries
+_RESERVED = 1 << 16  # header bytes in addition to ids and entries
 _PER_ENTRY = 256
-_MOST_HEADER = 100_000_000  # bytes, as safetensors has it
+_MOST_HEADER = 100_000_000  # bytes, the limit of safetensors
 _SEAL = "0" * 64
 _WHAT = {
     "backend": "backend",
@@ -55,7 +55,7 @@ class Part:
 
 
 def facts_of(info: ModelInfo) -> dict[str, str]:
-    """The properties that the KV of a model depends on, in words; the fingerprint is a digest of them and the weights."""
+    """The properties that the KV of a model depends on, as texts; the fingerprint is a digest of them and the weights."""
     return {
         "backend": info.backend,
         "architecture": info.architecture,
@@ -70,7 +70,7 @@ class SnapshotWriter:
     """Writes a snapshot beside its path and renames it when it is complete. A context manager.
 
     Attributes:
-        nbytes: The file's bytes, once it is written.
+        nbytes: The size of the file, once it is written.
     """
 
     def __init__(self, path: Path, ids: Int32, spans: Sequence[Span], info: ModelInfo) -> None:
@@ -82,7 +82,7 @@ class SnapshotWriter:
         self._parts: list[list[int]] = []
         self._at = 0
         self.nbytes = 0
-        most = len(ids) + 64  # parts: one token each at worst
+        most = len(ids) + 64  # the most parts: at worst one token each
         self._room = _RESERVED + 12 * len(ids) + _PER_ENTRY * 8 * min(most, 4096)
 
     def __enter__(self) -> Self:
@@ -154,7 +154,7 @@ class Snapshot:
     Attributes:
         ids: The path's tokens.
         spans: The tokens by namespace.
-        before: (end, namespace) of all spans but the last.
+        before: (end, namespace) of all spans except the last.
     """
 
     def __init__(self, file: Any, metadata: dict[str, str], fingerprint: str) -> None:
@@ -225,14 +225,14 @@ class Snapshot:
 
 @contextmanager
 def open_snapshot(path: Path, info: ModelInfo) -> Iterator[Snapshot]:
-    """A snapshot of this model, checked from end to end.
+    """Opens a snapshot of this model, completely checked.
 
     Raises:
-        SnapshotFormatError: Not a snapshot, damaged, newer, or not from its path's first token on.
-        SnapshotMismatchError: Of another model.
-        OSError: It cannot be read.
+        SnapshotFormatError: The file is not a snapshot, is damaged or newer, or does not begin at its path's first token.
+        SnapshotMismatchError: It is of another model.
+        OSError: The file cannot be read.
     """
-    from safetensors import SafetensorError, safe_open  # needed here alone
+    from safetensors import SafetensorError, safe_open  # needed only here
 
     _check_seal(path)
     try:
@@ -268,7 +268,7 @@ def _check_header(metadata: dict[str, str], info: ModelInfo) -> None:
 
 
 def _check_seal(path: Path) -> None:
-    """Checks that the header is a snapshot's, and undamaged."""
+    """Checks that the header is that of a snapshot, and undamaged."""
     with open_regular(path) as file:
         size = int.from_bytes(file.read(8), "little")
         held = os.fstat(file.fileno()).st_size
@@ -286,5 +286,5 @@ def _check_seal(path: Path) -> None:
 
 
 def sealed(text: str) -> str:
-    """The seal of a header with zeros in the place of the seal: a SHA-256 in hexadecimal."""
+    """The seal of a header, a SHA-256 in hexadecimal; `text` has zeros in the place of the seal."""
     return hashlib.sha256(text.encode()).hexdigest()

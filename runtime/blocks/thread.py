@@ -1,4 +1,4 @@
-"""The block thread, which alone opens, reads and writes the block store."""
+"""The block thread, the only thread that opens, reads and writes the block store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error; of an error of the operating system, the file and its fault."""
+    """The message of an error in one line; for an error of the operating system, the file and its fault."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
@@ -48,16 +48,16 @@ class BlockThread:
         self._asked = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._until: float | None = None  # monotonic time after which no request is begun
-        self._missing: BlockFileError | None = None  # why there is no store
-        self._lock = threading.Lock()  # of `_ended`: requests put before it is set are answered
-        self._ended = False  # the queue is not read any more
+        self._missing: BlockFileError | None = None  # the error if there is no store
+        self._lock = threading.Lock()  # guards `_ended`, so that requests queued before it is set are answered
+        self._ended = False  # whether the queue is no longer read
         self._thread = threading.Thread(target=self._run, name="elsewise-blocks", daemon=True)
         self._thread.start()
 
     def ask(self, urgency: Urgency, act: Callable[[BlockStore], T]) -> Future[T]:
-        """Runs `act` with the store; any thread.
+        """Runs `act` with the store on the block thread. Callable from any thread.
 
-        The future has its error: `BlockFileError` without a store, `SessionClosedError` after the thread has ended.
+        The future raises the error of `act`, `BlockFileError` without a store, or `SessionClosedError` after the thread's end.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -71,7 +71,7 @@ class BlockThread:
         """Ends the thread after the requests that it can begin within `seconds`; the others fail. Idempotent."""
         self._until = time.monotonic() + seconds
         self._asked.put((Urgency.END, next(self._numbers), None, Future()))
-        self._thread.join(seconds + 1.0)  # a hanging write must not hang the end of the model
+        self._thread.join(seconds + 1.0)  # a hanging write must not delay the end of the model
         if self._thread.is_alive():
             log.warning("the block file did not close in time")
 

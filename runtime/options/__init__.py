@@ -1,1 +1,1 @@
-"""What a caller can set: how a model is loaded, how tokens are drawn, when generation ends, and which layer decides."""
+"""Options for loading a model, for drawing tokens and for ending a generation, and the layers that they come from."""

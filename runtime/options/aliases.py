@@ -1,6 +1,6 @@
 """Options under the names of other libraries: Hugging Face, OpenAI, llama.cpp, mlx-lm.
 
-For their names that are no generation option here, it has the place to ask for the same.
+For names that are not generation options here, a message names the place of the same setting.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _SPELLINGS = {
     **{alias: each.name for each in PARAMETERS.values() for alias in each.aliases},
 }
 _SAMPLING = frozenset(f.name for f in fields(SamplingOptions))
-_WITHOUT_EFFECT = ("stream",)  # OpenAI's: every answer can be streamed or taken whole
+_WITHOUT_EFFECT = ("stream",)  # of OpenAI: here every answer can be streamed or taken whole
 _CAN_BE_OFF = ("grammar", "speculative")
 _GENERATION = frozenset(f.name for f in fields(GenerationOptions)) - {"sampling", "top_k"}
 OPTION_NAMES = frozenset({*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives", "do_sample", "sampling"})
 
 
 def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `GenerationOptions`, checked.
+    """The checked fields of `GenerationOptions` that a mapping of options sets.
 
     A value of None counts as not given. In a flat mapping `top_k` is the sampler's, as in other libraries, and `alternatives`
-    (or `top_logprobs`) is the number of recorded alternatives; beside a nested `sampling`, `top_k` is
-    `GenerationOptions.top_k`. A `response_format` is OpenAI's: text, any JSON object, or a JSON schema. `stop_token_ids`
-    replace the model's own eos ids. False for `grammar` or `speculative`, and the text format, give a field of None, which
+    (or `top_logprobs`) is the number of recorded alternatives; in a mapping with a nested `sampling`, `top_k` is
+    `GenerationOptions.top_k`. `response_format` is that of OpenAI: text, any JSON object, or a JSON schema. `stop_token_ids`
+    replace the model's own eos ids. False for `grammar` or `speculative`, and the text format, set the field to None, which
     switches off the setting of a lower layer of `resolve_options`.
 
     Raises:
         GrammarError: An invalid JSON schema.
-        InvalidRequestError: An unknown name (the message has the nearest, or where it belongs), two spellings that contradict
-            each other, or a value out of range (under the given name).
+        InvalidRequestError: An unknown name (the message has the nearest name, or the place of the setting), two spellings that
+            contradict each other, or a value out of range (under the given name).
     """
     if not isinstance(options, Mapping):
         raise InvalidRequestError(f"options are a mapping of names and values, not {shown(options)}")
@@ -71,13 +71,13 @@ def _ours(name: str) -> str:
 
 
 class _Reading:
-    """The fields found so far, each with its given name."""
+    """The fields that were read so far, with their given names."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._shown: dict[str, str] = {}  # name and value as given, for messages
-        self._names: dict[str, str] = {}  # as given
-        self._sampled = False  # do_sample=True was given
+        self._names: dict[str, str] = {}  # field -> name as given
+        self._sampled = False  # whether do_sample=True was given
 
     def take(self, name: str, field: str, value: Any) -> None:
         if name in _WITHOUT_EFFECT and isinstance(value, bool):
@@ -216,7 +216,7 @@ _AT_LOAD: Final = frozenset(f.name for f in fields(LoadOptions))
 
 
 def elsewhere(name: object) -> str | None:
-    """Where to ask for another library's option of this name; None for an unknown name."""
+    """The place, in words, of the setting that another library calls by this name; None for an unknown name."""
     if not isinstance(name, str):
         return None
     plain = name.strip().replace("-", "_").casefold()

@@ -17,14 +17,14 @@ from runtime.errors import InvalidRequestError, OptionError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-MISTYPED = 0.75  # similarity from which on a name is a typing error of another
+MISTYPED = 0.75  # least similarity (0 to 1) of a mistyped name
 LIKE = 0.6  # least similarity for a suggestion
-LONGEST_NAME = 100  # compared characters: the time grows with their square
-FEW = 12  # names that a message lists without the nearest
+LONGEST_NAME = 100  # compared characters of a name: the time grows with their square
+FEW = 12  # most names that a message lists without naming the nearest
 MOST: Final = (1 << 63) - 1  # the largest whole number of an engine, a file and the pipe
 MOST_SEED: Final = (1 << 64) - 1
 TEXT_FOR_IDS: Final = "token ids must be whole numbers, not a text: model.tokenize(text) makes ids of it"
-LARGEST: Final = 1e30  # change of a score, up or down: float32 ends at 3e38, and infinity minus infinity is NaN
+LARGEST: Final = 1e30  # the largest change of a score: float32 ends at 3e38, and infinity minus infinity is NaN
 SHOWN = 80  # characters of a value in a message
 
 Fault = Callable[[Any], str | None]
@@ -40,7 +40,7 @@ def check_fields(options: DataclassInstance, place: str = "") -> None:
     """Checks the fields of options that were made by `option`.
 
     Args:
-        options: Other fields are ignored.
+        options: The options; fields that `option` did not make are ignored.
         place: A prefix for field names in messages, such as ``"blocks: "``.
 
     Raises:
@@ -77,7 +77,7 @@ def check_callback(called: object, name: str = "on_progress") -> None:
     """Checks that a callback is callable or None, before the owner thread calls it.
 
     Raises:
-        OptionError: Neither.
+        OptionError: The value is neither.
     """
     if called is not None and not callable(called):
         raise OptionError("{option} is a function, or None, not {value}", name, shown(called))
@@ -94,10 +94,10 @@ def check_path(given: object) -> Path:
 
 
 def shown(value: object) -> str:
-    """A value in a message, cut to a readable length."""
+    """A value as text for a message, cut to a readable length."""
     try:
         return f"{value!r:.{SHOWN}}"
-    except Exception:  # noqa: BLE001  # an int of thousands of digits, an object whose repr fails
+    except Exception:  # noqa: BLE001  # for example an int of thousands of digits, or an object whose repr fails
         return f"a {type(value).__name__} that cannot be shown"
 
 
@@ -122,19 +122,19 @@ def as_tuple(value: Any) -> Any:
 
 
 def is_whole(value: object, least: int, most: int = MOST) -> bool:
-    """Whether a value is an int from `least` to `most`, and no bool."""
+    """Whether a value is an int, not a bool, from `least` to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def is_number(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
-    """Whether a value is a finite number from `low` to `high`, and no bool."""
+    """Whether a value is a finite number, not a bool, from `low` to `high`."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return low <= value <= high and abs(value) <= sys.float_info.max
 
 
 def whole(least: int, most: int = MOST, *, least_is: str = "", of: str = "") -> Fault:
-    """A whole number; `least_is` explains the least one in messages, `of` the unit."""
+    """A whole number; for messages, `least_is` explains the least value and `of` names the unit."""
     bounds = f" from {least} to {most:,}"
     if most >= MOST:
         bounds = f", {least}{f' ({least_is})' if least_is else ''} or more"
@@ -150,7 +150,7 @@ def whole(least: int, most: int = MOST, *, least_is: str = "", of: str = "") -> 
 
 
 def number(low: float, high: float, *, open_low: bool = False) -> Fault:
-    """A finite number within a range. An end at `LARGEST` is named in the message about a value beyond it alone."""
+    """A finite number within a range. A bound of `LARGEST` is named only in the message about a value beyond it."""
     least = 0.0 if 0 < low <= 1 / LARGEST else low if low > -LARGEST else -math.inf
     most = high if high < LARGEST else math.inf
     limits, bounds = _range(low, high, open_low=open_low), _range(least, most, open_low=open_low or least < low)
@@ -220,8 +220,8 @@ def instance(kind: type, what: str) -> Fault:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest known one, or all of them where none is similar."""
-    import difflib  # for errors alone: the window opens without it
+    """A hint for a misspelt name: the nearest known name, or all known names where none is similar."""
+    import difflib  # imported late, for errors only: the window opens without it
     import re
 
     known = sorted(known)

@@ -1,7 +1,7 @@
-"""Options of one answer: the sampler's stages and their parameters, length, recorded alternatives, and how layers are resolved.
+"""Options of one answer (sampler stages and their parameters, length, recorded alternatives), and how layers are resolved.
 
 A new stage of the sampler is a file in `runtime.sampling.stages`, a line in `SAMPLER_STAGES` and its fields in
-`SamplingOptions`. Layers of options in their precedence: the call, the session, a preset, the model's own
+`SamplingOptions`. The layers of options are, the first taking precedence: the call, the session, a preset, the model's own
 generation_config.json, the defaults.
 """
 
@@ -64,27 +64,29 @@ class SamplingOptions:
     typical -> XTC -> draw. A stage that `order` leaves out does nothing.
 
     Attributes:
-        temperature: Divides the scores; 0 is greedy: the likeliest token after bias and penalties, the lowest id among equals;
-            cuts have no effect then.
-        top_k: Only the k likeliest; 0 is off.
-        top_p: The likeliest that together reach this probability, the one that crosses it included; 1 is off.
-        min_p: Only those with this share of the likeliest one's probability (arXiv:2407.01082); 0 is off.
-        typical_p: The tokens whose surprisal is nearest to the entropy, up to this probability (arXiv:2202.00666); 1 is off.
-        xtc_probability: How often XTC acts: it removes all tokens above the threshold but the least likely of them; 0 is off.
-        xtc_threshold: The probability from which on XTC counts a token as a top choice.
-        repetition_penalty: Divides positive raw logits of tokens that occurred, multiplies negative ones
-            (arXiv:1909.05858, as transformers); 1 is off.
+        temperature: Divides the scores. 0 is greedy: the likeliest token after bias and penalties, the lowest id among equals;
+            cuts then have no effect.
+        top_k: Keeps the k likeliest tokens; 0 is off.
+        top_p: Keeps the likeliest tokens that together reach this probability, including the one that crosses it; 1 is off.
+        min_p: Keeps tokens with at least this share of the likeliest token's probability (arXiv:2407.01082); 0 is off.
+        typical_p: Keeps the tokens whose surprisal is nearest to the entropy, up to this probability (arXiv:2202.00666); 1 is
+            off.
+        xtc_probability: The probability that XTC acts in a draw: it removes all tokens above the threshold except the least
+            likely of them; 0 is off.
+        xtc_threshold: The probability from which XTC counts a token as a top choice.
+        repetition_penalty: Divides the positive raw logits of tokens that occurred and multiplies their negative ones
+            (arXiv:1909.05858, as in transformers); 1 is off.
         presence_penalty: Subtracted from the score of tokens that occurred; 0 is off.
         frequency_penalty: Subtracted once per occurrence; 0 is off.
-        penalty_window: The last tokens of prompt and answer that the three penalties count; 0 is all.
-        dry_multiplier: Strength of DRY, which penalises the next token of a repetition more, the longer it is; 0 is off.
-        dry_base: Growth of the penalty per repeated token.
-        dry_allowed_length: Shorter repetitions are not penalised.
-        dry_range: The last tokens in which DRY finds repetitions; 0 is all.
-        dry_breakers: Token ids, or texts for every token that contains them; no repetition extends across one.
-        logit_bias: Added to the score of an id; -100 or less in practice bans it, and -1e9 or less counts as a ban.
-        banned_tokens: Ids that are never drawn; a positive bias of one is a contradiction.
-        order: Names of stages of `SAMPLER_STAGES`.
+        penalty_window: The number of last tokens of prompt and answer that the three penalties count; 0 is all.
+        dry_multiplier: Strength of DRY, which penalises the next token of a repetition, increasingly with its length; 0 is off.
+        dry_base: Growth factor of the DRY penalty per repeated token.
+        dry_allowed_length: Repetitions shorter than this are not penalised.
+        dry_range: The number of last tokens in which DRY finds repetitions; 0 is all.
+        dry_breakers: Token ids, or texts for every token that contains them; no repetition extends across a breaker.
+        logit_bias: Added to the score of an id. -100 or less bans it in practice; -1e9 or less counts as a ban.
+        banned_tokens: Ids that are never drawn; a positive bias of a banned id is a contradiction.
+        order: Names of stages of `SAMPLER_STAGES`, in the order in which they are applied.
     """
 
     temperature: float | None = None
@@ -108,14 +110,14 @@ class SamplingOptions:
     order: tuple[str, ...] | None = None
 
     def check(self, vocab: int | None = None) -> Self:
-        """Itself.
+        """Checks the settings and returns them.
 
         Args:
             vocab: Size of the vocabulary; None: not known.
 
         Raises:
             InvalidRequestError: A value out of range, an id outside the vocabulary, an order with an unknown or repeated
-                stage or without one that is set, or nothing left to draw; the message names it.
+                stage or without a stage that is set, or nothing left to draw; the message names it.
         """
         given: dict[str, Any] = {}
         checks: dict[Callable[[Chosen, int | None], None], None] = {}
@@ -151,7 +153,7 @@ class SamplingOptions:
         return {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
 
     def over(self, *others: SamplingOptions) -> SamplingOptions:
-        """Its set fields, and the others from the first of `others` that sets them."""
+        """These settings, with unset fields filled from the first of `others` that sets them."""
         merged: dict[str, Any] = {}
         for source in (self, *others):
             merged = {**source.given(), **merged}
@@ -172,37 +174,37 @@ MOST_STOP: Final = 65_536  # characters of all stop strings: an engine needs a f
 class GenerationOptions:
     """The options of one generation."""
 
-    max_tokens: int | None = option(None, whole(1))  # default 512, or the rest of the context
+    max_tokens: int | None = option(None, whole(1))  # None: 512, or the rest of the context
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stop: tuple[str, ...] = option((), many("texts, none of them empty", lambda each: isinstance(each, str) and each != ""))
     ignore_eos: bool = option(False, flag)
-    # these end the answer instead of the model's own and the chat format's
+    # ids that end the answer, in place of those of the model and the chat format
     eos_token_ids: tuple[int, ...] | None = option(None, many("token ids", lambda each: is_whole(each, 0)))
     top_k: int = option(10, ALTERNATIVES)  # alternatives recorded per token; the sampler's top-k is in `sampling`
-    stages: bool = option(False, flag)  # records have the sampler's stages, and at least 64 alternatives
-    seed: int | None = option(None, whole(0, MOST_SEED))  # None: a random one, which `Metrics.request` has
-    branch: int = option(0, whole(0, MOST_SEED))  # gives streams that share a seed other random numbers
-    resolve: bool = option(True, flag)  # False: the library's defaults alone, for parity and benchmarks
-    # verifies several drafted tokens in a forward
+    stages: bool = option(False, flag)  # whether records have the sampler's stages, and at least 64 alternatives
+    seed: int | None = option(None, whole(0, MOST_SEED))  # None: a random seed, which `Metrics.request` has
+    branch: int = option(0, whole(0, MOST_SEED))  # selects other random numbers of the same seed
+    resolve: bool = option(True, flag)  # False: only the library's defaults, for parity and benchmarks
+    # verifies several drafted tokens in one forward
     speculative: SpeculativeOptions | None = option(None, instance(SpeculativeOptions, "SpeculativeOptions(...) or None"))
-    adapters: tuple[AdapterUse, ...] | None = None  # loaded ones, in order; () is the base, None the model's stack
+    adapters: tuple[AdapterUse, ...] | None = None  # loaded adapters, in order; () is the base, None the model's stack
     grammar: Grammar | None = None  # restricts the answer
     grammar_prefix: int = option(0, whole(0))  # number of last prompt ids that already belong to the answer
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
-        """Checked options from names and values: ours, flat or nested, or the spellings of Hugging Face and OpenAI.
+        """Checked options from names and values: own names, flat or nested, or the spellings of Hugging Face and OpenAI.
 
         Raises:
             InvalidRequestError: An unknown name (the message has the nearest), two spellings that contradict each other, or a
                 value out of range.
         """
-        from runtime.options.aliases import read_options  # which knows these classes
+        from runtime.options.aliases import read_options  # circular: that module imports these classes
 
         return cls(**read_options(options))
 
     def check(self, vocab: int | None = None) -> Self:
-        """Itself.
+        """Checks the options and returns them.
 
         Args:
             vocab: Size of the vocabulary; None: not known.
@@ -220,7 +222,7 @@ class GenerationOptions:
             for token in self.eos_token_ids or ():
                 check_token("eos_token_ids", token, vocab)
             size = sum(map(len, self.stop))
-            if size > MOST_STOP:  # only with a vocabulary, so that stored options of earlier versions can be read
+            if size > MOST_STOP:  # checked only with a vocabulary, so that stored options of earlier versions can be read
                 words = (
                     f"{{option}} has {size:,} characters in all; at most {MOST_STOP:,} are read: give fewer or shorter texts"
                 )
@@ -248,11 +250,11 @@ class GenerationOptions:
 
 
 def given(options: GenerationOptions | None, named: Mapping[str, Any] | None = None) -> GenerationOptions:
-    """A call's options, checked; the defaults without any.
+    """The checked options of a call; the defaults if none are given.
 
     Args:
-        options: As an object.
-        named: Or as single options, by the names that `GenerationOptions.from_mapping` knows.
+        options: The options as an object.
+        named: Or single options, by the names that `GenerationOptions.from_mapping` knows.
 
     Raises:
         InvalidRequestError: Not options, a value out of range, or both forms at once.
@@ -284,8 +286,8 @@ class AnswerEnds:
 
     Attributes:
         eos_token_ids: From the model's configuration.
-        format_eos: Other tokens that end a turn of its chat format.
-        format_stops: Texts that end a turn of its chat format.
+        format_eos: Other tokens that end a turn of the chat format.
+        format_stops: Texts that end a turn of the chat format.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -299,8 +301,8 @@ class ResolvedOptions:
 
     Attributes:
         options: `max_tokens` and every setting of `sampling` are set; the seed stays None where none was chosen. For a loaded
-            model `stop` and `eos_token_ids` include the ends of a turn of its chat format. `eos_token_ids` stays None beside a
-            grammar, which decides where an eos may come.
+            model `stop` and `eos_token_ids` include the ends of a turn of its chat format. With a grammar, which decides where
+            an eos may come, `eos_token_ids` stays None.
         sources: By field: "call", "session", "preset", "model", "format" (the chat format) or "default", or two of them ("call
             and format") where both contribute; settings of the sampler are named like "sampling.temperature".
     """
@@ -326,9 +328,9 @@ def resolve_options(
         model: The model's own options; `LanguageModel.resolve_options` passes them.
         ends: The model's default ends of an answer; likewise.
 
-    A layer is a mapping (see `GenerationOptions.from_mapping`), which sets the fields that it has, or options, which set the
-    fields that differ from their defaults. False for `grammar` or `speculative` in a mapping switches them off, whatever the
-    lower layers set. Of two contradicting settings of different layers the lower one is dropped.
+    A layer is a mapping (see `GenerationOptions.from_mapping`), which sets the fields that it has, or a `GenerationOptions`,
+    which sets the fields that differ from their defaults. False for `grammar` or `speculative` in a mapping switches them off,
+    whatever the lower layers set. Of two contradicting settings of different layers the lower layer's is dropped.
 
     Raises:
         InvalidRequestError: An unknown name, a value out of range, or settings of one layer that contradict each other.
@@ -361,7 +363,7 @@ def resolve_options(
 
 
 def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources: dict[str, str]) -> tuple[Any, str]:
-    """The first layer's order that includes all stages set by higher layers, and that layer."""
+    """The order of the first layer whose order includes all stages that higher layers set, and that layer."""
     set_above: set[str] = set()  # stages
     for source, layer in layers.items():
         order = layer.get(_ORDER)
@@ -376,7 +378,7 @@ def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources
 
 
 def _drop_conflicts_with_grammar(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
-    """Drops the lower layer's setting of a grammar and one of `ignore_eos` and `eos_token_ids`, which contradict it."""
+    """Drops the lower layer's setting where a grammar contradicts `ignore_eos` or `eos_token_ids`."""
     rank = {source: place for place, source in enumerate([*layers, "default"])}
     for name, plain in (("ignore_eos", False), ("eos_token_ids", None)):
         if values["grammar"] is None or values[name] == plain or sources[name] == sources["grammar"]:
@@ -384,11 +386,11 @@ def _drop_conflicts_with_grammar(values: dict[str, Any], sources: dict[str, str]
         lower, other = (name, "grammar") if rank[sources["grammar"]] < rank[sources[name]] else ("grammar", name)
         values[lower], sources[lower] = plain if lower == name else None, sources[other]
     if values["grammar_prefix"] and rank[sources["grammar"]] < rank[sources["grammar_prefix"]]:
-        values["grammar_prefix"], sources["grammar_prefix"] = 0, sources["grammar"]  # it belongs to another grammar
+        values["grammar_prefix"], sources["grammar_prefix"] = 0, sources["grammar"]  # that prefix belongs to another grammar
 
 
 def _drop_conflicts_with_bans(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
-    """Drops a ban or a positive bias of the same token, whichever is in the lower layer; other tokens' stay."""
+    """Where a token has a ban and a positive bias, drops the setting of the lower layer for that token."""
     both = {token for token in values[_BANS] if values[_BIASES].get(token, 0) > 0}
     if not both:
         return
@@ -437,7 +439,7 @@ def _given(layer: Layer) -> dict[str, Any]:
             if value != plain:
                 found[name] = value
     elif isinstance(layer, Mapping):
-        from runtime.options.aliases import read_options  # which knows these classes
+        from runtime.options.aliases import read_options  # circular: that module imports these classes
 
         found = read_options(layer)
     else:

@@ -38,60 +38,60 @@ CHUNK_TOKENS, CUDA_CHUNK_TOKENS = 512, 2048  # defaults of `prefill_chunk_tokens
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a model is loaded. `None` and "auto" leave the choice to the backend; `ModelInfo.options` has the result.
+    """How a model is loaded. None and "auto" leave the choice to the backend; `ModelInfo.options` has the result.
 
-    `kv_cache_bytes` limits the memory of KV, recurrent state, scores, vectors and transient copies of them; weights and the
-    activations of one forward are not counted. It is checked before memory is taken. `kv_dtype` is the form of KV between
+    `kv_cache_bytes` limits the memory of KV, recurrent state, scores, vectors and transient copies of them, and is checked
+    before memory is taken; weights and the activations of one forward are not counted. `kv_dtype` is the form of KV between
     requests. "q8" and "q4" take a quarter and a sixth of the bytes of float32 (head width 64), and **a cached answer differs
     from an uncached one** by the amount in `ModelInfo.warnings`, measured at load. Recurrent state is never quantised; running
-    requests compute on the KV that they load in full width.
+    requests load their KV in full width.
 
     `weights` stores a model's linear weights in 16, 8 or 4 bits, which makes a token on a CPU two to four times as fast. The
     answers differ from those of the float32 weights: `ModelInfo.warnings` has the perplexity of both on a fixed text, and
     `ModelInfo.precision` is shown beside the numbers. Embeddings, norms and KV are not changed; the head has 16 bits or more.
 
-    One seed draws the same alone, in a batch and after a branch with `dtype` float32 and `weights` float32 or float16. In other
-    forms, and where KV is stored in fewer bits than it was computed with, it may not; `ModelInfo.warnings` then says so.
+    With `dtype` float32 and `weights` float32 or float16, one seed draws the same tokens alone, in a batch and after a branch.
+    In other forms, and where KV is stored in fewer bits than it was computed with, it may not; `ModelInfo.warnings` says so.
 
     `chat_format` turns messages into text: "auto" is the model's own template, if it has one; "none" has no roles and continues
     text; the other names are the formats of well-known families, for models without a template or in place of their own.
     `chat_template` and `chat_template_file` take the user's template instead; it runs in a sandbox with limits. The end of a
-    turn of a named format ends an answer: its token, or without such a token its text as a stop string (`ignore_eos` and
-    `resolve=False` switch those stops off). A user's template adds none: give `stop` with the request. None of the three
-    changes KV: `kv_fingerprint` stays, `model_fingerprint` and `ModelInfo.template_digest` change.
+    turn of a named format ends an answer: its token, or where there is no such token its text as a stop string (`ignore_eos`
+    and `resolve=False` switch those stops off). A user's template adds no ends: give `stop` with the request. These three
+    options do not change KV: `kv_fingerprint` stays; `model_fingerprint` and `ModelInfo.template_digest` change.
 
-    `wishes` names optional settings: a model or an engine that cannot have one of them (weights in fewer bits on mlx, a longer
-    context than the model's) is loaded without it, with a note in `ModelInfo.warnings`, where it would be refused otherwise.
+    `wishes` names settings that may be left out: a model or an engine that cannot have one of them (weights in fewer bits on
+    mlx, a longer context than the model's) is loaded without it, with a note in `ModelInfo.warnings`, instead of refused.
     """
 
-    # "auto", or what the backend computes on: cpu, cuda[:n] or mps
+    # "auto", or the device that the backend computes on: cpu, cuda[:n] or mps
     device: str = option("auto", text("the name of a device, such as 'cpu'"))
-    # of the computation and of the weights
+    # type of the computation and of the weights
     dtype: str = option("auto", one_of("auto", "float32", "float16", "bfloat16"))
-    # of linear modules alone, in fewer bits than `dtype` (hf on a CPU, computed in float32)
+    # the form of linear modules only, in fewer bits than `dtype` (hf on a CPU, computed in float32)
     weights: Weights = option("auto", one_of(*get_args(Weights)))
     attention: str = option("auto", one_of("auto", "sdpa", "eager"))
     # None: OMP_NUM_THREADS, else as measured for a model on the shelf, else torch's choice
     threads: int | None = option(None, whole(1, MOST_THREADS))
     context_length: int | None = option(None, whole(1))  # tokens
-    cache: bool = option(True, flag)  # False: uncached numbers everywhere
+    cache: bool = option(True, flag)  # False: all numbers are computed without a cache
     kv_cache_bytes: int | None = option(None, whole(1))
     kv_dtype: KvDtype = option("auto", one_of(*get_args(KvDtype)))
     # rows of one forward; None: `BATCH_ROWS`, on CUDA as many as its memory has room for
     max_batch_rows: int | None = option(None, whole(1))
     max_batch_tokens: int = option(2048, whole(1))
-    # tokens of a prompt in one forward at most: chunks are sized by time; None: `CHUNK_TOKENS`, on CUDA `CUDA_CHUNK_TOKENS`
+    # the most tokens of a prompt in one forward (chunks are sized by time); None: `CHUNK_TOKENS`, on CUDA `CUDA_CHUNK_TOKENS`
     prefill_chunk_tokens: int | None = option(None, whole(1))
     add_bos: Literal["model", "yes", "no"] = option("model", one_of("model", "yes", "no"))
     chat_format: ChatFormat = option("auto", one_of(*get_args(ChatFormat)))
-    chat_template: str | None = option(None, text("a template's text"))  # the user's own, as jinja2 text
-    chat_template_file: str | Path | None = option(None, path("the path of a template"))  # its file
+    chat_template: str | None = option(None, text("a template's text"))  # the user's template, as jinja2 text
+    chat_template_file: str | Path | None = option(None, path("the path of a template"))  # the file of the user's template
     adapters: tuple[AdapterUse, ...] = ()  # folders or ids, loaded and pushed onto the stack in this order
     # disk: weights that do not fit are read from disk at every forward (hf)
     offload: Literal["none", "disk"] = option("none", one_of("none", "disk"))
     # memory of the weights, the running layer included; None: half of the free memory
     offload_memory_bytes: int | None = option(None, whole(1))
-    # the block file; a mapping of its names is taken too
+    # the block file; also accepts a mapping of the fields
     blocks: BlockOptions | None = option(None, instance(BlockOptions, "BlockOptions(factory, path, budget)"))
     # a model of the same vocabulary that drafts tokens for `speculative`
     draft_model: str | None = option(None, text("a folder or a name on the shelf, as text"))
@@ -120,10 +120,10 @@ class LoadOptions:
         return cls(**given).check()
 
     def check(self) -> Self:
-        """Itself.
+        """Checks the options and returns them.
 
         Raises:
-            InvalidRequestError: A value out of range, or two that contradict each other; the message names them.
+            InvalidRequestError: A value out of range, or two values that contradict each other; the message names them.
             AdapterError: `adapters` has items other than names and (name, scale) pairs.
         """
         check_fields(self)

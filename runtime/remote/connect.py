@@ -1,4 +1,4 @@
-"""`connect`: turns an address into a model, after asking the server for its kind and abilities."""
+"""`connect`: makes a model from a server's address, after finding out the server's kind and abilities."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ async def connect_async(
     idle_seconds: float = IDLE_SECONDS,
     **options: Any,
 ) -> LanguageModel:
-    """A model on a server: vLLM, another Elsewise, or another server with OpenAI's completions.
+    """A model on a server: vLLM, another Elsewise, or any server with OpenAI's completions.
 
-    `ModelInfo.warnings` lists what the server cannot do, and the member concerned refuses it; no value is made up. The model is
-    ready when this returns: it has generated a token.
+    `ModelInfo.warnings` lists the abilities that the server lacks; the members that need them refuse, and no value is made up.
+    The model is ready when this returns: it has generated a token.
 
     Args:
         base_url: The server, with or without ``/v1``.
         model: The model's id on the server; None: the only one.
-        api_key: Sent to this host alone; never logged, never in an error.
-        dialect: The kind of server; None asks it.
-        tokenizer: A folder or a name on the shelf, or "server"; None takes a tokenizer of the shelf with one of the model's
-            names that is proven the same, else the server's.
-        cache_salt: Separates the server's prefix cache from that of others (vLLM, Elsewise).
+        api_key: Sent only to this host; never logged, and never part of an error.
+        dialect: The kind of server; None detects it.
+        tokenizer: A folder or a name on the shelf, or "server". None takes a tokenizer of the shelf that has one of the model's
+            names and is proven the same, otherwise the server's.
+        cache_salt: Separates the server's prefix cache from that of other clients (vLLM, Elsewise).
         sampling: "server" draws on the server and streams. "here" draws with the sampler of this machine, one request per
-            token: the same tokens that a local model draws with the seed. It is refused where the server's alternatives do not
-            suffice (they do for greedy, for a `top_k` within them, and where they are the whole vocabulary).
+            token: the same tokens that a local model draws with the seed. It needs enough alternatives from the server: one
+            for greedy, `top_k` of them with a `top_k`, else the whole vocabulary.
         plain_http: Allows unencrypted HTTP to another machine.
         idle_seconds: Seconds without any data after which a request fails.
         options: `chat_format`, `chat_template`, `chat_template_file`, `add_bos` and `context_length` of `LoadOptions`.
 
     Raises:
-        InvalidRequestError: An unknown option, no address, unencrypted HTTP to another machine, another tokenizer.
+        InvalidRequestError: An unknown option, no address, unencrypted HTTP to another machine, or another tokenizer.
         RemoteError: No server answers there, it refuses the key, or it is of no known kind.
-        ModelMissingError: It has no such model, or several and none was named.
-        UnsupportedFeatureError: No tokenizer, neither here nor there; or `sampling` is "here", and the server takes or returns
-            text in place of token ids.
+        ModelMissingError: The server has no such model, or several and none was named.
+        UnsupportedFeatureError: Neither this machine nor the server has a tokenizer; or `sampling` is "here" and the server
+            takes or returns text instead of token ids.
     """
     address = Address.parse(base_url, plain_http=plain_http)
     foreign = [name for name in options if name not in _TEXT_OPTIONS]
@@ -104,14 +104,14 @@ def add_connection(connection: Connection, key: str = "") -> tuple[ModelInfo, st
     """Connects once as a test, then stores the connection under its name and the key in the keychain.
 
     Args:
-        connection: Replaces an earlier one of its name.
-        key: The server's key; empty: the stored one, or the environment's.
+        connection: The connection; it replaces an earlier one of the same name.
+        key: The server's key; empty: the stored key, or that of the environment.
 
     Returns:
-        The model, and the keychain's name, empty where no key was given.
+        The model, and the name of the keychain, empty where no key was given.
 
     Raises:
-        RuntimeFault: As `connect` and `keep_connection`; nothing was stored then.
+        RuntimeFault: As for `connect` and `keep_connection`; nothing was stored.
     """
     check_connection_name(connection.name)
     given = {**connection.arguments(), **({"api_key": key} if key else {})}
@@ -154,7 +154,7 @@ async def _probe(client: HttpClient) -> Probe:
     """The introspection pages that the server has.
 
     Raises:
-        RuntimeFault: No page could be read; or ``/v1/models`` could not, and a page failed by more than its absence.
+        RuntimeFault: No page could be read; or ``/v1/models`` could not, and some page failed otherwise than by its absence.
     """
     paths = tuple(dict.fromkeys(("/v1/models", *(page for dialect in DIALECTS for page in dialect.pages))))
     found = await asyncio.gather(*(_page(client, path) for path in paths))

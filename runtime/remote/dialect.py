@@ -1,4 +1,4 @@
-"""Requests to a server, its answers and its abilities as values, and the Protocol of a dialect."""
+"""The Protocol of a dialect, and its values: requests to a server, answers, facts and abilities."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _MOST_NAME: Final = 500  # characters of a model's id
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a server can do. The default of each ability is "no"."""
+    """The abilities of a server; the defaults are the least."""
 
     token_prompts: bool = False  # takes token ids as a prompt
-    token_ids: bool = False  # returns the ids of what it generated
-    alternatives: int = 0  # log-probabilities per position, at most; 0 for none
+    token_ids: bool = False  # returns the ids of generated tokens
+    alternatives: int = 0  # the most log-probabilities per position; 0: none
     full_vector: bool = False  # log-probabilities of the whole vocabulary, on request
-    chosen_ids: int = 0  # ids whose exact values can be asked for in one request
+    chosen_ids: int = 0  # the most ids whose exact values one request can ask for
     prompt_logprobs: bool = False  # scores given texts
     ranks: bool = False  # scores of given texts have the exact rank of each token
-    cached_tokens: bool = False  # counts the tokens of a prompt that its cache had
+    cached_tokens: bool = False  # reports how many tokens of a prompt were in its cache
     cache_salt: bool = False  # separates the cache by a salt
-    priority: bool = False  # takes a priority with a request; vLLM does not say whether its scheduler heeds it
+    priority: bool = False  # takes a priority with a request; vLLM does not report whether its scheduler uses it
     tokenizer: bool = False  # tokenises and detokenises
     chat: bool = False  # renders a conversation to token ids
     grammars: frozenset[str] = frozenset()  # kinds of `Grammar` that it enforces
     embeddings: bool = False  # embeds texts
-    ignores_eos: bool = False  # generates past the model's own end where a request asks for it
+    ignores_eos: bool = False  # generates past the model's own eos on request
     sampling: frozenset[str] = frozenset({"temperature", "top_p"})  # names of the sampler settings that it takes
     plain: int | None = None  # a token of whole characters, which `LlamaCpp` forces to get log-probabilities
 
     def labels(self) -> tuple[str, ...]:
-        """For `ModelInfo.capabilities`."""
+        """The abilities in words, for `ModelInfo.capabilities`."""
         parts = {
             "token prompts": self.token_prompts,
             "token ids": self.token_ids,
@@ -80,21 +80,21 @@ class Abilities:
 
 
 class Facts(NamedTuple):
-    """What a server says about one of its models."""
+    """A server's information about one of its models."""
 
     model: str  # its id on the server
     context: int  # tokens; 0: not known
     names: tuple[str, ...] = ()  # names that its tokenizer may have on the shelf
     adapters: tuple[str, ...] = ()  # ids of LoRA adapters of this model
     vocab: int = 0  # 0: not known
-    tokenizer_digest: str = ""  # `LanguageModel.tokenizer_digest`, where the server knows it
+    tokenizer_digest: str = ""  # `LanguageModel.tokenizer_digest`; empty where the server does not report it
     eos: tuple[int, ...] = ()
     has_template: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as ids, and as their text for servers that take no ids."""
+    """A prompt as ids, and as text for servers that take no ids."""
 
     ids: list[int]
     text: str
@@ -109,12 +109,12 @@ class CompletionRequest:
         prompt: The text to continue.
         max_tokens: The most tokens to generate.
         alternatives: Log-probabilities wanted per position; `FULL` for all.
-        chosen: Ids whose log-probabilities are wanted beside the alternatives.
-        scored: Alternatives wanted for each token of the prompt; None scores nothing.
+        chosen: Ids whose log-probabilities are wanted in addition to the alternatives.
+        scored: Alternatives wanted for each token of the prompt; None: the prompt is not scored.
         options: Sampler and grammar, resolved; None is greedy.
         seed: Seed of the server's random numbers.
         eos: Ids that end the answer; None leaves it to the server.
-        own_eos: Whether the model's own eos ids end it too.
+        own_eos: Whether the model's own eos ids end the answer too.
         salt: Separates the server's prefix cache.
         priority: Order of the prompt among waiting requests.
     """
@@ -155,7 +155,7 @@ class Piece(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The log-probabilities at one token of a prompt, its own among them: parallel lists; rank 0: not known."""
+    """Log-probabilities at one token of a prompt, including the token's own, as parallel lists; rank 0: not known."""
 
     ids: list[int]
     ranks: list[int]
@@ -164,24 +164,24 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of an answer, or a whole one."""
+    """A part of an answer, or a whole answer."""
 
     pieces: Sequence[Piece] = ()  # its new tokens
-    # on the last chunk: "stop", "length" or another word of the server's; "eos" where its last token ended the answer
+    # on the last chunk: "stop", "length" or another word of the server; "eos" where the last token ended the answer
     finish: str | None = None
     stopped_by: int | None = None  # the token id that ended the answer, where the server names it
     prompt: Sequence[Scored | None] | None = None  # scores of the prompt's tokens, None for the first
     prompt_tokens: int | None = None  # as the server counts them; None: not known
     cached_tokens: int | None = None  # prompt tokens found in its cache
-    # tokens of the answer so far. Where it is set, `pieces` may begin with tokens of earlier chunks, or lack the first new
-    # ones, whose bytes are in `text` alone
+    # number of tokens of the answer so far. If it is set, `pieces` may begin with tokens of earlier chunks, or lack the
+    # first new tokens, whose bytes are then only in `text`
     generated: int | None = None
-    text: str = ""  # of the new tokens, without the one that ended the answer
+    text: str = ""  # of the new tokens, without the token that ended the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A server's introspection pages: parsed JSON by path; a page that the server lacks is missing."""
+    """A server's introspection pages, as parsed JSON by path; pages that the server lacks are left out."""
 
     pages: Mapping[str, Any] = field(default_factory=dict)
 
@@ -201,40 +201,40 @@ class Probe:
 
 
 def _is_printable(name: object) -> TypeGuard[str]:
-    """Whether this is a name of one line without control characters, of at most `_MOST_NAME` characters."""
+    """Whether this is a name in one line without control characters, of at most `_MOST_NAME` characters."""
     return isinstance(name, str) and name.isprintable() and len(name) <= _MOST_NAME
 
 
 class Dialect(Protocol):
-    """The protocol of one kind of server. Stateless: turns requests into JSON bodies, and bodies into `Chunk`s."""
+    """The protocol of one kind of server. Stateless; converts requests to JSON bodies, and bodies to `Chunk`s."""
 
     name: str
     pages: tuple[str, ...]  # paths, beside /v1/models, that identify this kind of server
     checks_ids: bool  # refuses ids that it does not have
-    exact_bytes: bool  # has `token_bytes`; other servers return the texts of tokens alone
-    returns_eos: bool  # the token that ended an answer is among its tokens, and comes with the reason
+    exact_bytes: bool  # supports `token_bytes`; other servers return only the texts of tokens
+    returns_eos: bool  # an answer includes the token that ended it, together with the reason
 
     def recognise(self, probe: Probe) -> str | None:
-        """The server's version ("" where it says none); None where it is another kind."""
+        """The server's version ("" where it reports none); None where the server is of another kind."""
 
     def facts(self, probe: Probe, model: str) -> Facts:
         """The facts about a model of ``/v1/models``."""
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """The server's abilities, found by real requests where no page lists them; the server is ready when this returns."""
+        """The server's abilities, found by real requests where no page lists them. Afterwards the server is ready."""
 
     def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """Path and body."""
+        """The path and body of a request."""
 
     def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
-        """An answer, or the data of one event of a stream.
+        """Reads an answer, or the data of one event of a stream.
 
         Raises:
-            RemoteError: "protocol": It has another shape.
+            RemoteError: "protocol": the body has another shape.
         """
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
-        """Ids of a plain text, a BOS in front where the server puts one."""
+        """Ids of a plain text, with a BOS in front where the server puts one."""
 
     async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
         """`tokenize` with the bytes of each token; None where the server does not return them."""
@@ -260,12 +260,12 @@ class Dialect(Protocol):
 
 
 def malformed(what: str) -> RemoteError:
-    """The error for an answer of another shape."""
+    """The error for an answer of an unexpected shape."""
     return RemoteError(f"the server's answer cannot be used: {what}", "protocol")
 
 
 def checked_logprob(value: float) -> float:
-    """A log-probability: at most 0 but for rounding, never NaN. Minus infinity is accepted, since servers clamp to it.
+    """A checked log-probability, at most 0: rounding above 0 is cut off. Minus infinity is accepted, since servers clamp to it.
 
     Raises:
         RemoteError: Any other value.

@@ -1,4 +1,4 @@
-"""Turns a server's lists into columns of numbers. Known values are exact, unknown ones stay empty."""
+"""Converts a server's lists to columns of numbers. Known values are exact; unknown values stay empty."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dense(found: Alternatives, vocab: int) -> Float32:
     """``(vocab,)`` log-probabilities of all ids.
 
     Raises:
-        RemoteError: Some are missing, or they do not make up one distribution.
+        RemoteError: Some ids are missing, or the values are no probability distribution.
     """
     row = truncated(found, vocab)
     ids, mass = found.keys, float(np.exp(row.astype(np.float64)).sum())
@@ -78,8 +78,8 @@ def top_of_row(row: Float32, count: int, chosen: Sequence[int]) -> TopLogprobs:
 def answer_scores(piece: Piece, token: int, k: int, asked: int, vocab: int) -> Scores:
     """One row for a token of an answer; numbers that the server does not return are NaN, 0 or `NO_TOKEN`.
 
-    The rank is known where the token is among the `asked` likeliest and the server returned all of those. The entropy is known
-    where the alternatives are the whole vocabulary.
+    The rank is known where the token is among the `asked` likeliest tokens and the server returned all of these. The entropy
+    is known where the alternatives are the whole vocabulary.
     """
     row = empty_scores(1, k)
     row.logprob[0], row.rank[0], row.entropy[0], row.covered_mass[0] = np.nan, 0, np.nan, np.nan

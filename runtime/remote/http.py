@@ -1,7 +1,7 @@
-"""HTTP with limits: bounded answers and server-sent events, typed errors, a key that is sent to one host alone.
+"""HTTP with limits: bounded answers and server-sent events, typed errors, a key that is sent to one host only.
 
-Everything runs on the transport's loop. Answers are requested uncompressed, so that the bytes received are the bytes in memory;
-redirects are refused. No error and no log contains the key or a prompt.
+Everything runs on the transport's loop. Answers are requested uncompressed, so that limits on received bytes also limit memory;
+redirects are refused. Errors and logs contain neither the key nor a prompt.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 CONNECT_SECONDS: Final = 3.0
-IDLE_SECONDS: Final = 60.0  # without a complete event, or without the rest of an answer
-FIRST_SECONDS: Final = 60.0  # until an answer begins, for an empty prompt
-FIRST_SECONDS_PER_TOKEN: Final = 0.02  # of the prompt: a slow server still prefills 50 tokens per second
+IDLE_SECONDS: Final = 60.0  # time limit for the next complete event, or for the rest of an answer
+FIRST_SECONDS: Final = 60.0  # time limit for the beginning of an answer to an empty prompt
+FIRST_SECONDS_PER_TOKEN: Final = 0.02  # added per token of the prompt: even a slow server prefills 50 tokens per second
 MOST_EVENT_BYTES: Final = 8 << 20  # a thousand alternatives take 60 KiB
 MOST_SMALL_BYTES: Final = 4 << 20  # of answers without log-probabilities: lists of models, token ids
 _MOST_ERROR_BYTES: Final = 64 << 10
 _MOST_CONNECTIONS: Final = 64
-_KEEPALIVE_SECONDS: Final = 3.0  # of idle connections; uvicorn (vLLM, Elsewise) and llama.cpp close them after 5
-_QUOTED: Final = re.compile(r"['\"]input['\"]\s*:|\binput_value=")  # pydantic quotes the request after it
-_MOST_EMPTY_LINES: Final = 2000  # in a row without data: comments, each followed by a blank line
+_KEEPALIVE_SECONDS: Final = 3.0  # of idle connections; uvicorn (vLLM, Elsewise) and llama.cpp close them after 5 s
+_QUOTED: Final = re.compile(r"['\"]input['\"]\s*:|\binput_value=")  # pydantic quotes the request after these words
+_MOST_EMPTY_LINES: Final = 2000  # consecutive lines without data: comments, each followed by a blank line
 
 
 def first_seconds(tokens: int) -> float:
-    """Seconds allowed until the answer to a prompt of so many tokens begins."""
+    """The time limit, in seconds, for the beginning of the answer to a prompt of this many tokens."""
     return FIRST_SECONDS + FIRST_SECONDS_PER_TOKEN * tokens
 
 
@@ -52,14 +52,14 @@ class Address:
 
     @classmethod
     def parse(cls, base_url: str, *, plain_http: bool = False) -> Address:
-        """Parses the address that a user wrote.
+        """Parses an address as a user writes it.
 
         Args:
-            base_url: With or without ``/v1`` at the end; ``http://`` where no scheme is written and the host is this machine.
+            base_url: With or without ``/v1`` at the end; without a scheme, ``http://`` if the host is this machine.
             plain_http: Allows unencrypted HTTP to another machine.
 
         Raises:
-            InvalidRequestError: Not an address of HTTP, one with a key in it, or unencrypted to another machine.
+            InvalidRequestError: Not an HTTP address, an address that contains a key, or unencrypted to another machine.
         """
         if not isinstance(base_url, str) or not base_url.strip():
             raise InvalidRequestError("base_url is the address of a server, such as http://127.0.0.1:8000 or https://host/v1")
@@ -102,7 +102,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class HttpClient:
-    """Requests to one server. Used on one event loop.
+    """Sends requests to one server. Used on one event loop.
 
     Args:
         address: The server.
@@ -126,7 +126,7 @@ class HttpClient:
             ),
             follow_redirects=False,
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # stores none
-            trust_env=address.secure,  # a proxy could read unencrypted requests
+            trust_env=address.secure,  # no proxy of the environment for unencrypted requests, which it could read
         )
 
     async def close(self) -> None:
@@ -134,18 +134,18 @@ class HttpClient:
         await self._client.aclose()
 
     async def get(self, path: str, *, within: float) -> bytes:
-        """The body of a GET, at most `MOST_SMALL_BYTES`; `within`: seconds until the answer begins."""
+        """The body of a GET answer, at most `MOST_SMALL_BYTES`; `within`: seconds until the answer begins."""
         async with self._response("GET", path, None, within) as response:
             return await self._body(response, MOST_SMALL_BYTES)
 
     async def post(
         self, path: str, body: dict[str, Any], *, within: float = FIRST_SECONDS, most: int = MOST_SMALL_BYTES
     ) -> bytes:
-        """The body of the answer to a JSON body.
+        """The body of the answer to a POST of a JSON body.
 
         Args:
-            path: Below the server's root.
-            body: Values of JSON.
+            path: The path below the server's root.
+            body: JSON values.
             within: Seconds until the answer begins.
             most: The largest accepted answer, in bytes.
 
@@ -160,7 +160,7 @@ class HttpClient:
         """The data of server-sent events up to ``[DONE]``, each at most `MOST_EVENT_BYTES`. Closing it closes the socket.
 
         Raises:
-            RemoteError: Also where the stream ends without ``[DONE]``.
+            RemoteError: As for `post`; also if the stream ends without ``[DONE]``.
         """
         async with self._response("POST", path, body, within) as response:
             kind = response.headers.get("content-type", "")
@@ -176,7 +176,7 @@ class HttpClient:
     async def _response(
         self, method: str, path: str, body: dict[str, Any] | None, within: float
     ) -> AsyncIterator[httpx2.Response]:
-        """A successful response whose body is not read yet."""
+        """A successful response whose body has not been read."""
         try:
             content = None if body is None else msgspec.json.encode(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as fault:
@@ -207,10 +207,10 @@ class HttpClient:
             await response.aclose()
 
     async def _sent(self, request: httpx2.Request, within: float) -> httpx2.Response:
-        """Sends the request, again where the server cannot have begun to process it.
+        """Sends the request, and repeats it if the server cannot have begun to process it.
 
-        It is sent again once where no connection could be made, and each time where a pooled connection was closed before the
-        whole request was written. A GET is sent again on a closed pooled connection in any case.
+        It is repeated once if no connection could be made, and every time a pooled connection was closed before the whole
+        request was written; a GET is also repeated if that happens after it was written.
         """
         fresh = sent = False  # a new connection was made; the whole request was written
 
@@ -236,7 +236,7 @@ class HttpClient:
                     raise
                 again = False
             except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError):
-                if fresh or (sent and request.method != "GET"):  # else a pooled connection, which is no longer in the pool
+                if fresh or (sent and request.method != "GET"):  # otherwise a pooled connection failed, and has left the pool
                     raise
 
     async def _body(self, response: httpx2.Response, most: int) -> bytes:
@@ -245,7 +245,7 @@ class HttpClient:
             raise self.wrong(f"announces {int(length):,} bytes where at most {most:,} were expected")
         body = bytearray()
         try:
-            async with asyncio.timeout(self._idle + most / (1 << 20)):  # a megabyte a second is slow already
+            async with asyncio.timeout(self._idle + most / (1 << 20)):  # allows slow servers a second per megabyte
                 async for chunk in self._chunks(response):
                     body += chunk
                     if len(body) > most:
@@ -273,7 +273,7 @@ class HttpClient:
     # ---- errors ----------------------------------------------------------------------------------------------
 
     def refusal(self, status: int, body: bytes, retry_after: str | None = None) -> RuntimeFault:
-        """The error for an answer with another status than success."""
+        """The error for an answer whose status is not success."""
         host, said = self.address.host, self.without_key(_message(body)) or f"HTTP {status}"
         if status in (401, 403):
             return RemoteError(
@@ -298,12 +298,12 @@ class HttpClient:
         return RemoteError(f"{host} failed with HTTP {status}: {said}", "server")
 
     def without_key(self, text: str) -> str:
-        """A server's text without the key and control characters, at most 500 characters."""
+        """At most 500 characters of a server's text, without the key and control characters."""
         text = text.replace(self._key, "(key)") if self._key else text
         return "".join(char if char.isprintable() else " " for char in text)[:500]
 
     def cleanly(self, read: Callable[[bytes, A], T], body: bytes, asked: A) -> T:
-        """`read` of an answer. Its error is stripped of the key, which a server may repeat."""
+        """Reads an answer by `read`. The key, which a server may repeat, is removed from an error's message."""
         try:
             return read(body, asked)
         except RemoteError as fault:
@@ -316,7 +316,7 @@ class HttpClient:
         )
 
     def late(self, what: str, seconds: float) -> RemoteError:
-        """The error for a part of an answer that does not arrive."""
+        """The error for a part of an answer that did not arrive in time."""
         return RemoteError(
             f"{self.address.host} sent nothing of {what} for {seconds:.0f} s; the connection was closed", "timeout"
         )
@@ -349,10 +349,10 @@ class _Lines:
         self._searched = 0  # leading bytes of the buffer without a line break
 
     async def event(self, patience: float) -> bytes:
-        """The data of the next event that has some. Names and ids are skipped.
+        """The data of the next event that has any. Names and ids of events are skipped.
 
         Args:
-            patience: Seconds without an event and without a comment after which the request fails.
+            patience: Seconds without an event or a comment after which the request fails.
         """
         parts: list[bytes] = []
         size = empty = 0
@@ -409,7 +409,7 @@ def _message_of(page: Any) -> str:
         if isinstance(error, dict) and error.get(name):
             error = error[name]
             break
-    if isinstance(error, list) and error and all(isinstance(each, dict) for each in error):  # FastAPI: place and reason alone
+    if isinstance(error, list) and error and all(isinstance(each, dict) for each in error):  # FastAPI: only place and reason
         return "; ".join(f"{each.get('loc', '')} {each.get('msg', '')}".strip() for each in error)
     return str(error)
 
@@ -417,7 +417,7 @@ def _message_of(page: Any) -> str:
 def _overflow(said: str) -> ContextOverflowError | None:
     """The error for a message about the context length; None for another one.
 
-    vLLM, Elsewise, SGLang and llama.cpp differ in whether the limit or the number of tokens comes first.
+    In the messages of vLLM, Elsewise, SGLang and llama.cpp either the limit or the number of tokens comes first.
     """
     if not re.search(r"context", said, re.I):
         return None

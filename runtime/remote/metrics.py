@@ -1,4 +1,4 @@
-"""Counters of a connection's requests, for the `Metrics` of a remote model; the server's own counters are not read."""
+"""Counters of a connection's requests, for the `Metrics` of a remote model; counters of the server are not read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.remote.dialect import Chunk
 
 @dataclass(slots=True)
 class Counters:
-    """The counters behind `Metrics`."""
+    """The counters of which `Metrics` is made."""
 
     queries: int = 0
     deduplicated: int = 0
@@ -28,7 +28,7 @@ class Counters:
 
     @property
     def metrics(self) -> Metrics:
-        """The counters as of now."""
+        """The present counters."""
         last = next((each for each in reversed(self.recent) if each.kind == "generate"), None)
         return Metrics(
             queries=self.queries,
@@ -61,14 +61,14 @@ class Request:
         self.finish = "done"
 
     def token(self) -> None:
-        """Counts a token; before the first one, reports that the prompt is done. Its cached tokens are known at the end."""
+        """Counts a token; at the first, reports the prompt as done (the cached tokens are known only at the end)."""
         if not self._tokens and self.on_progress is not None:
             self.on_progress(PromptProgress(self._prompt, self._prompt, None, None, self._number))
         self._tokens += 1
         self._first = self._first or time.monotonic()
 
     def take_counts(self, chunk: Chunk) -> None:
-        """Takes over the server's count of cached tokens."""
+        """Stores the server's count of cached tokens."""
         if chunk.cached_tokens is not None:
             self._cached = min(max(chunk.cached_tokens, 0), self._prompt)
 

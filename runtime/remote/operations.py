@@ -1,6 +1,6 @@
-"""The operations of a remote model: queries, scores, answers, vectors, text. Runs on the transport's loop.
+"""The operations of a remote model: queries, scores, answers, vectors, text. They run on the transport's loop.
 
-Names and keywords are those of `runtime.transport.methods`, and "top_logprobs".
+Names and keywords are those of `runtime.transport.methods`; "top_logprobs" is added.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ T = TypeVar("T")
 AT_ONCE: Final = 16  # requests in flight; the server batches them itself
 _FULL_AT_ONCE: Final = 1  # a whole vocabulary takes a server a second of processor time
 _USUAL_ALTERNATIVES: Final = 20  # requested with an answer, so that most ranks are known
-_MOST_EMPTY_EVENTS: Final = 1000  # in a row, without a token
-_MOST_MISSING: Final = 3  # tokens of one character before its last, which has four bytes at most
-_USAGE_SECONDS: Final = 0.5  # after the last token
+_MOST_EMPTY_EVENTS: Final = 1000  # consecutive events without a token
+_MOST_MISSING: Final = 3  # tokens of a character before its last token: a character has at most four bytes
+_USAGE_SECONDS: Final = 0.5  # wait for the token counts after the last token
 _MOST_USAGE_EVENTS: Final = 4
 _MOST_IDS_OF_PIECE: Final = 8  # a piece of text without an id may be several tokens of the local tokenizer
 # settings that change scores
 _EDITS: Final = {"presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "banned_tokens", "order"}
 _BRANCH_STRIDE: Final = 0x9E3779B97F4A7C15  # between the seeds of branches
-_MOST_SEED: Final = (1 << 63) - 1  # that a server takes
+_MOST_SEED: Final = (1 << 63) - 1  # the largest seed that a server takes
 
 
 @dataclass(eq=False, repr=False)
 class RemoteOperations:
-    """Turns operations into requests, and answers into columns."""
+    """Converts operations to requests, and answers to columns."""
 
     _client: HttpClient
     _dialect: Dialect
@@ -69,8 +69,8 @@ class RemoteOperations:
     _abilities: Abilities
     text: RemoteText
     info: ModelInfo
-    _salt: str = ""  # of the server's cache; empty for none
-    _draws_here: bool = False  # tokens are drawn by the sampler of this machine
+    _salt: str = ""  # of the server's cache; empty: none
+    _draws_here: bool = False  # whether the sampler of this machine draws the tokens
     _inflight: dict[Hashable, _Shared] = field(default_factory=dict, init=False)
     _counters: Counters = field(default_factory=Counters, init=False)
 
@@ -95,7 +95,7 @@ class RemoteOperations:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The subset of `Transport.capabilities` that the server has."""
+        """The `Transport.capabilities` that the server has."""
         can = self._abilities
         has = {
             "embed": can.embeddings,
@@ -121,7 +121,7 @@ class RemoteOperations:
     # ---- log-probabilities -----------------------------------------------------------------------------------
 
     async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str) -> Float32:
-        """``(n, vocab)``, one request for equal contexts."""
+        """Log-probabilities ``(n, vocab)``; equal contexts share a request."""
         if not self._abilities.full_vector:
             most = self._abilities.alternatives
             way = f"top_logprobs(ids, {min(most, 20)}) has the likeliest, with the exact probability of all others"
@@ -216,7 +216,7 @@ class RemoteOperations:
         return list(self.text.facts.byte_vocab)
 
     async def reset_queries(self) -> None:
-        """Cancels unanswered queries; later equal ones are sent again."""
+        """Cancels unanswered queries; equal later queries are sent again."""
         for shared in self._inflight.values():
             shared.task.cancel()
         self._inflight.clear()
@@ -264,7 +264,7 @@ class RemoteOperations:
         priority: Priority = Priority.CHAT,
         salt: str = "",
     ) -> None:
-        """Streams several answers, as many at a time as the limits on requests allow; each ends or fails alone."""
+        """Streams several answers at once, within the limits on requests; each answer ends or fails on its own."""
 
         async def one(number: int, ids: Int32, options: GenerationOptions) -> None:
             await self._answer(ids, options, lambda run: stream.chunk(run, number), stream.progress, priority, salt)
@@ -291,10 +291,10 @@ class RemoteOperations:
             stream.end(next(iter(failures.values()), None))
 
     def _resolved(self, call: GenerationOptions) -> GenerationOptions:
-        """The resolved options, as for a model of this machine.
+        """The options resolved as for a model of this machine.
 
         Raises:
-            UnsupportedFeatureError: The server cannot do what they ask for.
+            UnsupportedFeatureError: The server does not support an option.
         """
         facts = self.text.facts
         chosen = resolve_options(call, model=facts.own_options, ends=facts.own_ends).options if call.resolve else call
@@ -326,16 +326,15 @@ class RemoteOperations:
         priority: Priority = Priority.CHAT,
         salt: str = "",
     ) -> None:
-        """One streamed answer.
+        """Streams one answer.
 
-        Stop strings and the end are found here, as for a model of this machine; then the socket is closed, which stops the
-        server.
+        Stop strings and the end are detected on this machine, as for a local model; closing the socket then stops the server.
         """
         room = self.info.context_length - len(ids)
         limit = options.max_tokens or 512
         eos = options.eos_token_ids if options.eos_token_ids is not None else self.text.facts.eos_token_ids
         ends = set[int]() if options.ignore_eos else set(eos)
-        unknown = not (ends or options.ignore_eos or self.text.facts.eos_token_ids)  # only the server knows the eos
+        unknown = not (ends or options.ignore_eos or self.text.facts.eos_token_ids)  # whether only the server knows the eos
         eos_of_request = None if unknown or options.grammar is not None else tuple(sorted(ends))
         usual = min(_USUAL_ALTERNATIVES, self._abilities.alternatives)
         asked = self._completion(
@@ -382,7 +381,7 @@ class RemoteOperations:
                 request.finish = (answer.finish.label or "done") if answer.new_ids else "done"
 
     async def _draw(self, answer: Answer, asked: CompletionRequest, request: Request) -> None:
-        """Draws an answer here, one request per token: exactly the tokens that a local model draws with the seed."""
+        """Draws an answer on this machine, one request per token: exactly the tokens that a local model draws with the seed."""
         width = self._alternatives_to_draw(answer.job.options)
         limit, most = (self._whole, FULL_BYTES) if width == FULL else (self._some, _bytes_of(1, width))
         path = answer.job.ids.tolist()
@@ -411,7 +410,7 @@ class RemoteOperations:
             request.finish = answer.finish.label or "done"
 
     async def _bytes_of_breakers(self, sampling: SamplingOptions) -> list[bytes]:
-        """The bytes of every id where DRY needs them to find the texts of its breakers; else an empty list."""
+        """The bytes of every id if DRY needs them to find its text breakers; otherwise an empty list."""
         given = sampling.dry_breakers
         if not sampling.dry_multiplier or (given is not None and not any(isinstance(breaker, str) for breaker in given)):
             return []
@@ -426,8 +425,8 @@ class RemoteOperations:
         """The number of alternatives that an exact draw needs; `FULL` for the whole vocabulary.
 
         Raises:
-            FullVocabUnavailableError: It needs the whole vocabulary, which the server does not return.
-            UnsupportedFeatureError: A grammar, or a repetition penalty, which depends on raw logits.
+            FullVocabUnavailableError: The draw needs the whole vocabulary, which the server does not return.
+            UnsupportedFeatureError: The options have a grammar, or a repetition penalty, which depends on raw logits.
         """
         chosen = {name: value for name, value in options.sampling.given().items() if value != DEFAULTS[name]}
         if options.grammar is not None or "repetition_penalty" in chosen:
@@ -446,7 +445,7 @@ class RemoteOperations:
     async def _take(
         self, answer: Answer, piece: Piece, finish: str | None, asked: CompletionRequest, ends: set[int], shown: str
     ) -> None:
-        """Adds a token of the server's to the answer; `shown`: the text of its chunk, for the last token."""
+        """Adds a token from the server to the answer; `shown`: for the last token, the text of its chunk."""
         assert piece.token is not None  # `_pieces` sets it
         token = piece.token
         if not 0 <= token < self.text.vocab:
@@ -459,7 +458,7 @@ class RemoteOperations:
         if finish == "stop" and asked.eos is None and self._dialect.returns_eos:
             own = self.text.facts.byte_vocab[token].decode(errors="replace")
             if not (own and shown.endswith(own)):
-                ends.add(token)  # an eos of the server's own, whose text it leaves out
+                ends.add(token)  # an eos that only the server knows, whose text it leaves out
         answer.take(token, math.nan)
         answer.record(scores, 0)
         if finish is not None and not answer.finish:
@@ -467,9 +466,9 @@ class RemoteOperations:
             answer.finish = complete if finish in ("stop", "eos") else Finish.LENGTH
 
     async def _pieces(self, asked: CompletionRequest, request: Request) -> AsyncGenerator[tuple[Piece, str | None, str], None]:
-        """The tokens of an answer as (piece, finish reason, text of its chunk); the last two for the last token alone.
+        """Yields the tokens of an answer as (piece, finish reason, text of its chunk); the last two only for the last token.
 
-        A token is held back until the next event where the server sends the finish reason in an event of its own.
+        Where the server sends the finish reason in a separate event, each token is held back until the next event.
         """
         held: Piece | None = None
         finish: str | None = None
@@ -526,14 +525,14 @@ class RemoteOperations:
         return [*(Piece(token, "", None, None) for token in ids), *pieces]
 
     async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: CompletionRequest, request: Request) -> None:
-        """Reads the token counts that follow the last token, if they come soon."""
+        """Reads the token counts that follow the last token, if they arrive within `_USAGE_SECONDS`."""
         with suppress(TimeoutError, RemoteError, StopAsyncIteration):
             async with asyncio.timeout(_USAGE_SECONDS):
                 for _ in range(_MOST_USAGE_EVENTS):
                     request.take_counts(self._dialect.read(await anext(events), asked))
 
     def _with_ids(self, piece: Piece) -> list[Piece]:
-        """A token with its id and those of its alternatives; a text that is not one token becomes several."""
+        """The piece with its id and the ids of its alternatives; a text of several tokens becomes several pieces."""
         if piece.token is not None:
             return [self._by_id(piece)]
         if not piece.text:
@@ -584,7 +583,7 @@ class RemoteOperations:
     async def render_chat(
         self, messages: Sequence[Message], tools: Sequence[Message] | None, add_generation_prompt: bool
     ) -> list[int]:
-        """Ids of a conversation, by the template of this machine or by the server's."""
+        """Ids of a conversation, by a template of this machine or of the server."""
         if self.text.facts.chat_template is None:
             raise UnsupportedFeatureError(
                 f"{self._facts.model} has no chat template here: connect with chat_format='chatml' or another, or continue text"
@@ -598,7 +597,7 @@ class RemoteOperations:
 
         Raises:
             AdapterError: The server does not have the adapter.
-            UnsupportedFeatureError: Several adapters, or one with a scale.
+            UnsupportedFeatureError: Several adapters, or an adapter with a scale.
         """
         pairs = check_adapters(adapters) if adapters else ()
         if not pairs:
@@ -613,7 +612,7 @@ class RemoteOperations:
         return name
 
     def _completion(self, ids: Int32, model: str, salt: str, **asked: Any) -> CompletionRequest:
-        if len(ids) >= self.info.context_length:  # a server answers with a token at least
+        if len(ids) >= self.info.context_length:  # a server generates at least one token
             raise ContextOverflowError("prompt", len(ids), 1, self.info.context_length)
         if salt and not self._abilities.cache_salt:
             raise UnsupportedFeatureError(f"{self._client.address.host} takes no cache_salt: its prefix cache is shared")
@@ -658,20 +657,20 @@ class _Shared:
 
 
 class Tasks:
-    """The droppable branches of a stream. Used on the transport's loop."""
+    """The branches of a stream, which can be dropped. Used on the transport's loop."""
 
     def __init__(self) -> None:
         self._dropped: set[int] = set()
         self._tasks: Mapping[int, asyncio.Task[None]] = {}
 
     def begin(self, tasks: Mapping[int, asyncio.Task[None]]) -> None:
-        """Registers the running branches, and cancels those dropped before."""
+        """Registers the running branches, and cancels those that were dropped earlier."""
         self._tasks = tasks
         for number in self._dropped:
             self.drop(number)
 
     def drop(self, number: int) -> None:
-        """Cancels a branch, also before it begins."""
+        """Cancels a branch, also one that has not begun."""
         self._dropped.add(number)
         task = self._tasks.get(number)
         if task is not None:
@@ -685,11 +684,11 @@ def _only_piece(chunk: Chunk) -> Piece:
 
 
 def _bytes_of(positions: int, alternatives: int) -> int:
-    """The largest accepted answer with so many numbers: 300 bytes per number with its text."""
+    """The largest accepted answer, in bytes: 300 bytes per number with its text."""
     return MOST_SMALL_BYTES + positions * (alternatives + 2) * 300
 
 
 def _server_seed(options: GenerationOptions) -> int:
-    """The seed of the server's random numbers: branch 0 has the seed itself, other branches others."""
+    """The seed of the server's random numbers: that of the options for branch 0, a derived one for other branches."""
     assert options.seed is not None  # drawn where options are resolved
     return (options.seed + options.branch * _BRANCH_STRIDE) & _MOST_SEED

@@ -1,4 +1,4 @@
-"""Connections by name: a JSON file beside the models. Keys are stored in the system keychain alone."""
+"""Connections by name, in a JSON file beside the models. Keys are stored only in the system keychain."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A server's model under a name of the user's.
+    """A server's model under a name that the user chose.
 
     Attributes:
-        name: As ``--model`` takes it.
+        name: The name, as ``--model`` takes it.
         base_url: The server's address.
         model: The model's id on the server; None: the only one.
-        plain_http: Allows unencrypted HTTP to that host, for other connections to it too.
+        plain_http: Allows unencrypted HTTP to that host, also for other connections to it.
         tokenizer: A tokenizer of this machine, or "server"; None chooses.
     """
 
@@ -47,11 +47,11 @@ class Connection:
 
     @property
     def key(self) -> str:
-        """The server's key, from the keychain or the environment; empty where there is none."""
+        """The server's key, from the keychain or the environment; empty without a key."""
         return key_for(self.base_url)
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments for `connect`. Reads the keychain: blocks, and the system may ask the user."""
+        """The arguments for `connect`. Blocks to read the keychain, for which the system may ask the user."""
         return {
             "base_url": self.base_url,
             "model": self.model,
@@ -62,10 +62,10 @@ class Connection:
 
 
 def key_for(base_url: str) -> str:
-    """The keychain's key for an address, else the value of `KEY_VARIABLE` if `HOST_VARIABLE` names that host.
+    """The key for an address from the keychain, else the value of `KEY_VARIABLE` if `HOST_VARIABLE` names that host.
 
     Raises:
-        InvalidRequestError: `HOST_VARIABLE` is no host.
+        InvalidRequestError: `HOST_VARIABLE` is not a host.
     """
     address = Address.parse(base_url, plain_http=True)
     if key := kept_key(address.url):
@@ -81,10 +81,10 @@ def key_for(base_url: str) -> str:
 
 
 def server_address(base_url: str) -> str:
-    """The address that a user wrote, in full.
+    """The complete form of an address that a user wrote.
 
     Raises:
-        InvalidRequestError: Not an address, or unencrypted to another machine for which that is not allowed.
+        InvalidRequestError: Not an address, or unencrypted to another machine without permission.
     """
     return Address.parse(base_url, plain_http=_is_confirmed(base_url)).url
 
@@ -94,7 +94,7 @@ def _is_confirmed(base_url: str) -> bool:
     host = Address.parse(base_url, plain_http=True).host
     try:
         plain = [each.base_url for each in connections() if each.plain_http]
-    except ModelLoadError:  # as `find_connection` takes it
+    except ModelLoadError:  # counts as an empty list, as in `find_connection`
         return False
     return any(Address.parse(url, plain_http=True).host == host for url in plain)
 
@@ -117,10 +117,10 @@ def connections() -> list[Connection]:
 
 
 def find_connection(name: str) -> Connection | None:
-    """The connection of that name; for an address, ``http://host:port`` or ``http://host:port#model``, a temporary one.
+    """The stored connection of a name, or a temporary one for an address (``http://host:port``, ``http://host:port#model``).
 
-    A model of the shelf takes precedence over a connection of its name. A list that cannot be read counts as empty, so that
-    models of this machine can still be loaded.
+    A model of the shelf takes precedence over a connection of the same name. A list that cannot be read counts as empty, so
+    that models of this machine can still be loaded.
     """
     if name.startswith(("http://", "https://")):
         base_url, _, model = name.partition("#")
@@ -135,13 +135,13 @@ def find_connection(name: str) -> Connection | None:
 
 
 def keep_connection(connection: Connection, key: str = "") -> str:
-    """Stores a connection, replacing an earlier one of its name, and its key in the keychain.
+    """Stores a connection, replacing an earlier one of the same name, and its key in the keychain.
 
     Returns:
-        The keychain's name; empty without a key.
+        The name of the keychain; empty without a key.
 
     Raises:
-        InvalidRequestError: Not a name, or not an address.
+        InvalidRequestError: The name or the address is invalid.
         KeychainError: There is a key and no keychain; nothing was stored.
         ModelLoadError: The list cannot be read or written.
     """
@@ -166,7 +166,7 @@ def check_connection_name(name: str) -> None:
 
 
 def forget_connection(name: str) -> bool:
-    """Removes a connection, and its key unless another connection to the same server needs it; False: no such connection."""
+    """Removes a connection, and its key unless another connection to that server needs it; False: no such connection."""
     with _locked_list() as path:
         stored = connections()
         removed = next((each for each in stored if each.name == name), None)

@@ -1,7 +1,7 @@
-"""Text and token ids of a remote model: by a tokenizer of this machine that is proven the same, or by the server.
+"""Text and token ids of a remote model, by the server or by a tokenizer of this machine that is proven the same.
 
-A local tokenizer is used where its digest equals the server's, or where it gives the server's ids for a text of many scripts.
-Otherwise the server tokenises, and the bytes of a token are fetched when it is first seen.
+A local tokenizer is used if its digest equals the server's, or if it gives the server's ids for a text of many scripts.
+Otherwise the server tokenises, and the bytes of a token are fetched when it first occurs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PROBE_TEXT: Final = (
 )
 MOST_VOCAB: Final = 1 << 22  # ids
 _MOST_TOKEN_BYTES: Final = 1024  # of a token's text
-_MOST_SPLIT_BYTES: Final = 256  # of a text to split into tokens by their bytes
-_IDS_PER_REQUEST: Final = 256  # whose texts are fetched together
+_MOST_SPLIT_BYTES: Final = 256  # of a text that is split into tokens by their bytes
+_IDS_PER_REQUEST: Final = 256  # ids whose texts one request fetches
 _FETCH: Final = "get that model by `elsewise models fetch` (or give `connect(..., tokenizer=FOLDER)`, `--tokenizer FOLDER`)"
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class RemoteText(Protocol):
     warnings: tuple[str, ...]
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, a BOS in front where the model wants one."""
+        """Ids of each text, with a BOS in front where the model wants one."""
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
@@ -60,13 +60,13 @@ class RemoteText(Protocol):
         """Ids of a conversation."""
 
     async def learn(self, ids: Iterable[int]) -> None:
-        """Makes sure that `facts.byte_vocab` has the bytes of these ids."""
+        """Fetches missing bytes of these ids into `facts.byte_vocab`."""
 
     def prompt(self, ids: Sequence[int]) -> Prompt:
         """The ids with their text."""
 
     def ids_of(self, text: str) -> list[int]:
-        """Ids of a piece of an answer, where the server returns none."""
+        """Ids of a piece of an answer from a server that returns no ids."""
 
     async def parts(self, text: str, count: int, last: int) -> list[int] | None:
         """The `count` tokens that, followed by `last`, have this text; None where there is no unique such list."""
@@ -121,10 +121,10 @@ class LocalText:
         )
 
     async def learn(self, ids: Iterable[int]) -> None:
-        """Does nothing: all are known."""
+        """Does nothing: the bytes of all ids are known."""
 
     def prompt(self, ids: Sequence[int]) -> Prompt:
-        """The tokens' bytes joined; a BOS that the server adds itself is left out of the text."""
+        """The ids with the text of their bytes, without a BOS that the server adds itself."""
         shown = list(ids)
         bos = self._side.tokenizer.bos_token_id
         if bos is not None and shown[:1] == [bos] and wants_bos(self._options, self._side.tokenizer):
@@ -132,7 +132,7 @@ class LocalText:
         return Prompt(list(ids), b"".join(self._pieces[token] for token in shown).decode(errors="replace"))
 
     def ids_of(self, text: str) -> list[int]:
-        """The only token with this text, else the tokenizer's ids of it."""
+        """The only token with this text, otherwise the tokenizer's ids of the text."""
         one = self._by_bytes.get(text.encode())
         return [one] if one is not None else self._side.tokenizer.encode(text)
 
@@ -158,7 +158,7 @@ class LocalText:
 
 
 class ServerText:
-    """Text and ids by the server. A token's bytes are those of its text, which has U+FFFD for a part of a character."""
+    """Text and ids by the server. A token's bytes are those of its text, with U+FFFD for a part of a character."""
 
     local = False
     template_digest: str | None = None
@@ -167,7 +167,7 @@ class ServerText:
         self._dialect, self._client, self._model, self.vocab = dialect, client, facts.model, vocab
         self._pieces: list[bytes] = [b""] * vocab
         self._known = bytearray(vocab)
-        self._break: int | None = None  # the id of a line break, put between ids to separate their texts
+        self._break: int | None = None  # the id of a line break, which separates the texts of ids in a request
         self.facts = TextFacts(
             facts.eos,
             "(the server's)" if has_template else None,
@@ -186,7 +186,7 @@ class ServerText:
         )
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """One request for each text."""
+        """Tokenises each text in a request of its own."""
         found = await gathered(*map(self._ids, texts))
         for ids in found:
             await self.learn(ids)
@@ -255,7 +255,7 @@ class ServerText:
         return True
 
     def prompt(self, ids: Sequence[int]) -> Prompt:
-        """The ids with the text of the known ones."""
+        """The ids with the text of those whose bytes are known."""
         return Prompt(list(ids), b"".join(self._pieces[token] for token in ids).decode(errors="replace"))
 
     def ids_of(self, text: str) -> list[int]:
@@ -282,15 +282,15 @@ async def choose_text(
     options: LoadOptions,
     vocab: int,
 ) -> RemoteText:
-    """The text side of a model.
+    """Chooses the text side of a model: a local tokenizer or the server's.
 
     Args:
-        dialect: The server's.
-        client: Connected to the server.
-        facts: The model's.
-        abilities: The server's.
+        dialect: The kind of server.
+        client: The connection to the server.
+        facts: Facts about the model.
+        abilities: The server's abilities.
         tokenizer: A folder or a name on the shelf; "server" for the server's; None searches by the model's names.
-        options: Chat format and BOS.
+        options: The options with chat format and BOS.
         vocab: Width of the logits; 0 where it is not known.
 
     Raises:
@@ -317,7 +317,7 @@ async def choose_text(
         width = vocab or facts.vocab or whole_vocab(folder) or len(side.tokenizer)
         difference = await _difference(side, width, dialect, client, facts, abilities)
         if difference == "" and client.address.loopback and Path(candidate).is_absolute():
-            difference = None  # the folder that a server on this machine loaded
+            difference = None  # a server on this machine loaded this folder itself
         if difference is None or (named and not difference):
             unproven = f"the tokenizer {candidate} was named by the user; {client.address.host} cannot prove it the same"
             return LocalText(side, width, options, () if difference is None else (unproven,))
@@ -339,10 +339,10 @@ def _parts(ids: list[int]) -> list[list[int]]:
 
 
 def text_folder(source: str | Path) -> ModelFolder:
-    """A model folder, read for its text side alone: it needs no weights.
+    """A model folder of which only the text side is read, so that it needs no weights.
 
     Raises:
-        ModelLoadError: Not found.
+        ModelLoadError: There is no such folder or model.
     """
     path = Path(source).expanduser()
     if not (path / "tokenizer.json").is_file():
@@ -362,7 +362,7 @@ def text_folder(source: str | Path) -> ModelFolder:
 
 
 def whole_vocab(folder: ModelFolder) -> int:
-    """The vocabulary's size in a folder's config; 0: not known."""
+    """The size of the vocabulary in a folder's config; 0: not known."""
     size = folder.config.get("vocab_size")
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 0
 
@@ -370,7 +370,7 @@ def whole_vocab(folder: ModelFolder) -> int:
 async def _difference(
     side: TextSide, width: int, dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities
 ) -> str | None:
-    """How a local tokenizer differs from the server's; None where they are the same, "" where that cannot be proven."""
+    """The difference of a local tokenizer from the server's, in words; None: they are the same; "": not proven."""
     if facts.tokenizer_digest:
         own = tokenizer_digest(side.tokenizer.byte_vocab(width))
         return None if own == facts.tokenizer_digest else "its digest is another"
@@ -385,7 +385,7 @@ async def _difference(
 
 
 async def _vocab_by_asking(dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities) -> int:
-    """The number of ids that a server accepts, by bisection: some twenty requests for one token each."""
+    """The number of ids that a server accepts, by bisection in some twenty requests for one token each."""
     low, high = 1, MOST_VOCAB  # ids below `low` are accepted, from `high` on refused
     while high - low > 1:
         middle = (low + high) // 2

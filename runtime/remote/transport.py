@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 
 class RemoteTransport:
-    """Requests run on a loop of their own, so that callers on any loop, and blocked threads, share one client.
+    """Runs requests on a loop of its own, so that callers on any loop, and blocked threads, share one client.
 
-    A cancelled call and a closed stream close their socket: the server stops within a second.
+    A cancelled call and a closed stream close their socket, and the server stops within a second.
     """
 
     def __init__(self, thread: LoopThread, client: HttpClient, operations: RemoteOperations) -> None:
         self._thread, self._client = thread, client
         self.state = self._operations = operations
         self.capabilities = operations.capabilities
-        self._turns: Turns[None] = Turns(lambda _: None)  # used for its inboxes alone
+        self._turns: Turns[None] = Turns(lambda _: None)  # used only for its inboxes
         self._owner = os.getpid()
         self._ending: RuntimeFault | None = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -47,7 +47,7 @@ class RemoteTransport:
 
     @property
     def ended(self) -> RuntimeFault | None:
-        """Why the connection is unusable: closed, or of another process. An unreachable server is an error of each request."""
+        """The reason why the connection is unusable: closed, or of another process. An unreachable server is not one."""
         if os.getpid() != self._owner:
             return ForkedError.of(self._owner)
         return self._ending
@@ -70,7 +70,7 @@ class RemoteTransport:
         try:
             answer = await settled(future)
         except BaseException:
-            future.cancel()  # a blocked thread's Ctrl-C, too
+            future.cancel()  # also after Ctrl-C in a blocked thread
             raise
         if on_progress is not None:
             total = sum(map(len, arguments.get("paths") or [arguments.get("ids", ())]))
@@ -78,7 +78,7 @@ class RemoteTransport:
         return answer
 
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
-        """Token runs by branch as they arrive. Closing it closes the sockets."""
+        """Token runs by branch as they arrive. Closing the stream closes its sockets."""
         dropped: set[int] = set()
         tasks = Tasks()
 
@@ -130,7 +130,7 @@ class RemoteTransport:
             self._thread.join()
 
     async def close_async(self, within: float | None) -> None:
-        """`close`, awaited; it goes on where the wait is cancelled."""
+        """`close`, awaited; it continues if the wait is cancelled."""
         del within
         if (closing := self._begin_to_close()) is not None:
             await settled(closing, shielded=True)
@@ -159,12 +159,12 @@ class RemoteTransport:
             end_soon(self._thread, self._client)
 
     def heartbeat(self) -> tuple[int, str, int]:
-        """Always idle: only requests can hang, and they have time limits."""
+        """Reports idle: only requests can hang, and they have time limits."""
         return 0, "idle", 0
 
 
 def end_soon(thread: LoopThread, client: HttpClient) -> None:
-    """Closes the connections on their loop, then ends it; any thread."""
+    """Closes the connections on their loop, then ends the loop. Callable from any thread."""
 
     async def end() -> None:
         await client.close()
@@ -174,7 +174,7 @@ def end_soon(thread: LoopThread, client: HttpClient) -> None:
 
 
 async def _streamed(operation: Any, stream: Stream, tasks: Tasks, arguments: dict[str, Any]) -> None:
-    """Runs an operation; an error before its first answer ends the stream too."""
+    """Runs an operation. An error before its first answer also ends the stream."""
     try:
         await operation(stream, tasks, **arguments)
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""`Manifest`: everything that a session's ids and KV depend on, beside the ids themselves."""
+"""`Manifest`: everything other than the text that a session's ids and KV depend on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AdapterOf(NamedTuple):
         name: `AdapterInfo.qualified`.
         scale: Its scale.
         digest: SHA-256 of its weights.
-        invocation: Ids that activate it; none for a plain adapter, which takes part from the first token on.
+        invocation: Ids that activate the adapter; empty for a plain adapter, which acts from the first token on.
     """
 
     name: str
@@ -41,7 +41,7 @@ class AdapterOf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpan:
-    """Consecutive tokens computed under the same adapters: ``ids[start:end]``; no adapters: the base alone."""
+    """Consecutive tokens ``ids[start:end]`` computed under the same adapters; without adapters under the base alone."""
 
     start: int
     end: int
@@ -50,7 +50,7 @@ class AdapterSpan:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The part of a session's key beside its tokens. Manifests of the same digest give the same numbers.
+    """Model, tokenizer and settings of a session. The same tokens give the same numbers under manifests of equal digest.
 
     Attributes:
         name: The model's name, for display; not in the digest.
@@ -58,7 +58,7 @@ class Manifest:
         tokenizer: SHA-256 of the bytes of every id.
         template: SHA-256 of the chat template in force; empty without one.
         bos: Whether a BOS precedes a text: "model" (the tokenizer decides), "yes" or "no".
-        runtime: (name, value) of the settings that change numbers.
+        runtime: (name, value) of the settings that affect numbers.
         adapters: The adapters in force, in order.
     """
 
@@ -130,7 +130,7 @@ class Manifest:
     def block_keys(self, ids: Sequence[int], ends: Iterable[int] = ()) -> list[bytes]:
         """The names of the KV blocks of a path (see `runtime.block_keys`).
 
-        Empty where the invocation of an activated adapter is not known: earlier versions did not store it.
+        Empty where the invocation of an activated adapter is not known, since earlier versions did not store it.
         """
         if any(use.name.endswith(f"_{_ACTIVATED}") and not use.invocation for use in self.adapters):
             return []
@@ -152,12 +152,12 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all fields but the name, the same on every machine."""
+        """SHA-256 of all fields except the name, the same on every machine."""
         parts = {name: value for name, value in self.to_mapping().items() if name != "name"}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: Manifest) -> list[str]:
-        """The differences, each as "field: this one's, other's"."""
+        """The differing fields, each as "field: own value, other's value"."""
         found = []
         if self.model != other.model:
             found.append(f"model: {self.name} ({self.model[:12]}), {other.name} ({other.model[:12]})")
@@ -175,10 +175,10 @@ class Manifest:
         return found
 
     def require(self, now: Manifest) -> None:
-        """Refuses another model or setting than this one.
+        """Refuses a manifest that differs from this one.
 
         Raises:
-            ManifestMismatchError: The message has every difference, then and now.
+            ManifestMismatchError: The message has every difference, with both values.
         """
         found = self.differences(now)
         if found:
@@ -196,7 +196,7 @@ def tokenizer_digest(byte_vocab: Sequence[bytes]) -> str:
 
 
 def stack_of(info: ModelInfo, adapters: Adapters) -> tuple[AdapterOf, ...]:
-    """Adapters as a manifest stores them, in order; None: the stack in force.
+    """Adapters in the form of a manifest, in order; None: the stack in force.
 
     Raises:
         AdapterError: An adapter that is not loaded.
@@ -212,7 +212,7 @@ def _loaded(info: ModelInfo, name: str, scale: float) -> AdapterOf:
 
 
 def _adapter(name: object, scale: Any, digest: object, invocation: object = ()) -> AdapterOf:
-    """An adapter as it was stored."""
+    """An adapter from its stored fields."""
     if not isinstance(invocation, list | tuple) or len(invocation) > MOST_INVOCATION:
         raise ValueError(f"what activates {name!r:.60} is a list of {MOST_INVOCATION:,} ids at most, not {invocation!r:.60}")
     if not all(type(token) is int and 0 <= token < 1 << 31 for token in invocation):

@@ -16,7 +16,7 @@ from runtime.session.state import Path
 from runtime.session.status import Mark
 from runtime.session.token_boundary import Conversation
 
-if TYPE_CHECKING:  # a session talks to a model, which opens it
+if TYPE_CHECKING:  # circular: the model imports this module
     from runtime.api.language_model import LanguageModel
 
 
@@ -64,7 +64,7 @@ def _manifest(model: LanguageModel, adapters: Adapters) -> Manifest:
 
 
 def _require(model: LanguageModel, snapshot: Snapshot) -> None:
-    """Refuses a snapshot of another model, or of this one under other settings."""
+    """Refuses a snapshot of another model, or of this model under other settings."""
     try:
         now = _manifest(model, snapshot.manifest.stack)
     except AdapterError as missing:

@@ -49,13 +49,13 @@ class SessionConfig:
 
     Attributes:
         top_k: Alternatives recorded with the scores of every prefilled token. The scores are stored beside the KV, so that
-            `score` of the session's path computes nothing. None: the KV without scores, which is faster.
+            `score` of the session's path computes nothing. None: computes the KV without scores, which is faster.
         limit: The most tokens of the session; None: the model's context.
-        manifest: The manifest of an earlier session that the ids come from: another model, tokenizer, template or setting is
-            refused.
+        manifest: The manifest of an earlier session that the ids come from; refuses another model, tokenizer, template or
+            setting.
         options: Defaults for the options of `decode` (see `LanguageModel.resolve_options`).
-        adapters: Loaded adapters that the session runs under, whatever the model's stack becomes, in order; () is the base
-            alone. None: the stack in force when it is opened, whose change is a `ManifestMismatchError`.
+        adapters: Loaded adapters that the session runs under, in order, even if the model's stack changes; () is the base
+            alone. None: the stack in force at opening; a change of it raises `ManifestMismatchError` afterwards.
     """
 
     top_k: int | None = field(default=10, metadata={"fault": lambda value: None if value is None else ALTERNATIVES(value)})
@@ -65,14 +65,14 @@ class SessionConfig:
     adapters: tuple[AdapterUse, ...] | None = None
 
     def check(self, context: int) -> Self:
-        """Itself.
+        """Checks the settings and returns them.
 
         Args:
             context: The model's context in tokens.
 
         Raises:
             InvalidRequestError: A value out of range or of the wrong type; the message names it.
-            AdapterError: `adapters` is no sequence of names and (name, scale) pairs.
+            AdapterError: `adapters` is not a sequence of names and (name, scale) pairs.
         """
         check_fields(self)
         if self.limit is not None and not is_whole(self.limit, 1, context):
@@ -91,17 +91,17 @@ class Session:
     does one thing at a time: a second caller gets `SessionBusyError`, not a queue. `fork` is allowed at any time.
 
     Args:
-        model: Computes and holds its KV.
-        config: Its settings.
-        manifest_now: Returns the model's manifest at this moment.
-        state: The state of the session that it is forked from; None: empty.
+        model: The model, which computes and holds the KV.
+        config: The settings.
+        manifest_now: Returns the model's present manifest.
+        state: The state to begin with, that of a fork; None: an empty session.
 
     Raises (every member that uses the model):
         SessionBusyError: Another call runs in this session.
         SessionClosedError: The session, or its model, was closed.
-        SessionFatalError: The engine died, or an unforeseen error occurred earlier; `__cause__` is the first fault. Its pin is
-            released. The call that meets the fault raises the fault itself.
-        ManifestMismatchError: The model's settings differ from those that the session was opened with.
+        SessionFatalError: The engine died, or an unforeseen error occurred earlier; `__cause__` is the first fault. The pin is
+            released. The call in which the fault occurs raises the fault itself.
+        ManifestMismatchError: The model's settings differ from those at the opening of the session.
         ContextOverflowError: More tokens than the session may hold; nothing was changed.
         InvalidRequestError: Bad ids, texts or options; nothing was changed.
     """
@@ -116,7 +116,7 @@ class Session:
         self.model = model
         self.config = config
         self._manifest_now = manifest_now
-        self._info: ModelInfo | None = None  # the last one whose manifest was checked
+        self._info: ModelInfo | None = None  # the last facts whose manifest was checked
         self._state = state or SessionState.empty(model, manifest_now())
         self._guard = Guard(self._release)
         self._fresh = False  # the next drawn token is the first of a decode
@@ -133,7 +133,7 @@ class Session:
         return html.page(html.outline(self.outline()), caption=repr(self))
 
     def outline(self, start: int = 0) -> list[str]:
-        """A line for each segment from token `start` on, then the forks that are alive, indented."""
+        """A line for each segment from token `start` on, then the live forks, indented."""
         ids, lines = self.ids, []
         for segment in self._path.segments():
             first = max(segment.start, start)
@@ -147,12 +147,12 @@ class Session:
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest that its tokens were made with."""
+        """The manifest of the session's tokens."""
         return self._state.manifest
 
     @property
     def ids(self) -> list[int]:
-        """The tokens; readable after `close` too."""
+        """The tokens, also readable after `close`."""
         return list(self._path.ids)
 
     def __len__(self) -> int:
@@ -160,16 +160,16 @@ class Session:
 
     @property
     def limit(self) -> int:
-        """The most tokens that it may hold."""
+        """The most tokens that the session may hold."""
         return self.config.limit or self.model.info.context_length
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the session was closed."""
         return self._guard.closed
 
     def explain_context(self) -> ContextReport:
-        """Its tokens by segment, and where reuse ended.
+        """A report on the tokens by segment, and on the place where reuse ended.
 
         Raises:
             SessionFatalError: After a fatal fault.
@@ -192,7 +192,7 @@ class Session:
         )
 
     def snapshot(self) -> Snapshot:
-        """A snapshot, without KV, from which another session can continue. Never blocks; available after `close` too."""
+        """A snapshot without KV, from which another session can continue. Never blocks; also available after `close`."""
         path, state = self._path.copy(), self._state
         return Snapshot(
             ids=tuple(path.ids),
@@ -219,16 +219,16 @@ class Session:
     async def ensure_prefix(
         self, prefix: TextOrIds, *, label: str = "", progress: ShowProgress = False, on_progress: OnProgress | None = None
     ) -> PrefixStatus:
-        """Makes `prefix` the session's tokens: the common beginning stays, the rest is dropped and counted.
+        """Replaces the session's tokens by `prefix`: the common beginning stays, the rest is dropped and counted.
 
-        Generated tokens that `prefix` repeats stay as they are. Where the prefill fails, or is cancelled, the session holds
-        the common beginning.
+        Generated tokens that `prefix` repeats stay as they are. If the prefill fails or is cancelled, the session holds the
+        common beginning.
 
         Args:
             prefix: A text (a BOS is added where the model wants one), or ids.
             label: The label of the segment of new tokens.
-            progress: True draws a tqdm bar; a callable gets the tokens done and the total. The same for all members with it.
-            on_progress: Called with the progress.
+            progress: True draws a tqdm bar; a callable gets the tokens done and the total. Other members take it likewise.
+            on_progress: Called with the progress of the prefill.
         """
         with self._entered("ensure_prefix"), reporting_prompt(progress, "token", on_progress) as hear:
             ids = await self._state.boundary.ids(prefix, first=True, what="prefix")
@@ -247,8 +247,8 @@ class Session:
     ) -> PrefixStatus:
         """`ensure_prefix` for a conversation rendered by the chat template.
 
-        As far as the template repeats the session's text, its tokens stay, generated ones as they were drawn, and only the text
-        after it is tokenised. Where the template differs (it leaves out thinking, or a date has changed), reuse ends;
+        The session's tokens stay as far as the template repeats their text, generated tokens as they were drawn; only the text
+        after them is tokenised. Where the template differs (it leaves out thinking, or a date has changed), reuse ends;
         `explain_context` has the place and the reason.
 
         Raises:
@@ -280,7 +280,7 @@ class Session:
     ) -> SuffixStatus:
         """Adds a text or ids after the prefix; the next `ensure_prefix` drops them again.
 
-        Where it fails, or is cancelled, the session is unchanged.
+        If the call fails or is cancelled, the session is unchanged.
         """
         with self._entered("prefill_suffix"), reporting_prompt(progress, "token", on_progress) as hear:
             return await self._extend("suffix", suffix, label, hear)
@@ -290,16 +290,16 @@ class Session:
     async def prefill(
         self, ids: TextOrIds, *, label: str = "", progress: ShowProgress = False, on_progress: OnProgress | None = None
     ) -> SuffixStatus:
-        """Adds any tokens at the end, as `prefill_suffix` does, under the segment kind "prefill"."""
+        """Adds tokens at the end, as `prefill_suffix` does, as a segment of kind "prefill"."""
         with self._entered("prefill"), reporting_prompt(progress, "token", on_progress) as hear:
             return await self._extend("prefill", ids, label, hear)
 
     prefill_sync = blocking(prefill)
 
     async def joint_differs(self, suffix: str) -> bool:
-        """Whether tokenising `suffix` together with the text before it would give other tokens at the boundary.
+        """Whether tokenising `suffix` together with the text before it gives other tokens at the boundary.
 
-        The text before it is that of the last 64 tokens. After a control token the answer is False.
+        Takes the text of the last 64 tokens before the boundary. False after a control token.
         """
         with self._entered("joint_differs"):
             return await self._state.boundary.differs(self._path.ids, suffix)
@@ -373,8 +373,7 @@ class Session:
     async def logprobs(self) -> Float32:
         """Log-probabilities of the next token, ``(vocab,) float32``, natural: float32 log-softmax of the raw logits.
 
-        After a prefill it is known already. After each `advance` it costs the forward of one token, or none where the vector is
-        cached.
+        After a prefill the vector is known. After each `advance` it costs the forward of one token, unless it is cached.
         """
         with self._entered("logprobs"):
             row = self._known_row()
@@ -385,14 +384,14 @@ class Session:
     logprobs_sync = blocking(logprobs)
 
     def advance(self, token: int, at: int | None = None) -> int:
-        """Appends a chosen token; nothing is computed until the next distribution is asked for.
+        """Appends a chosen token; nothing is computed until the next distribution is requested.
 
         Args:
             token: Its id.
-            at: The expected position of the token, from 0; any other than the session's end is refused.
+            at: The expected position of the token, from 0; refused if it is not the session's end.
 
         Returns:
-            The session's length now.
+            The new length of the session.
         """
         with self._entered("advance"):
             (checked,) = self._state.boundary.check([token], "advance")
@@ -415,9 +414,9 @@ class Session:
     ) -> AsyncGenerator[TokenRecord, None]:
         """Draws tokens, adds them to the session, and yields a record of each; called without await.
 
-        After a prefill or `logprobs` the first token is drawn without a forward. When the generator is closed early (best with
-        `contextlib.aclosing`), the session holds the tokens that were yielded. At the session's limit the last record's
-        `finish_reason` is "context".
+        After a prefill or `logprobs` the first token needs no forward. When the generator is closed early (best with
+        `contextlib.aclosing`), the session holds the yielded tokens. At the session's limit the last record's `finish_reason`
+        is "context".
         """
         with self._entered("decode"):
             stream = self._drawn(self._options(options), progress, on_progress)
@@ -432,8 +431,8 @@ class Session:
     ) -> AsyncGenerator[TokenRecord, None]:
         """Resumes the last `decode` as if it had not stopped: with its options, its seed, and the rest of its `max_tokens`.
 
-        Its grammar, if any, reads the answer so far again, so that it continues in the middle of a structure. Yields nothing
-        where the answer had ended. `truncate` and `advance` may have changed the end of the answer before.
+        A grammar reads the answer so far again, so that the answer can continue in the middle of a structure. Yields nothing if
+        the answer had ended. `truncate` and `advance` may change the end of the answer beforehand.
 
         Raises:
             InvalidRequestError: Nothing was decoded yet, or other tokens were added since.
@@ -462,7 +461,7 @@ class Session:
                 async for record in records:
                     taken = self._take(record)
                     yield taken
-                    if taken.finish_reason is not None and record.finish_reason is None:  # the session's own limit
+                    if taken.finish_reason is not None and record.finish_reason is None:  # the session's limit is reached
                         break
         finally:
             self._move_pin()
@@ -510,11 +509,11 @@ class Session:
         for token in self._path.ids[generation.start :]:
             text.feed(self.model.decode_token(token))
         options = generation.rest(len(self._path))
-        # a snapshot's options may name an adapter differently, or none
+        # the options of a snapshot may have other names for adapters, or none
         return None if options is None else replace(options, adapters=self.manifest.stack), text
 
     def _reopen(self) -> None:
-        """Lets the last answer go on after a change of its end; drops it where its beginning was cut."""
+        """Makes the last answer unfinished after a change of its end; drops it if its beginning was cut."""
         generation = self._state.generation
         if generation is not None:
             whole = len(self._path) >= generation.start
@@ -522,7 +521,7 @@ class Session:
 
     def _take(self, record: TokenRecord) -> TokenRecord:
         """Adds a drawn token to the path."""
-        self._guard.check()  # closed meanwhile
+        self._guard.check()  # raises if the session was closed meanwhile
         path = self._path
         if self._fresh:
             path.append("generated", [record.token_id])
@@ -540,8 +539,8 @@ class Session:
     async def truncate(self, n: int, *, progress: ShowProgress = False, on_progress: OnProgress | None = None) -> Truncation:
         """Cuts the session to its first `n` tokens.
 
-        A recurrent model has its state at checkpoints only: the tokens between the last one and `n` are computed again, and
-        counted.
+        A recurrent model stores its state only at checkpoints: the tokens from the last checkpoint to `n` are computed again,
+        and counted.
         """
         with self._entered("truncate"), reporting_prompt(progress, "token", on_progress) as hear:
             if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= len(self._path):
@@ -566,7 +565,7 @@ class Session:
         return fork
 
     def close(self) -> None:
-        """Releases its KV (others may still use it) and ends a running `decode`. Never blocks; idempotent."""
+        """Releases the KV (other requests may still use it) and ends a running `decode`. Never blocks; idempotent."""
         self._guard.close()
 
     async def close_async(self) -> None:
@@ -590,7 +589,7 @@ class Session:
     # ---- inside ------------------------------------------------------------------------------------------------------------
 
     def take(self, path: Path, conversation: Conversation | None, generation: Generation | None) -> None:
-        """Fills a new session from a snapshot; called by `runtime.session.opening` alone.
+        """Fills a new session from a snapshot; called only by `runtime.session.opening`.
 
         Raises:
             ContextOverflowError: The path is longer than `limit`; the session is closed.
@@ -624,11 +623,11 @@ class Session:
             self._state.pin.move(self._path.ids)
 
     async def _fill(self, ids: Sequence[int], start: int, on_progress: OnProgress | None, *, scored: bool = True) -> Prefilled:
-        """Brings the KV of `ids` into place, with the scores of the tokens from `start` on and the distribution after the last.
+        """Computes the KV of `ids`, the scores of the tokens from `start` on, and the distribution after the last token.
 
         Args:
             ids: The whole path.
-            start: Its first new token.
+            start: The position of the first new token.
             on_progress: Called with the progress.
             scored: False leaves the scores out.
         """
@@ -637,7 +636,7 @@ class Session:
         run = None
         if scored and self.config.top_k is not None and start < len(ids) and model.has("scores"):
             run = await model.score_run(ids, self.config.top_k, start, adapters=adapters, on_progress=scoring)
-        # The scores may all be in memory where the KV, its checkpoint or the last vector is not.
+        # All scores may be in memory although the KV, its checkpoint or the last vector is not.
         if not scoring.computed and model.has("kv"):
             await model.cache_kv_async(ids, adapters=adapters, on_progress=caching)
         return Prefilled(scoring.computed + caching.computed, run)
@@ -649,7 +648,7 @@ class Session:
 
 @dataclass(slots=True)
 class Prefilled:
-    """The cost and the result of a prefill."""
+    """Cost and result of a prefill."""
 
     computed: int = 0  # tokens pushed through the model
     run: TokenRun | None = None  # the new tokens and their scores; None without scores
@@ -676,7 +675,7 @@ def with_text(record: TokenRecord, text: Utf8Stream) -> TokenRecord:
     """A record of a resumed answer, with its text decoded from the answer's whole bytes.
 
     Args:
-        record: Its own text may lack a character whose first bytes are in earlier tokens.
+        record: The record, whose own text may lack a character that begins in an earlier token.
         text: The decoder at the end of the earlier tokens.
     """
     decoded = text.feed(record.token_bytes)

@@ -1,4 +1,4 @@
-"""`Snapshot`: a session as plain values, without its KV, from which another session continues."""
+"""`Snapshot`: the plain values of a session, without its KV, from which another session can continue."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Generation:
     """An answer in a session: its beginning and its options.
 
     Attributes:
-        start: Tokens of the session before it.
-        options: The resolved options with the seed: a draw depends on the seed and the token's place alone.
-        finish: Its finish reason; None: it has not ended.
+        start: The number of session tokens before the answer.
+        options: The resolved options with the seed: a draw depends only on the seed and the token's place.
+        finish: The finish reason; None: the answer has not ended.
     """
 
     start: int
@@ -37,7 +37,7 @@ class Generation:
     finish: str | None = None
 
     def rest(self, resident: int) -> GenerationOptions | None:
-        """The options that continue it in a session of `resident` tokens; None where it has ended.
+        """The options that continue the answer in a session of `resident` tokens; None if it has ended.
 
         `grammar_prefix` counts the tokens that the grammar reads again.
         """
@@ -54,17 +54,17 @@ class Snapshot:
     """A session at one moment, without KV; `LanguageModel.resume` opens it again.
 
     Attributes:
-        ids: Its tokens.
-        text: Their bytes, for a model with another vocabulary.
-        marks: The beginnings of its segments.
+        ids: The tokens.
+        text: The bytes of the tokens, for a model with another vocabulary.
+        marks: The beginnings of the segments.
         prefix: The number of leading tokens that `ensure_prefix` or `ensure_messages` set.
         messages: (role, content) of the last `ensure_messages`; empty without one.
-        manifest: The manifest that its tokens were made with.
+        manifest: The manifest of the tokens.
         top_k: See `SessionConfig`.
         limit: See `SessionConfig`.
         options: See `SessionConfig`.
         generation: The last answer, ended or not.
-        blocks: Names of the KV blocks of its path, in hex; empty where the engine has no block file.
+        blocks: Names of the path's KV blocks, in hex; empty where the engine has no block file.
     """
 
     ids: tuple[int, ...]
@@ -147,10 +147,10 @@ class Snapshot:
         )
 
     def require(self, now: Manifest) -> None:
-        """Refuses another model, tokenizer, template or setting than the session's tokens were made with.
+        """Refuses another model, tokenizer, template or setting than that of the session's tokens.
 
         Raises:
-            SnapshotMismatchError: The message has every difference, then and now.
+            SnapshotMismatchError: The message has every difference, with both values.
         """
         if found := self.manifest.differences(now):
             raise SnapshotMismatchError(
@@ -160,7 +160,7 @@ class Snapshot:
 
 
 def _plain(options: GenerationOptions) -> dict[str, Any]:
-    """Options as values of JSON, for `GenerationOptions.from_mapping`."""
+    """Options as JSON values, for `GenerationOptions.from_mapping`."""
     made = asdict(options)
     biases = made["sampling"].get("logit_bias")
     if biases:

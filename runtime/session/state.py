@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
 
 _users_lock = threading.Lock()  # of `_Pin.users`: forks may live in other threads
-STRIDE = 64  # tokens by which a path grows token by token before its pin is moved
+STRIDE = 64  # single tokens that a path gains before its pin is moved
 
 
 class Path:
-    """Ids with their segments. It grows and is cut at its end."""
+    """Ids with their segments; tokens are added and removed only at the end."""
 
     __slots__ = ("_marks", "ids", "prefix", "version")
 
     def __init__(self, ids: Iterable[int] = (), marks: Iterable[Mark] = (), prefix: int = 0) -> None:
         self.ids: list[int] = list(ids)
         self._marks: list[Mark] = list(marks)
-        self.prefix = prefix  # leading tokens that were ensured
-        self.version = 0  # changes with the tokens
+        self.prefix = prefix  # leading tokens set by `ensure_prefix` or `ensure_messages`
+        self.version = 0  # a counter that every change of the tokens increments
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -50,7 +50,7 @@ class Path:
             self.version += 1
 
     def push(self, kind: SegmentKind, token: int) -> None:
-        """Adds a token at the end, to the last segment if that is of its kind."""
+        """Adds a token at the end, to the last segment if that is of the same kind."""
         if not self._marks or self._marks[-1].kind != kind:
             self._marks.append(Mark(kind, "", len(self.ids)))
         self.ids.append(token)
@@ -84,7 +84,7 @@ class Path:
 
     def copy(self) -> Path:
         """An independent copy."""
-        marks, prefix = list(self._marks), self.prefix  # read before the ids: a running decode adds to the ids at their end
+        marks, prefix = list(self._marks), self.prefix  # read before the ids, to which a running decode may append
         return Path(self.ids, marks, prefix)
 
 
@@ -107,7 +107,7 @@ class SessionPin:
         self._length = 0
 
     def move(self, ids: Sequence[int]) -> None:
-        """Pins this path instead of the one before."""
+        """Moves the pin to this path."""
         self._length = len(ids)
         if not ids:
             self.release()
@@ -118,7 +118,7 @@ class SessionPin:
         else:
             fresh = _Pin(
                 self._model, ids, self._adapters
-            )  # before the old one is released, so that their common KV stays pinned
+            )  # before the release of the old pin, so that the common KV stays pinned
             self.release()
             self._pin, self._length = fresh, len(ids)
 
@@ -147,7 +147,7 @@ class SessionPin:
 
 
 class Guard:
-    """Admits one call at a time to a session, from any thread, until its end or a fatal fault.
+    """Admits one call at a time to a session, from any thread, until the session is closed or meets a fatal fault.
 
     Args:
         on_end: Called once when a fatal fault was met or the session is closed.
@@ -161,7 +161,7 @@ class Guard:
         self.closed = False
 
     def check(self) -> None:
-        """Raises where the session is unusable.
+        """Raises an error if the session is unusable.
 
         Raises:
             SessionFatalError: After a fatal fault; `__cause__` is the first one.
@@ -189,7 +189,7 @@ class Guard:
         self._doing = what
         try:
             yield
-            self.check()  # closed meanwhile: the answer would be about a closed session
+            self.check()  # the session may have been closed meanwhile
         except BaseException as error:
             if self._cause is None and not self.closed and is_fatal(error):
                 self._cause = error
@@ -208,7 +208,7 @@ class Guard:
 def is_fatal(error: BaseException) -> bool:
     """Whether a session cannot continue after an error: the engine died, or the error was unforeseen.
 
-    The runtime's named errors (no room, no numbers, too long) and cancellation leave the session as it was.
+    The runtime's own errors (no room, no numbers, too long) and cancellation leave the session unchanged.
     """
     if isinstance(error, RuntimeFault):
         return isinstance(error, EngineDiedError) or type(error) is RuntimeFault
@@ -219,13 +219,13 @@ def is_fatal(error: BaseException) -> bool:
 class SessionState:
     """Tokens, their pin and their history."""
 
-    manifest: Manifest  # that the tokens were made with
+    manifest: Manifest  # of the tokens
     path: Path
     pin: SessionPin  # keeps their KV in memory
     boundary: TokenBoundary  # turns texts into ids
     conversation: Conversation | None = None  # the messages of the last `ensure_messages`
     divergence: Divergence | None = None  # where the last prefix differed from the session's tokens
-    generation: Generation | None = None  # the last answer, while the path ends with its tokens or with the first of them
+    generation: Generation | None = None  # the last answer, while the path ends with all or the first of its tokens
     # next token: the version of `path` that it belongs to, and log-probabilities ``(vocab,)``
     row: tuple[int, Float32] | None = None
 

@@ -26,7 +26,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive tokens of one origin: ``ids[start:end]``."""
+    """Consecutive tokens ``ids[start:end]`` of one origin."""
 
     kind: SegmentKind
     label: str  # given by the caller
@@ -39,8 +39,8 @@ class Divergence:
     """The place where a new prefix differs from the session's tokens, and why."""
 
     at: int  # the first token that was not reused
-    held: str  # the old text from there on
-    found: str  # the new text from there on
+    held: str  # the beginning of the old text from there on
+    found: str  # the beginning of the new text from there on
     why: str
 
 
@@ -49,9 +49,9 @@ class PrefixStatus:
     """The result of `ensure_prefix`. Counts are tokens; `reused` and `prefilled` make up the prefix.
 
     Attributes:
-        reused: Found in the engine, computed for this session or another request.
-        prefilled: Pushed through the model now.
-        dropped: Dropped from the session: an earlier suffix, generated tokens, the part of the prefix that differs.
+        reused: Tokens whose KV was in the engine, computed for this session or another request.
+        prefilled: Tokens pushed through the model by this call.
+        dropped: Tokens removed from the session: an earlier suffix, generated tokens, the differing part of the prefix.
         prefix: Tokens of the prefix.
         resident: Tokens of the session.
         available: Room for more tokens.
@@ -78,16 +78,16 @@ class SuffixStatus:
     """The result of `prefill_suffix` and `prefill`. Counts are tokens.
 
     Attributes:
-        suffix: Added now.
-        prefix: Tokens of the prefix before it.
+        suffix: Tokens added by this call.
+        prefix: Tokens of the prefix before the suffix.
         resident: Tokens of the session.
         available: Room for more tokens.
         digest: SHA-256 of the ids of all resident tokens, as `PrefixStatus.token_hash`.
         seconds: The duration of the call.
-        prefilled: Pushed through the model; fewer than `suffix` where the engine held some of them, more where earlier tokens
-            of the session had not been computed.
-        joint_differs: Whether tokenising the text on both sides of the boundary together would give other tokens there; None
-            for ids.
+        prefilled: Tokens pushed through the model: fewer than `suffix` where the engine held the KV of some, more where
+            earlier tokens of the session had not been computed.
+        joint_differs: Whether tokenising the text on both sides of the boundary together gives other tokens there; None for
+            ids.
         run: The added tokens with their scores; None where the session records no scores.
     """
 
@@ -104,7 +104,7 @@ class SuffixStatus:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """The result of `truncate`, in tokens; `recomputed` counts those computed again from the last checkpoint on."""
+    """The result of `truncate`, in tokens; `recomputed` are computed again from the last checkpoint on."""
 
     resident: int
     dropped: int
@@ -119,8 +119,8 @@ class ContextReport:
     Attributes:
         divergence: Where the last `ensure_prefix` or `ensure_messages` differed from the session's tokens; None where it reused
             all of them.
-        adapters: The adapters that each part is computed under: the tokens before an invocation, and their KV, are the base's.
-            One span where no adapter is activated on the way.
+        adapters: The adapters that each part is computed under. An activated adapter begins at its invocation; without one
+            there is one span.
     """
 
     resident: int

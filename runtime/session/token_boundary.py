@@ -1,4 +1,4 @@
-"""Texts and token ids of a session: BOS, joint tokenisation at a boundary, the text that two sequences share."""
+"""Tokenisation for a session: BOS, joint tokenisation at a boundary, the common text of two token sequences."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class TokenBoundary:
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self._bos: list[int] | None = None  # put before a text; empty for a model without BOS
+        self._bos: list[int] | None = None  # the ids before a text; empty for a model without BOS
 
     async def ids(self, given: TextOrIds, *, first: bool, what: str) -> list[int]:
         """The ids of a text, or a copy of given ids.
 
         Args:
-            given: A text, in which special strings are plain text, or ids. A BOS in front is left out where it would be in the
-                middle of the session, or doubled.
+            given: A text, in which special strings are plain text, or ids. A BOS in front is left out where it would come in
+                the middle of the session, or twice.
             first: Whether the session is empty.
-            what: Their name in messages.
+            what: The name of `given` in messages.
 
         Raises:
-            InvalidRequestError: Empty, of another type, or an id outside the vocabulary.
+            InvalidRequestError: `given` is empty, of another type, or has an id outside the vocabulary.
         """
         bos = await self._bos_ids()
         if isinstance(given, str):
@@ -57,7 +57,7 @@ class TokenBoundary:
         """A copy of the ids, checked.
 
         Raises:
-            InvalidRequestError: Empty, not whole numbers, or outside the vocabulary.
+            InvalidRequestError: No ids, not whole numbers, or ids outside the vocabulary.
         """
         try:
             plain: list[int] = RequestChecks(self._model.info.vocab_size, 1 << 62).ids(ids).tolist()
@@ -66,9 +66,9 @@ class TokenBoundary:
         return plain
 
     async def differs(self, before: Sequence[int], suffix: str) -> bool:
-        """Whether tokenising the text on both sides of the boundary together would give other tokens beside it.
+        """Whether tokenising the text on both sides of the boundary together gives other tokens at the boundary.
 
-        The text before it is that of the last 64 tokens. After a control token the answer is False.
+        Takes the text of the last 64 tokens before the boundary. False after a control token.
         """
         own = await self._plain(suffix)
         tail = [self._model.decode_token(token) for token in before[-WINDOW:]]
@@ -76,7 +76,7 @@ class TokenBoundary:
             tail.pop(0)
         if not tail or not own:
             return False
-        if text is None:  # cut inside a character, which no text can continue
+        if text is None:  # the tokens end inside a character, which no text can continue
             return True
         if _decoded(tail[-1]) is not None and await self._plain(_decoded(tail[-1]) or "") != [before[-1]]:
             return False
@@ -112,14 +112,14 @@ class Aligned:
 
 
 def aligned(held: Sequence[int], full: Sequence[int], bytes_of: Callable[[int], bytes]) -> Aligned:
-    """How much of the text of `held` `full` repeats.
+    """Finds the beginning of the text of `held` that `full` repeats.
 
-    The tokens of a generated answer may differ from a tokenizer's for its text: ``held[:a.held] + full[a.full:]`` keeps them as
-    generated.
+    Generated tokens may differ from those that the tokenizer makes of their text; ``held[:a.held] + full[a.full:]`` keeps the
+    generated ones.
 
     Args:
         held: Existing ids.
-        full: Ids of a text that may begin with theirs.
+        full: Ids of a text that may begin with the text of `held`.
         bytes_of: The exact bytes of an id (`LanguageModel.decode_token`).
     """
     same = common_prefix(np.asarray(held, np.int32), np.asarray(full, np.int32))
@@ -130,7 +130,7 @@ def aligned(held: Sequence[int], full: Sequence[int], bytes_of: Callable[[int], 
     borders = np.intersect1d(ends[ends <= shared], others[others <= shared])
     border = int(borders[-1]) if len(borders) else 0
     return Aligned(
-        held=same + int(np.searchsorted(ends, border, side="right")),  # keeps tokens without bytes that follow
+        held=same + int(np.searchsorted(ends, border, side="right")),  # includes tokens without bytes after the border
         full=same + (int(np.searchsorted(others, border, side="left")) + 1 if border else 0),
     )
 
@@ -140,9 +140,9 @@ def _ends(pieces: Sequence[bytes]) -> Int64:
 
 
 def delta(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> list[int]:
-    """The ids of `full`, a rendered conversation, with the tokens of `held` as far as it repeats their text.
+    """The ids of a rendered conversation `full`, with the tokens of `held` where `full` repeats their text.
 
-    An eos is no text: an answer that spells ``<|im_end|>`` does not match the token.
+    An eos token has no text: an answer that spells ``<|im_end|>`` does not match the token.
     """
 
     def bytes_of(token: int) -> bytes:
@@ -154,7 +154,7 @@ def delta(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The (role, content) of given messages."""
+    """The (role, content) pairs of messages."""
 
     messages: tuple[tuple[str, str], ...]
 
@@ -164,11 +164,11 @@ class Conversation:
         return cls(tuple((str(m.get("role")), str(m.get("content"))) for m in messages))
 
     def why(self, before: Conversation | None, answered: str | None) -> str:
-        """Why reuse ended although the session held more.
+        """The reason, in words, why reuse ended before the end of the session.
 
         Args:
             before: The messages of the last `ensure_messages`; None: there were none.
-            answered: The text generated since, if the difference is in it; None: it is before.
+            answered: The text generated since, if the difference is in it; None: the difference comes earlier.
         """
         if before is None:
             return "the session held something else than these messages"

@@ -1,5 +1,5 @@
-"""KV blocks on disk: a second SQLite file, opened by the engine process alone, so that its loss cannot affect text.
+"""KV blocks on disk, in a second SQLite file that only the engine process opens, so that its loss cannot affect text.
 
-It is a cache. A broken or foreign file is moved aside and a new one made; a block whose SHA-256 does not match is dropped; a
-file of a newer version is left unchanged. All errors are `OSError`s, so that callers do not depend on SQLite.
+The file is a cache. A broken or foreign file is moved aside and replaced by a new one; a block whose SHA-256 does not match is
+dropped; a file of a newer version is left unchanged. All errors are `OSError`s, so that callers do not depend on SQLite.
 """

@@ -1,4 +1,4 @@
-"""Errors of SQLite about the block file as errors of the operating system."""
+"""Conversion of SQLite's errors about the block file to `OSError`s."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CODES: dict[int, tuple[int, str]] = {
 
 
 class DamagedFileError(OSError):
-    """The file is broken or foreign, and must be replaced by a new one. Never raised to callers of the package."""
+    """The file is broken or foreign, and must be replaced by a new one. Never leaves the package."""
 
 
 @contextmanager
 def as_os_errors(path: Path) -> Iterator[None]:
-    """Converts errors of SQLite inside the block to `OSError`s that name the file."""
+    """Converts SQLite errors raised inside the `with` block to `OSError`s that name the file."""
     try:
         yield
     except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its message
@@ -42,7 +42,7 @@ def as_os_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def foreign_errors(path: Path) -> Iterator[None]:
-    """The same for a foreign file, which is not replaced: damage is an ordinary error."""
+    """As `as_os_errors`, for a foreign file: damage is an ordinary error, since such a file is not replaced."""
     try:
         with as_os_errors(path):
             yield

@@ -1,4 +1,4 @@
-"""Storing, pinning and evicting blocks, least recently used first from the tips; in a transaction of the caller."""
+"""Stores, pins and evicts blocks (least recently used first, from the tips) in a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from storage.blocks import rows
 from storage.blocks.rows import BlockRow, NewBlock
 
 PINNED: Final = ""  # the pin of blocks that were put with `pinned`
-_LATEST: Final = 1 << 60  # a sequence number beyond it is a flipped bit
+_LATEST: Final = 1 << 60  # a larger sequence number is the result of a flipped bit
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The changes of a transaction."""
+    """Counts of the changes in a transaction."""
 
     written: int = 0  # blocks
     evicted: int = 0  # blocks
@@ -27,7 +27,7 @@ class Change:
 
 
 def held(conn: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[BlockRow]:
-    """The rows of the first `keys`, up to the first that is missing or not a child of the one before it."""
+    """The rows of the first `keys`, ending before the first that is missing or not a child of the row before it."""
     before: bytes | None = None
     for place, key in enumerate(keys):
         row = rows.find(conn, key)
@@ -38,13 +38,13 @@ def held(conn: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[BlockRow]:
 
 
 def drop_cycles(conn: sqlite3.Connection) -> Change:
-    """Deletes blocks that no path leads to because their parents form a cycle after damage, pinned or not."""
+    """Deletes blocks, pinned or not, that no path reaches because damage has made a cycle of their parents."""
     dropped = cyclic(rows.everything(conn))
     return Change(freed=rows.delete(conn, dropped), damaged=len(dropped))
 
 
 def repair_use_sequence(conn: sqlite3.Connection) -> int:
-    """The last use of any block; resets damaged values to 0."""
+    """Resets damaged values of `used` to 0; returns the latest use of any block."""
     conn.execute("UPDATE kv_blocks SET used = 0 WHERE typeof(used) <> 'integer' OR used NOT BETWEEN 0 AND ?", [_LATEST])
     return int(conn.execute("SELECT ifnull(max(used), 0) FROM kv_blocks").fetchone()[0])
 
@@ -78,7 +78,7 @@ def put(
     if over > 0:
         evictable = list(eviction_order(rows.everything(conn), needed | pins(conn)))
         evictable_bytes = sum(row.nbytes for row in evictable)
-        while new and over > evictable_bytes:  # eviction of all of them is not enough
+        while new and over > evictable_bytes:  # evicting all of them is not enough
             over -= sizes[new.pop().key]
         evicted = _first(evictable, over)
         freed += rows.delete(conn, evicted)
@@ -99,13 +99,13 @@ def pins(conn: sqlite3.Connection) -> set[bytes]:
 
 
 def evict(conn: sqlite3.Connection, nbytes: int) -> Change:
-    """Frees at least `nbytes` of blocks that are not pinned, or all of these."""
+    """Evicts blocks that are not pinned until at least `nbytes` are freed, or all of them."""
     evicted = _first(eviction_order(rows.everything(conn), pins(conn)), nbytes) if nbytes > 0 else []
     return Change(evicted=len(evicted), freed=rows.delete(conn, evicted))
 
 
 def drop(conn: sqlite3.Connection, row: BlockRow, key: bytes) -> None:
-    """Deletes the row that was found for `key` and all descendants of the key, pinned or not."""
+    """Deletes the row that was found for `key`, and all descendants of `key`, pinned or not."""
     rows.delete(conn, {found.id: found for found in (row, *below(rows.everything(conn), key))}.values())
 
 
@@ -115,7 +115,7 @@ def total(conn: sqlite3.Connection) -> int:
 
 
 def _stored(conn: sqlite3.Connection, blocks: Sequence[NewBlock]) -> tuple[list[BlockRow], list[BlockRow]]:
-    """The stored rows of these blocks, and rows with their keys that are other blocks."""
+    """The stored rows of these blocks, and damaged rows, which have the same keys but other values."""
     stored: list[BlockRow] = []
     damaged: list[BlockRow] = []
     for block in {block.key: block for block in blocks}.values():
@@ -127,7 +127,7 @@ def _stored(conn: sqlite3.Connection, blocks: Sequence[NewBlock]) -> tuple[list[
 
 
 def _with_parents(conn: sqlite3.Connection, blocks: Sequence[NewBlock], known: set[bytes]) -> list[NewBlock]:
-    """The blocks that are not stored yet and whose parents are, or will be."""
+    """The blocks that are not stored yet and whose parents are stored, or are among the blocks to store."""
     new: list[NewBlock] = []
     for block in blocks:
         if block.key in known:
@@ -146,7 +146,7 @@ def _replaced(conn: sqlite3.Connection, superseded: Sequence[bytes]) -> list[Blo
 
 
 def _first(order: Iterable[BlockRow], nbytes: int) -> list[BlockRow]:
-    """The first rows that together have `nbytes`, or all."""
+    """The first rows that together have at least `nbytes`; all rows if they have less."""
     taken: list[BlockRow] = []
     for row in order:
         if nbytes <= 0:
@@ -159,12 +159,12 @@ def _first(order: Iterable[BlockRow], nbytes: int) -> list[BlockRow]:
 def eviction_order(blocks: Iterable[BlockRow], kept: Collection[bytes]) -> Iterator[BlockRow]:
     """Blocks in the order of eviction, each after all its descendants.
 
-    A use of a block counts for its ancestors: a path read yesterday is evicted, from its tip, before one read today, however
-    old the start of either is.
+    A use of a block also counts for its ancestors: a path read yesterday is evicted, from its tip, before a path read today,
+    whatever the age of their first blocks.
 
     Args:
         blocks: All stored blocks.
-        kept: Keys that stay, with their ancestors.
+        kept: Keys of blocks that stay, together with their ancestors.
     """
     held = {block.key: block for block in blocks}
     children = Counter(block.parent for block in held.values() if block.parent is not None)
@@ -182,9 +182,9 @@ def eviction_order(blocks: Iterable[BlockRow], kept: Collection[bytes]) -> Itera
 
 
 def cyclic(blocks: Iterable[BlockRow]) -> list[BlockRow]:
-    """Blocks whose parents form a cycle, by damage, and their descendants."""
+    """Blocks whose parents form a cycle after damage, and the descendants of such blocks."""
     held = {block.key: block for block in blocks}
-    ends: dict[bytes, bool] = {}  # whether the ancestors of a block end, at a root or a missing block
+    ends: dict[bytes, bool] = {}  # whether a block's chain of ancestors ends, at a root or a missing block
     for block in held.values():
         way: list[bytes] = []
         on_way: set[bytes] = set()
@@ -199,7 +199,7 @@ def cyclic(blocks: Iterable[BlockRow]) -> list[BlockRow]:
 
 
 def below(blocks: Iterable[BlockRow], key: bytes) -> list[BlockRow]:
-    """The block `key` and its descendants, each once, also where damage has made a cycle of parents."""
+    """The block `key` and its descendants, each once, even if damage has made a cycle of parents."""
     children: dict[bytes | None, list[BlockRow]] = {}
     found: list[BlockRow] = []
     for block in blocks:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SLACK: Final = 8  # a file with more than 1 / 8 of free pages is made smaller
+_SLACK: Final = 8  # a file is shrunk if more than 1/8 of its pages are free
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class BlockFileStats:
 class BlockFile:
     """KV blocks by key, each with a SHA-256 over all of its values.
 
-    For one process and one thread, which makes it and calls every member; all of them block. A member that raises
-    `OSError` (the disk is full, failed, or the file cannot be written) has changed nothing. A file whose pages turn out to
+    Used by one thread of one process, which makes it and calls every member; all members block. A member that raises
+    `OSError` (the disk is full or failed, or the file cannot be written) has changed nothing. A file whose pages turn out to
     be broken is moved aside and replaced by an empty one, with a warning in the log.
 
     Args:
         path: The file; made (0600, its folder 0700) if missing.
-        budget: Bytes of data to keep; blocks beyond it are evicted at once.
+        budget: The most bytes of data; blocks beyond it are evicted at once.
         read_only: For blocks inside a foreign file: uses are not marked, and writing members raise errors.
 
     Raises:
-        OSError: ENOTSUP: written by a newer version, which is left untouched, or (`read_only`) without blocks; EBUSY: another
-            process has it; else the disk or the permissions.
+        OSError: ENOTSUP: the file is of a newer version (left untouched), or (`read_only`) has no blocks; EBUSY: another
+            process has it open; otherwise an error of the disk or of permissions.
     """
 
     def __init__(self, path: Path, budget: int, *, read_only: bool = False) -> None:
@@ -71,11 +71,11 @@ class BlockFile:
             raise
 
     def leading(self, keys: Sequence[bytes]) -> int:
-        """How many of the first `keys` are stored without a gap; marks them as just used."""
+        """The number of leading `keys` that are stored without a gap; marks their blocks as just used."""
         return self._run(lambda conn: self._mark(conn, list(eviction.held(conn, keys))))
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
-        """The verified data of the first `keys`; ends before the first that is missing, damaged, or of another path.
+        """The verified data of the first `keys`, ending before the first that is missing, damaged, or of another path.
 
         A damaged block is dropped with all its descendants.
         """
@@ -84,19 +84,19 @@ class BlockFile:
     def put(self, blocks: Sequence[NewBlock], *, superseded: Sequence[bytes] = (), pinned: bool = False) -> int:
         """Stores blocks, parents before children, in one transaction; marks stored ones as used.
 
-        Evicts the least recently used blocks to stay within the budget. If that is not enough, the last of the new blocks are
-        not stored; nor are blocks without their parent, since no path leads to them.
+        Evicts the least recently used blocks to stay within the budget; if that is not enough, the last new blocks are not
+        stored. Blocks whose parent is missing are not stored either, since no path would reach them.
 
         Args:
             blocks: The blocks.
             superseded: Partial blocks that these replace: dropped, unless they are pinned or have children.
-            pinned: Adds all of them to the pin of the empty name.
+            pinned: Adds all of `blocks` to the pin of the empty name.
 
         Returns:
-            How many were written.
+            The number of blocks written.
 
         Raises:
-            ValueError: One of them is not a block; nothing was written.
+            ValueError: An item is not a valid block; nothing was written.
         """
         tick = self._next_use()
         change = self._write(lambda conn: eviction.put(conn, blocks, superseded, pinned=pinned, budget=self.budget, tick=tick))
@@ -113,7 +113,7 @@ class BlockFile:
     def evict(self, nbytes: int) -> int:
         """Frees at least `nbytes` if possible, least recently used first, without pinned blocks; returns the bytes freed.
 
-        The file on the disk gets smaller, too.
+        The file on the disk shrinks too.
         """
         change: Change = self._write(lambda conn: eviction.evict(conn, nbytes))
         self._evicted += change.evicted
@@ -121,11 +121,11 @@ class BlockFile:
         return change.freed
 
     def copy_to(self, path: Path, keys: Sequence[bytes]) -> int:
-        """Copies the stored blocks of `keys`, verified, into another file, all or none; returns how many.
+        """Copies the stored blocks of `keys`, verified, into another file, all or none; returns their number.
 
         Args:
             path: A block file (made if missing), or any other SQLite file, which gets missing tables; not open elsewhere.
-                Its own blocks stay.
+                Blocks that it already has stay.
             keys: The blocks, parents before children.
         """
         if not path.exists():
@@ -133,10 +133,10 @@ class BlockFile:
         return self._run(lambda conn: self._copy(conn, path, keys))
 
     def take_from(self, path: Path, keys: Sequence[bytes]) -> int:
-        """Copies blocks of `keys` from another file, verified, as `put` stores them; returns how many are stored then.
+        """Copies blocks of `keys`, verified, from another file by `put`; returns how many of them are then stored.
 
         Args:
-            path: A block file, or a foreign file with blocks; only read.
+            path: A block file, or a foreign file with blocks; it is only read.
             keys: The blocks, parents before children.
         """
         with closing(schema.open_foreign(path, read_only=True)) as foreign:
@@ -148,7 +148,7 @@ class BlockFile:
         return BlockFileStats(count, int(held), self.budget, self._evicted, self._damaged)
 
     def close(self) -> None:
-        """Closes the file; may be repeated."""
+        """Closes the file. Idempotent."""
         conn, self._conn = self._conn, None
         if conn is not None:
             with as_os_errors(self.path):
@@ -194,7 +194,7 @@ class BlockFile:
         if conn is not None:
             with suppress(sqlite3.Error):
                 conn.close()
-        self._damaged += 1  # at least; its blocks cannot be counted any more
+        self._damaged += 1  # a lower bound: the blocks of a broken file cannot be counted
         schema.set_aside(self.path, reason)
         self._conn = schema.open_file(self.path)
 
@@ -218,7 +218,7 @@ class BlockFile:
         return found
 
     def _mark(self, conn: sqlite3.Connection, used: Sequence[BlockRow]) -> int:
-        """Marks blocks as just used; returns their number. A failure to write is no error."""
+        """Marks blocks as just used; returns their number. A failure to write is ignored."""
         if used and not self._read_only:
             tick = self._next_use()
             with suppress(OSError), as_os_errors(self.path):
@@ -264,7 +264,7 @@ class BlockFile:
         return sum(rows.find(conn, key) is not None for key in found)
 
     def _shrink(self, slack: int = _SLACK) -> None:
-        """Returns free pages to the disk, if they are more than one in `slack`. Errors are ignored."""
+        """Returns free pages to the disk if they are more than 1/`slack` of the file. Errors are ignored."""
         with suppress(OSError), as_os_errors(self.path):
             conn = self._open_connection()
             free, pages = (conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_count"))

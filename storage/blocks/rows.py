@@ -1,4 +1,4 @@
-"""Blocks as rows, with their SHA-256."""
+"""Blocks as rows of the database, with their SHA-256."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Final, Protocol
 Buffer = bytes | bytearray | memoryview
 
 CHUNK_BYTES: Final = 1 << 20  # of one row of data
-_PLACES: Final = 1 << 20  # most chunk rows of a block; a chunk's id is its block's id times this, plus its place
+_PLACES: Final = 1 << 20  # the most chunk rows of a block; a chunk's id is the block's id times this, plus the chunk's place
 _KEY_BYTES: Final = 32
 
 _COLUMNS: Final = (
-    "id, key, parent, CAST(tokens AS INTEGER), CAST(bytes AS INTEGER), CAST(used AS INTEGER), sha256"  # bits flip in types too
+    "id, key, parent, CAST(tokens AS INTEGER), CAST(bytes AS INTEGER), CAST(used AS INTEGER), sha256"  # types may be damaged
 )
 
 
@@ -25,19 +25,19 @@ class NewBlock(Protocol):
 
     @property
     def key(self) -> bytes:
-        """Its name: 32 bytes."""
+        """The name of the block: 32 bytes."""
 
     @property
     def parent(self) -> bytes | None:
-        """The key of the block before it on its path; None at the start of one."""
+        """The key of the previous block on the path; None at the start of a path."""
 
     @property
     def tokens(self) -> int:
-        """How many tokens it holds."""
+        """The number of tokens that the block holds."""
 
     @property
     def data(self) -> Sequence[Buffer]:
-        """Its bytes, in parts."""
+        """The bytes of the block, in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def size_of(block: NewBlock) -> int:
     """Bytes of a block's data.
 
     Raises:
-        ValueError: It is not a block: a key is not 32 bytes, it has no tokens, or more bytes than a block may have.
+        ValueError: The block is invalid: a key is not 32 bytes, there are no tokens, or more bytes than a block may have.
     """
     for key in (block.key, block.parent):
         if key is not None and len(key) != _KEY_BYTES:
@@ -79,7 +79,7 @@ def size_of(block: NewBlock) -> int:
 
 
 def find(conn: sqlite3.Connection, key: bytes) -> BlockRow | None:
-    """The row of a block; None if it is not stored."""
+    """The row of a block; None if the block is not stored."""
     row = conn.execute(f"SELECT {_COLUMNS} FROM kv_blocks WHERE key = ?", [key]).fetchone()  # noqa: S608  # our own names
     return None if row is None else BlockRow(*row)
 
@@ -134,12 +134,12 @@ def delete(conn: sqlite3.Connection, rows: Iterable[BlockRow]) -> int:
 
 
 def _digest(key: bytes, parent: bytes | None, tokens: int, nbytes: int) -> hashlib._Hash:
-    """A SHA-256 of all values of a block but its data and last use."""
+    """A SHA-256 of a block's values without its data and last use."""
     return hashlib.sha256(struct.pack("<32s?32sIQ", key, parent is not None, parent or b"", tokens, nbytes))
 
 
 def _chunks(parts: Sequence[Buffer]) -> Iterator[Buffer]:
-    """The concatenated parts, cut into rows; a part is copied only where a row combines several."""
+    """The concatenated parts, cut into rows of `CHUNK_BYTES`; parts are copied only where a row combines several."""
     waiting = bytearray()
     for part in parts:
         rest = memoryview(part).cast("B")

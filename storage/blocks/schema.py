@@ -1,6 +1,6 @@
 """The tables of the block file, its creation, and the replacement of broken or foreign files.
 
-There are no migrations: a file of an older version is replaced, since it is only a cache.
+There are no migrations: the file is only a cache, so one of an older version is replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 APPLICATION_ID: Final = 0x454C4B56  # "ELKV"
 VERSION: Final = 1
-PAGE_BYTES: Final = 16_384  # for rows of 1 MiB: a third less time to write than 4,096, little waste for tiny models
+PAGE_BYTES: Final = 16_384  # for rows of 1 MiB: writing takes a third less time than with 4,096; little waste for tiny models
 _HEADER_BYTES: Final = 100  # of any SQLite file
 _WAL_BYTES: Final = 67_108_864  # of the WAL file after a checkpoint
 _BUSY_SECONDS: Final = 0.2  # no other process should have it open
@@ -53,7 +53,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     """An exclusive connection to the block file at `path` for the calling thread; replaces a broken or foreign file.
 
     Raises:
-        OSError: Written by a newer version (ENOTSUP; untouched), held by another process (EBUSY), or it cannot be written.
+        OSError: The file is of a newer version (ENOTSUP; untouched), open in another process (EBUSY), or cannot be written.
     """
     if not path.exists():
         create(path)
@@ -66,10 +66,10 @@ def open_file(path: Path) -> sqlite3.Connection:
 
 
 def create(path: Path, *, portable: bool = False) -> None:
-    """Makes an empty block file under another name and renames it: `path` is never incomplete.
+    """Makes an empty block file under another name and renames it, so that `path` is never incomplete.
 
-    A file that is not `portable` has a WAL from the start: a program that is killed while it changes the mode of a file would
-    leave a journal that no reader may roll back.
+    A file that is not `portable` is in WAL mode from the start: a program killed while it changes the mode would leave a
+    journal that no reader may roll back.
     """
     draft = sidecar(path, ".new")
     for leftover in (draft, *_sidecars(draft)):
@@ -83,7 +83,7 @@ def create(path: Path, *, portable: bool = False) -> None:
             conn.execute(f"PRAGMA {pragma}")
         if not portable:
             conn.execute("PRAGMA journal_mode = WAL")
-    for leftover in _sidecars(path):  # of a file that no longer exists
+    for leftover in _sidecars(path):  # journals of an earlier file that no longer exists
         leftover.unlink(missing_ok=True)
     draft.replace(path)
     sync_folder(path.parent)
@@ -98,10 +98,10 @@ def make_tables(conn: sqlite3.Connection) -> None:
 
 
 def open_foreign(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """A connection to any SQLite file with blocks, or (not `read_only`) for blocks.
+    """A connection to any SQLite file that has blocks, or (not `read_only`) is to receive blocks.
 
     Raises:
-        OSError: It is missing, not a database, or (`read_only`) has no blocks.
+        OSError: The file is missing, not a database, or (`read_only`) has no blocks.
     """
     with foreign_errors(path):
         conn = _connect(path, read_only=read_only)
@@ -126,16 +126,16 @@ def bad_tables(conn: sqlite3.Connection) -> list[str]:
 
 
 def set_aside(path: Path, reason: str) -> None:
-    """Moves a broken or foreign file away. A broken file replaces the one set aside before.
+    """Moves a broken or foreign file away. Of broken files only the last is kept.
 
-    Foreign files are all kept, each with its journals. If interrupted, the next start repeats it.
+    All foreign files are kept, with their journals. An interrupted move is repeated at the next start.
     """
     kept = path.with_stem(path.stem + ".damaged")
     ours = _is_ours(path)
     if not ours:
         kept = free_name(path.with_stem(path.stem + ".foreign"))
     logger.warning("%s: %s; it was moved to %s and a new one made, KV is computed again", path, reason, kept.name)
-    if not ours:  # journals have changes that are not in the file yet; the -shm is derived from them
+    if not ours:  # journals have changes that are not yet in the file; the -shm is derived from them
         for journal in (file for file in _sidecars(path) if not file.name.endswith("-shm") and file.exists()):
             keep_as(journal, sidecar(kept, journal.name.removeprefix(path.name)))
     path.replace(kept)
@@ -155,7 +155,7 @@ def _open(path: Path) -> sqlite3.Connection:
             conn.execute("PRAGMA journal_mode = WAL")
             conn.execute("PRAGMA synchronous = NORMAL")  # a cache: data lost in a power failure is computed again
             conn.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-            conn.execute("BEGIN IMMEDIATE")  # fails now, not at the first write, if it is locked or cannot be written
+            conn.execute("BEGIN IMMEDIATE")  # fails now, not at the first write, if the file is locked or not writable
             conn.execute(f"PRAGMA user_version = {VERSION}")
             conn.execute("COMMIT")
         except BaseException:
@@ -170,7 +170,7 @@ def _survey(path: Path) -> None:
     size, alone = path.stat().st_size, not any(leftover.exists() for leftover in _sidecars(path))
     if size < _HEADER_BYTES:  # SQLite would take it for a new database
         raise DamagedFileError(errno.EIO, f"it has {size} bytes and is not a database", str(path))
-    if _is_ours(path) and sidecar(path, "-journal").exists():  # no reader may roll it back
+    if _is_ours(path) and sidecar(path, "-journal").exists():  # which no reader may roll back
         raise DamagedFileError(errno.EIO, "it was left half changed by a program that was killed", str(path))
     with as_os_errors(path), closing(_connect(path, read_only=True, immutable=alone)) as conn:
         application, version, pages, page = (
@@ -209,7 +209,7 @@ def _check_regular(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the application id in bytes 68 to 72 of the header is ours, or the file is too short for one."""
+    """Whether bytes 68 to 72 of the header have our application id, or the file is too short for a header."""
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     return header[68:72] == APPLICATION_ID.to_bytes(4, "big") or os.path.getsize(path) < _HEADER_BYTES  # noqa: PTH202  # symmetric

@@ -1,1 +1,1 @@
-"""Damage in the sessions file: verification, quarantine, salvage; and backups."""
+"""Damage in the sessions file: verification, quarantine, salvage, backups."""

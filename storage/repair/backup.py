@@ -22,7 +22,7 @@ from storage.tables import checksums
 
 log = logging.getLogger(__name__)
 KEPT: Final = 7  # daily backups
-SPARE: Final = 1 << 28  # least bytes that a backup leaves free on the disk
+SPARE: Final = 1 << 28  # bytes that a backup must leave free on the disk
 FOLDER: Final = "backups"  # beside the database
 RECOVERING: Final = ".recovering-"  # prefix of the working folder of a recovery
 _DRAFT: Final = ".partial"
@@ -33,10 +33,10 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
     """Copies the database of `db` to `target`, or to the next free name like it, and checks the copy.
 
     Returns:
-        The path of the copy, which appears there only when it is complete and verified.
+        The path of the copy, where a file appears only when it is complete and verified.
 
     Raises:
-        StoreDamagedError: The copy is damaged, and so is the original.
+        StoreDamagedError: The copy is damaged, as is the original.
     """
     final = free_name(target)
     draft = sidecar(final, _DRAFT)
@@ -57,8 +57,8 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
 
 
 def clear_drafts(path: Path) -> None:
-    """Removes the remains of interrupted backups and recoveries; for the one writer, before any of these starts."""
-    with suppress(OSError):  # remains only take room
+    """Removes the remains of interrupted backups and recoveries. Only for the writer, before it starts any of these."""
+    with suppress(OSError):  # remains do no harm except for the room they take
         for draft in (path.parent / FOLDER).glob(f"*{_DRAFT}*"):
             if draft.name.startswith(f"{path.stem}."):
                 draft.unlink(missing_ok=True)
@@ -69,11 +69,11 @@ def clear_drafts(path: Path) -> None:
 def back_up_before(db: sqlite_utils.Database, path: Path, change: str) -> Path:
     """Copies the database before a change, and verifies every row of the copy.
 
-    Damage in the original is also in the copy; it is logged and not an error.
+    Damage that the original has too is logged, and is not an error.
 
     Args:
         db: The database.
-        path: Of the database.
+        path: The path of the database.
         change: Name of the change, for the name of the copy.
 
     Returns:
@@ -102,15 +102,15 @@ def back_up_before(db: sqlite_utils.Database, path: Path, change: str) -> Path:
 def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
     """Makes today's backup of the database at `path` if there is none; blocking, for a thread of its own.
 
-    Backups are numbered, and the last `KEPT` of them stay: after the clock was set back, another one is made and no newer one
-    is deleted. Any day other than the last backup's counts as a new one.
+    Backups are numbered, and the last `KEPT` stay: after the clock was set back another backup is made, and no newer one is
+    deleted. Any date other than that of the last backup counts as a new day.
 
     Args:
         path: The database; later writes are in the next backup.
         stop: Set to cancel.
 
     Returns:
-        Its path; None if there was one already, or it was stopped.
+        The path of the backup; None if today has one already, or it was stopped.
 
     Raises:
         StoreDamagedError: The copy is damaged; it was deleted, and existing backups stay.
@@ -132,14 +132,14 @@ def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
 def back_up_now(path: Path, stop: threading.Event) -> Path | None:
     """Makes a backup of the database at `path` on request; blocking, for a thread of its own.
 
-    It replaces no backup, and is never deleted automatically.
+    The backup replaces no other, and is never deleted automatically.
 
     Args:
         path: The database; later writes are in the next backup.
         stop: Set to cancel.
 
     Returns:
-        Its path; None if it was stopped.
+        The path of the backup; None if it was stopped.
 
     Raises:
         StoreDamagedError: The copy is damaged; it was deleted, and existing backups stay.
@@ -149,7 +149,7 @@ def back_up_now(path: Path, stop: threading.Event) -> Path | None:
 
 
 def _verified_copy(path: Path, mark: str, stop: threading.Event) -> Path | None:
-    """A copy with `mark` in its name, every row verified; None if it was stopped."""
+    """A copy with `mark` in its name, verified row by row; None if it was stopped."""
     with typed_errors(path), closing(connect(path, read_only=True).conn) as conn:
         _check_room(path)
         db = sqlite_utils.Database(conn, execute_plugins=False)
@@ -170,7 +170,7 @@ def _check_room(path: Path) -> None:
     """Refuses a backup that would leave too little room on the disk.
 
     Raises:
-        StoreFullError: It would.
+        StoreFullError: Too little room would be left.
     """
     folder, journal = path.parent / FOLDER, journal_of(path)
     size = path.stat().st_size + (journal.stat().st_size if journal.exists() else 0)
@@ -190,7 +190,7 @@ def daily_backups(path: Path) -> list[Path]:
 
 
 def keep_daily(path: Path, change: str) -> Path | None:
-    """Gives the newest daily backup a second name, under which it is never deleted; None without a backup.
+    """Gives the newest daily backup a second name, under which it is never deleted; returns None without a backup.
 
     Args:
         path: The database.
@@ -214,12 +214,12 @@ def findings(conn: sqlite3.Connection) -> list[str]:
     """At most three findings of SQLite's integrity check; ["ok"] for a sound database."""
     try:
         return [row[0] for row in conn.execute("PRAGMA integrity_check(3)")]
-    except sqlite3.DatabaseError as error:  # some pages are too broken to be reported about
+    except sqlite3.DatabaseError as error:  # pages may be too broken for a report
         return [str(error)]
 
 
 def _damaged_rows(copy: Path, stop: threading.Event) -> str:
-    """Names the table of a copy with the first row that fails its checksum; "" for none."""
+    """The table of the first row of a copy that fails its checksum; "" if all rows are intact."""
     with closing(connect(copy, read_only=True, immutable=True).conn) as conn:
         for table, _ in _damaged(sqlite_utils.Database(conn, execute_plugins=False), stop):
             return f"rows of {table.replace('_', ' ')} are damaged"
@@ -227,7 +227,7 @@ def _damaged_rows(copy: Path, stop: threading.Event) -> str:
 
 
 def _damaged(db: sqlite_utils.Database, stop: threading.Event | None = None) -> Iterator[tuple[str, int]]:
-    """Table and row id of every row that fails its checksum, until `stop`; skips tables that an older version lacks."""
+    """Table and row id of each row that fails its checksum, until `stop` is set; skips tables that an older version lacks."""
     there = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     for table in checksums.COVERED:
         last = 0

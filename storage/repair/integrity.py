@@ -1,4 +1,4 @@
-"""Verification of rows by checksums, of trees by their counts, and of indexes by their rows."""
+"""Verifies rows by checksums, trees by their counts, and indexes by their rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_pages(db: sqlite_utils.Database) -> list[DamageRow]:
 
 
 def check_session(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
-    """Damage in a session: its row, runs, tokens and search texts; none in an unfinished import."""
+    """Damage in a session: its row, runs, tokens and search texts. Skips unfinished imports."""
     title: str | None = None
     found: list[DamageRow] = []
     try:
@@ -126,9 +126,9 @@ def _references(db: sqlite_utils.Database) -> Iterator[DamageRow]:
 
 def _search_index(db: sqlite_utils.Database) -> Iterator[DamageRow]:
     try:
-        db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 0)")  # a check, not a write
+        db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 0)")  # FTS5's check, which writes nothing
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # which a read-only connection refuses
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # a read-only connection refuses the check
             raise
     known = "SELECT id FROM nodes UNION ALL SELECT -id FROM sessions"
     stray = scalar(db, f"SELECT count(*) FROM search WHERE rowid NOT IN ({known})")  # noqa: S608  # our own text
@@ -150,7 +150,7 @@ def _search_bodies(db: sqlite_utils.Database, session_id: int) -> dict[int, str]
 
 
 def tips(nodes: Iterable[dict[str, Any]]) -> set[int]:
-    """Ids of the runs that no other continues at their end."""
+    """Ids of the runs that no other run continues at their end."""
     rows = list(nodes)
     return {row["id"] for row in rows} - {row["parent_id"] for row in rows if row["at_end"]}
 
@@ -166,7 +166,7 @@ def turn_of(node: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> int:
 
 
 def _guarded(kind: DamageKind, check: Callable[[], Iterator[DamageRow]]) -> list[DamageRow]:
-    """The findings of `check`; an unreadable page is a finding, a failing disk an error."""
+    """The findings of `check`. An unreadable page is a finding; a failing disk is an error."""
     found: list[DamageRow] = []
     try:
         found.extend(check())

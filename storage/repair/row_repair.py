@@ -1,11 +1,11 @@
-"""Repair of damaged rows: quarantine where the file's pages are sound, salvage into a new file where they are not.
+"""Repairs damaged rows: by quarantine where the file's pages are sound, by salvage into a new file where they are broken.
 
 Quarantine moves damaged rows, as they were read, into a table of their own. A run that has lost tokens keeps its text and the
-tokens before the first lost one and stays marked as damaged (`NodeRow.damaged`): it is shown, and no model continues it.
+tokens before the first lost one, and stays marked as damaged (`NodeRow.damaged`): it is shown, but no model continues it.
 Quarantine works in a transaction of the caller, one session at a time.
 
 Salvage reads a copy of the file in ever smaller ranges of rows, so that a broken page costs only the rows on it. Rows keep
-their ids and checksums: `SessionStore.verify` still reports damaged rows. The damaged file is kept under another name.
+their ids and checksums, so that `SessionStore.verify` still reports damaged rows. The damaged file is kept under another name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LARGEST: Final = 1 << 40  # bytes; limits the file size from a damaged number
 TABLES: Final = ("sessions", "nodes", "token_chunks", "vocabularies", "models", "settings", "folders", "places", "quarantine")
 STEP: Final = 512  # rows per query
 OnProgress = Callable[[str, int, int], None]  # table, rows done, rows in all
-PLACEHOLDER_TITLE: Final = "Recovered"  # of sessions for turns whose own session is lost
+PLACEHOLDER_TITLE: Final = "Recovered"  # of sessions made for turns whose own session is lost
 TITLE_LENGTH: Final = 60
 
 
@@ -55,12 +55,12 @@ TITLE_LENGTH: Final = 60
 
 
 def quarantined(db: sqlite_utils.Database) -> list[DamageRow]:
-    """All damage in quarantine, in the order found."""
+    """All damage in quarantine, in the order in which it was found."""
     return [_damage_row(row) for row in fetch(db, "SELECT * FROM quarantine ORDER BY id")]
 
 
 def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
-    """Sets aside damage outside of sessions: rows by key, folders, and rows whose session or run is missing."""
+    """Moves damage outside of sessions to quarantine: rows by key, folders, and rows whose session or run is missing."""
     found: list[DamageRow] = []
     for table, kind, key in _MOVED:
         for row in fetch(db, f"SELECT rowid AS _row, * FROM {table}"):  # noqa: S608  # our own names
@@ -94,7 +94,7 @@ def rebuild_indexes(db: sqlite_utils.Database) -> None:
 
 
 def rebuild_search(db: sqlite_utils.Database) -> None:
-    """Rebuilds the search index from its texts if they do not match, since nothing can be removed from a broken index."""
+    """Rebuilds the search index from its texts if the two differ, since a broken index allows no removal."""
     try:
         db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 0)")
     except sqlite3.DatabaseError as error:
@@ -104,7 +104,7 @@ def rebuild_search(db: sqlite_utils.Database) -> None:
 
 
 def set_aside_strays(db: sqlite_utils.Database) -> list[DamageRow]:
-    """Sets aside runs whose session is missing, with their tokens. Must come before `set_aside`."""
+    """Moves runs whose session is missing to quarantine, with their tokens. Must be called before `set_aside`."""
     found: list[DamageRow] = []
     for row in fetch(db, "SELECT * FROM nodes WHERE session_id NOT IN (SELECT id FROM sessions) ORDER BY id DESC"):
         chunks = fetch(db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [row["id"]])
@@ -117,7 +117,7 @@ def set_aside_strays(db: sqlite_utils.Database) -> list[DamageRow]:
 
 
 def set_aside(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
-    """Sets aside the damage of a session, except of an unfinished import and of open runs whose row is intact; returns it."""
+    """Moves the damage of a session to quarantine, and returns it. Skips unfinished imports, and open runs with intact rows."""
     [session] = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if sessions.is_unfinished(session):
         return []
@@ -172,7 +172,7 @@ class _SessionRepair:
         self._renew(row, changes)
 
     def _tokens(self, row: Row) -> dict[str, int]:
-        """Sets aside damaged tokens of a run and the ones behind them; returns the number left by model."""
+        """Moves damaged tokens of a run, and those after them, to quarantine; returns the number left for each model."""
         held: dict[str, int] = {}
         for chunk in fetch(self.db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [row["id"]]):
             model = str(chunk["kv_fingerprint"])
@@ -186,7 +186,7 @@ class _SessionRepair:
         return held
 
     def _clamp_place(self, row: Row) -> None:
-        """Moves the place where a run leaves its parent to the parent's end, if that lost the tokens there."""
+        """Moves the place where a run leaves its parent to the parent's end, if the parent has lost the tokens there."""
         parent = self.runs.get(row["parent_id"]) if row["parent_id"] is not None else None
         if parent is None or not {parent["id"], row["id"]} & self.cut:
             return
@@ -208,7 +208,7 @@ class _SessionRepair:
             changes: dict[str, Any] = {name: float(v) if isinstance(v, int | float) else 0.0 for name, v in values.items()}
             changes |= {name: int(bool(self.row[name])) for name in ("pinned", "is_sample")}
             changes |= {"title": clean(str(self.row["title"])), "touched": _whole_number(self.row["touched"])}
-            changes |= {"trashed": None, "importing": 0}  # a flipped bit must hide nothing
+            changes |= {"trashed": None, "importing": 0}  # a flipped bit must not hide a session
         elif self.row["node_count"] != len(rows):
             self._note("sessions", "session", f"{len(rows)} of {self.row['node_count']} runs are there", self.row)
             changes = {}
@@ -233,7 +233,7 @@ class _SessionRepair:
 
 
 def _valid_fields(row: Row) -> Row:
-    """The fields of a damaged run with valid values."""
+    """The fields of a damaged run, with invalid values replaced."""
     try:
         stats = row["stats"] if isinstance(from_json(str(row["stats"])), dict) else "{}"
     except msgspec.DecodeError:
@@ -276,13 +276,13 @@ def _whole_number(value: object) -> int:
 
 
 def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -> Salvage:
-    """Replaces the damaged file at `path` by a new one with all readable rows; blocking, seconds to minutes.
+    """Replaces the damaged file at `path` by a new one with all readable rows. Blocking, for seconds to minutes.
 
-    If the file has no readable session, the new one is read from the latest daily backup that has any. If some rows are lost,
-    the latest daily backup is kept for good, and named first in the list of losses.
+    If the file has no readable session, the rows come from the latest daily backup that has any. If some rows are lost, the
+    latest daily backup is kept permanently, and is the first item in the list of losses.
 
-    Only for the one writer of the data folder, while no process has the store open. The damaged file and its journal are kept
-    beside the new one; nothing changes until the new one is complete and on the disk.
+    Only for the writer of the data folder, while no process has the store open. The damaged file and its journal are kept
+    beside the new file; nothing changes until the new file is complete and on the disk.
 
     Args:
         path: The sessions file.
@@ -290,7 +290,7 @@ def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -
 
     Raises:
         StoreMissingError: There is no file.
-        StoreDamagedError: Neither the file nor a backup can be read; it was not moved.
+        StoreDamagedError: Neither the file nor a backup can be read; the file was not moved.
         StoreFullError, StoreReadOnlyError: The new file cannot be written; nothing was changed.
     """
     if not path.is_file():
@@ -338,18 +338,18 @@ def _open_copy(path: Path, folder: Path) -> sqlite3.Connection:
         for name, sql in definitions().items():
             conn.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ? AND sql <> ?", [sql, name, sql])
         conn.commit()
-    return _connect(copy)  # a connection reads definitions only once
+    return _connect(copy)  # a new connection, since each reads the definitions only once
 
 
 def _connect(copy: Path) -> sqlite3.Connection:
     conn = sqlite3.connect(copy)
     conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    conn.execute("PRAGMA writable_schema = ON")  # skips definitions that cannot be parsed
+    conn.execute("PRAGMA writable_schema = ON")  # makes SQLite skip definitions that it cannot parse
     return conn
 
 
 def _repair_header(copy: Path, folder: Path) -> None:
-    """Writes our usual header over a broken one, and extends a file that is shorter than its header says for SQLite."""
+    """Writes the usual header over a broken one, and extends a file that is shorter than its header says, as SQLite needs."""
     with copy.open("r+b") as file:
         header = file.read(HEADER_BYTES)
         if not header.startswith(MAGIC) or int.from_bytes(header[16:18], "big") != PAGE_BYTES:
@@ -362,7 +362,7 @@ def _repair_header(copy: Path, folder: Path) -> None:
             file.write(header)
         whole = int.from_bytes(header[28:32], "big") * PAGE_BYTES
         if copy.stat().st_size < whole < LARGEST:
-            file.truncate(whole)  # extends it by broken pages
+            file.truncate(whole)  # the added pages count as broken
 
 
 def _read_into(refill: SalvageWriter, conn: sqlite3.Connection, progress: OnProgress) -> list[str]:
@@ -381,7 +381,7 @@ def _read_into(refill: SalvageWriter, conn: sqlite3.Connection, progress: OnProg
 
 
 def _highest(conn: sqlite3.Connection, table: str) -> int:
-    """The highest row id a table may have, from two queries that read different pages."""
+    """The highest row id that a table may have, from two queries that read different pages."""
     found = [0]
     for sql in (f"SELECT max(rowid) FROM {table}", f"SELECT seq FROM sqlite_sequence WHERE name = '{table}'"):  # noqa: S608  # our names
         with suppress(sqlite3.Error, TypeError, ValueError):
@@ -392,9 +392,9 @@ def _highest(conn: sqlite3.Connection, table: str) -> int:
 def _ranges(
     conn: sqlite3.Connection, table: str, highest: int, gaps: list[tuple[int, int]]
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    """Readable rows with the row id up to which the table was read; an unreadable range is halved.
+    """Yields readable rows, with the row id up to which the table was read; halves unreadable ranges.
 
-    Unreadable single rows are added to `gaps`.
+    Single rows that are unreadable are added to `gaps`.
     """
     sql = f"SELECT * FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"  # noqa: S608  # our own names
     for beginning in range(1, highest + 1, STEP):
@@ -419,7 +419,7 @@ def _ranges(
 
 
 def _put_in_place(path: Path, draft: Path) -> Path:
-    """Links the damaged file under another name, then replaces it by the new one, so that `path` always exists."""
+    """Links the damaged file under another name, then replaces it by the new file, so that `path` always exists."""
     with closing(connect(draft).conn) as conn:
         found = findings(conn)
         conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -443,7 +443,7 @@ class SalvageWriter:
 
     def __init__(self, path: Path) -> None:
         self._db = connect(path)
-        self._db.execute("PRAGMA foreign_keys = OFF")  # rows may refer to lost ones, which is corrected here
+        self._db.execute("PRAGMA foreign_keys = OFF")  # rows may refer to lost rows, which is corrected here
         self._sessions: set[int] = set()
         self._nodes: dict[int, int] = {}  # node -> session
         self._folders: set[int] = set()
@@ -451,13 +451,13 @@ class SalvageWriter:
         self._left_out: dict[str, int] = {}
 
     def take(self, table: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Writes rows unchanged; leaves out rows that depend on a lost one."""
+        """Writes rows unchanged; leaves out rows that depend on a lost row."""
         with self._db.atomic():
             for row in rows:
                 try:
                     taken = self._take(table, row)
                 except (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError):
-                    taken = False  # a value has a type that its column does not allow
+                    taken = False  # a value has a type that the column does not allow
                 if not taken:
                     self._left_out[table] = self._left_out.get(table, 0) + 1
 
@@ -502,14 +502,14 @@ class SalvageWriter:
     def _take_place(self, row: dict[str, Any]) -> bool:
         if row["id"] not in self._sessions or not checksums.intact("places", row):
             return False
-        if row["folder_id"] not in self._folders:  # back to the list
+        if row["folder_id"] not in self._folders:  # the session goes back to the list
             row = {**row, "folder_id": None}
         checksums.put(self._db, "places", {name: row[name] for name in checksums.COVERED["places"]})
         return True
 
     def _take_node(self, row: dict[str, Any]) -> None:
         if row["parent_id"] is not None and self._nodes.get(row["parent_id"]) != row["session_id"]:
-            # its checksum stays and no longer matches, which marks that the turns before it are missing
+            # the old checksum no longer matches, which marks that the turns before the run are missing
             row = {**row, "parent_id": None, "at_token": None, "at_byte": None, "at_end": 1}
         if row["session_id"] not in self._sessions:
             self._add_placeholder(row["session_id"])

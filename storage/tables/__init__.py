@@ -1,1 +1,1 @@
-"""The tables of the sessions file: functions over a connection, in a transaction of the caller."""
+"""The tables of the sessions file, as functions that take a connection and run in a transaction of the caller."""

@@ -28,12 +28,12 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def checksum(table: str, row: Mapping[str, Any]) -> bytes:
-    """SHA-256 of the covered fields of `row`; msgpack preserves types and borders of fields."""
+    """SHA-256 of the covered fields of `row`, packed by msgpack, which preserves their types and borders."""
     return hashlib.sha256(msgspec.msgpack.encode([row[column] for column in COVERED[table]])).digest()
 
 
 def intact_values(values: Sequence[Any], sha256: object) -> bool:
-    """`intact` for covered fields in order, for long lists."""
+    """As `intact`, for covered fields in order; used for long lists."""
     return bool(hashlib.sha256(msgspec.msgpack.encode(values)).digest() == sha256)
 
 
@@ -43,7 +43,7 @@ def intact(table: str, row: Mapping[str, Any]) -> bool:
 
 
 def insert(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> int:
-    """Adds a row with its checksum to a table that numbers its rows, inside a transaction; returns its id."""
+    """Adds a row with its checksum to a table that numbers its rows, inside a transaction; returns the row's id."""
     names = list(values)
     places = ", ".join("?" * len(names))
     sql = f"INSERT INTO {table} ({', '.join(names)}, sha256) VALUES ({places}, x'')"  # noqa: S608  # our own names
@@ -66,7 +66,7 @@ def update(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], change
 
 
 def renew(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Changes a damaged row that is in quarantine, and makes it intact with its present values."""
+    """Changes a damaged row that was copied to quarantine, with a new checksum, so that it counts as intact."""
     values = {**row, **changes}
     sets = ", ".join(f"{name} = ?" for name in COVERED[table])
     sql = f"UPDATE {table} SET {sets}, sha256 = ? WHERE id = ?"  # noqa: S608  # our own names

@@ -1,6 +1,6 @@
 """Columns of numbers as bytes and back: msgpack of name -> (dtype, shape, little-endian bytes).
 
-Reading allows listed dtypes only, and checks every size before numpy gets it.
+Reading accepts only listed dtypes, and checks every size before numpy uses it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def encode(columns: Columns) -> bytes:
     """The columns as one blob.
 
     Raises:
-        InvalidRowError: A column holds other values than plain numbers.
+        InvalidRowError: A column has values other than plain numbers.
     """
     packed: _Packed = {}
     for name, column in columns.items():
@@ -91,7 +91,7 @@ def cut(columns: Columns, start: int, stop: int) -> dict[str, npt.NDArray[np.gen
 
 
 def pieces(columns: Columns, name: str) -> list[bytes] | None:
-    """The ragged column `<name>_data`, cut by its lengths; None where the chunk has none."""
+    """The ragged column `<name>_data`, cut by its lengths; None where the chunk lacks it."""
     data, lengths = columns.get(f"{name}_data"), columns.get(f"{name}_lengths")
     if data is None or lengths is None:
         return None
@@ -103,7 +103,7 @@ def pieces(columns: Columns, name: str) -> list[bytes] | None:
 def summary(columns: Columns, count: int) -> str:
     """`[[id, text, logprob, rank, entropy], ...]` as JSON, for the SQL view `tokens`.
 
-    Unscored tokens have null for all three numbers; tokens whose rank a server does not know, for the rank alone.
+    Unscored tokens have null for all three numbers; tokens of unknown rank (from a server) have null only for the rank.
     """
     texts = pieces(columns, "text")
     ids, ranks = _numbers(columns, "ids", count), _numbers(columns, "rank", count)
@@ -127,7 +127,7 @@ def _numbers(columns: Mapping[str, npt.NDArray[np.generic]], name: str, count: i
         return [None] * count
     if column.dtype.kind != "f":
         return [*column.astype(np.int64).tolist()]
-    # by way of the shortest decimal of the float32: 8 digits in JSON instead of 17
+    # via the shortest decimal of the float32: 8 digits in JSON instead of 17
     return [x if math.isfinite(x) else None for x in column.astype(str).astype(float).tolist()]
 
 

@@ -1,4 +1,4 @@
-"""Rows by key: byte vocabularies, models, settings."""
+"""Rows that are found by a key: byte vocabularies, models, settings."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def set_session_setup(db: sqlite_utils.Database, session_id: int, value: Any) ->
 
 
 def session_key(session_id: int | str) -> str:
-    """The key of a session's setup, a setting that is deleted with the session."""
+    """The key of a session's setup. The setting is deleted with the session."""
     return f"session/{session_id}"
 
 
 def ends_key(session_id: int) -> str:
-    """The key of a session's `set_saved_ends`, a setting that is deleted with the session."""
+    """The key of the setting of `set_saved_ends`, which is deleted with the session."""
     return f"ends/{session_id}"
 
 

@@ -1,4 +1,4 @@
-"""The tree of a session in columns, without texts."""
+"""The tree of a session as columns, without texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.rows import NodeRow, SessionRow
 
 
 class Kind(NamedTuple):
-    """Values that many runs share."""
+    """Values that many runs have in common."""
 
     role: str
     turn_start: bool
@@ -100,7 +100,7 @@ class NodeColumns:
         self.set(len(self) - 1, node)
 
     def set(self, place: int, node: NodeRow) -> None:
-        """Replaces a row. Values of a damaged one that are not whole numbers become `NOTHING`."""
+        """Replaces a row. In a damaged row, values that are not whole numbers become `NOTHING`."""
         values = (node.id, node.parent_id, node.at_token, node.at_byte, node.token_count, node.seq)
         columns = (self.id, self.parent, self.at_token, self.at_byte, self.token_count, self.seq)
         for column, value in zip(columns, values, strict=True):

@@ -1,4 +1,4 @@
-"""Node rows: the tree of runs. A finished node never changes; edits are siblings."""
+"""Node rows: the tree of runs. A finished node never changes; an edit is a sibling."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def finish(
     stats: Mapping[str, Any],
     text: str,
 ) -> None:
-    """Ends an open run: counts its tokens, and makes it final."""
+    """Ends an open run: counts its tokens and makes the row final."""
     row = require(db, node_id)
     if row["status"] != "open":
         raise InvalidRowError(f"node {node_id} is already {row['status']} and does not change any more")
@@ -128,7 +128,7 @@ def shape(db: sqlite_utils.Database, session_id: int) -> SessionShape:
 
 
 def some(db: sqlite_utils.Database, session_id: int, node_ids: Sequence[int], after: int | None) -> list[NodeRow]:
-    """Runs of a session in the order of creation, with all whose ids are above `after`; unknown ids are left out."""
+    """The given runs of a session, and all with ids above `after`, in the order of creation; unknown ids are left out."""
     wanted = json.dumps([int(n) for n in node_ids])
     return list(_views(db, session_id, wanted, sys.maxsize if after is None else after))
 
@@ -146,9 +146,9 @@ def one(db: sqlite_utils.Database, session_id: int, node_id: int) -> NodeRow:
 
 
 def close_open_runs(db: sqlite_utils.Database) -> int:
-    """Marks all open runs as partial, with the text of their saved tokens; returns how many.
+    """Marks all open runs as partial, with the text of their saved tokens; returns their number.
 
-    Only for the one writer of the data folder, before it adds anything, when no process writes an open run.
+    Only for the writer of the data folder, before it adds anything, when no process writes an open run.
     """
     rows = fetch(db, "SELECT * FROM nodes WHERE status = 'open'")
     for row in rows:
@@ -191,7 +191,7 @@ def _view(row: dict[str, Any], saved: int) -> NodeRow:
 
 
 def _leaves_at_end(db: sqlite_utils.Database, new: NewNode) -> bool:
-    """Whether the new run continues its parent at its end; refuses a place beyond the parent."""
+    """Whether the new run continues its parent at the parent's end; refuses a place beyond the parent."""
     if not (0 <= (new.at_token or 0) <= token_chunks.MAX_TOKENS and 0 <= (new.at_byte or 0) <= sys.maxsize):
         raise InvalidRowError(f"token {new.at_token}, byte {new.at_byte} is not a place in a run")
     if new.parent_id is None:
@@ -203,7 +203,7 @@ def _leaves_at_end(db: sqlite_utils.Database, new: NewNode) -> bool:
         raise InvalidRowError(f"parent {new.parent_id} belongs to session {parent['session_id']}, not {new.session_id}")
     if new.at_token is None:
         return True
-    if parent["status"] == "open":  # it may have unsaved tokens
+    if parent["status"] == "open":  # the parent may have unsaved tokens
         return False
     if new.at_token > parent["token_count"]:
         raise InvalidRowError(

@@ -19,7 +19,7 @@ _NOWHERE: Final[Mapping[str, Any]] = {"folder_id": None, "place": None, "tags": 
 
 
 class Places:
-    """Part of `SessionStore`; its docstring lists the errors."""
+    """The part of `SessionStore` for folders, tags and order; raises the errors listed there."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -29,7 +29,7 @@ class Places:
         return await self._database.read(_folders)
 
     async def create_folder(self, name: str) -> int:
-        """Adds a folder below the others; returns its id.
+        """Adds a folder after the others; returns its id.
 
         Raises:
             InvalidRowError: The name is empty, or longer than `LONGEST_NAME` characters.
@@ -45,14 +45,14 @@ class Places:
         await self._database.write(lambda db: _rename_folder(db, folder_id, name))
 
     async def remove_folder(self, folder_id: int) -> None:
-        """Removes a folder; its sessions go back to the list, nothing is deleted."""
+        """Removes a folder; its sessions go back to the list, and none is deleted."""
         await self._database.write(lambda db: _remove_folder(db, folder_id))
 
     async def move(self, session_id: int, folder_id: int | None) -> None:
         """Moves a session into a folder, or (None) back into the list, ordered by its last change.
 
         Raises:
-            StoreDamagedError: Its place fails its checksum; setting its tags anew repairs it.
+            StoreDamagedError: The row of the session's place fails its checksum; setting the tags again repairs it.
         """
         await self._database.write(lambda db: _move(db, session_id, folder_id))
 
@@ -60,13 +60,13 @@ class Places:
         """Sets the tags of a session, without duplicates regardless of case.
 
         Raises:
-            InvalidRowError: More than `MOST_TAGS`, or one of more than `LONGEST_NAME` characters.
+            InvalidRowError: More than `MOST_TAGS` tags, or a tag of more than `LONGEST_NAME` characters.
         """
         words = list(tags)
         await self._database.write(lambda db: change(db, session_id, tags=to_json(_tags(words))))
 
     async def arrange(self, session_ids: Sequence[int]) -> None:
-        """Sets the manual order of one group (the pinned sessions, or a folder's); its other sessions come before these."""
+        """Sets the manual order in one group (the pinned sessions, or a folder); the group's other sessions come first."""
         ids = list(session_ids)
         await self._database.write(lambda db: _arrange(db, ids))
 
@@ -120,8 +120,8 @@ def pin(db: sqlite_utils.Database, session_id: int, pinned: bool) -> None:  # a 
 def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
     """Sets columns of a session's place.
 
-    It is unknown which column of a damaged row is wrong: the row counts as missing and stays reported until its tags are set
-    anew, which repairs it.
+    The wrong column of a damaged row is unknown: the row counts as missing, and is reported until the tags are set again, which
+    repairs it.
     """
     sessions.require(db, session_id)
     rows = _place(db, session_id)

@@ -1,8 +1,8 @@
-"""Full-text search over titles and every branch's text.
+"""Full-text search over titles and the texts of all branches.
 
 A session matches if each word of the query is in its title or anywhere in its tree. Words match by prefix, regardless of
-accents and case. Scripts without spaces are indexed by character, so that any part of a Chinese sentence is found, also one or
-two characters (SQLite's trigram tokenizer needs three); emoji are indexed by code point.
+accents and case. Scripts without spaces are indexed by character, so that any part of a Chinese sentence is found, even of one
+or two characters (SQLite's trigram tokenizer needs three); emoji are indexed by code point.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def find(db: sqlite_utils.Database, query: str) -> set[int]:
 
 
 def hits(db: sqlite_utils.Database, query: str) -> dict[int, SearchHit]:
-    """By session, the latest node with all words of `query`, else with the first one; at most `MOST_HITS` sessions."""
+    """The latest node with all words of `query`, else with its first word, by session; at most `MOST_HITS` sessions."""
     words = [word for word in query.split() if word[:1] != "#" and _compiled(_WORD).search(spaced(word))]
     if not words:
         return {}
@@ -104,13 +104,13 @@ def _phrase(word: str) -> str:
 
 
 def spaced(text: str) -> str:
-    """`text` as it is indexed: characters of spaceless scripts separated, emoji as words."""
+    """The indexed form of `text`: characters of spaceless scripts separated, emoji as words."""
     return str(_compiled(_EMOJI).sub(lambda m: f" u{ord(m[0]):x} ", _compiled(_SPACELESS).sub(r" \g<0> ", text)))
 
 
 @cache
 def _compiled(pattern: str) -> Any:
-    """A pattern of `regex`, which is imported on first use, after the window has opened."""
+    """A compiled pattern of `regex`, a library that is imported on first use: the window opens without it."""
     import regex  # type: ignore[import-untyped]  # ships no types; re has no \p{...}
 
     return regex.compile(pattern)

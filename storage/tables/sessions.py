@@ -59,8 +59,8 @@ def require(db: sqlite_utils.Database, session_id: int) -> dict[str, Any]:
 def listing(db: sqlite_utils.Database, query: str) -> list[SessionRow]:
     """Sessions to show: pinned first, then the last touched. Omits trashed and unfinished ones, unless they are damaged.
 
-    Among the pinned, and in a folder, sessions with a manual order come after the others. A word of the query that begins with
-    # is the prefix of a tag.
+    Among pinned sessions, and in a folder, sessions with a manual order come after the others. A query word that begins with #
+    is the prefix of a tag.
     """
     words = clean(query).split()
     tags = [word[1:].casefold() for word in words if word[:1] == "#" and word[1:]]
@@ -78,7 +78,7 @@ def trash(db: sqlite_utils.Database) -> list[SessionRow]:
 
 
 def is_unfinished(row: dict[str, Any]) -> bool:
-    """Whether an intact row belongs to an import that runs, or ran when the app ended."""
+    """Whether an intact row belongs to an import that is running, or was running when the app ended."""
     return bool(row["importing"]) and checksums.intact("sessions", row)
 
 
@@ -94,7 +94,7 @@ def rename(db: sqlite_utils.Database, session_id: int, title: str) -> None:
 
 
 def touch(db: sqlite_utils.Database, row: dict[str, Any], *, nodes: int = 0, tips: int = 0, **changes: Any) -> None:
-    """Moves a session to the top of the list after a change of its content."""
+    """Moves a session to the top of the list after a change of its content, and counts new nodes and tips."""
     changes |= {
         "updated": time.time(),
         "touched": next_touch(db),
@@ -119,7 +119,7 @@ def tags_of(text: object) -> tuple[str, ...]:
 
 
 def _listed(row: tuple[Any, ...]) -> SessionRow | None:
-    """A row of `LISTED`; None where it is hidden. Plain Python, since there are thousands of rows."""
+    """A row of `LISTED`; None if it is hidden. Written in plain Python for speed with thousands of rows."""
     own, sha256, place, place_sha256 = row[:_COUNT], row[_COUNT], row[_COUNT + 1 : -1], row[-1]
     trashed, importing = own[-2:]
     damaged = not checksums.intact_values(own, sha256)
@@ -153,9 +153,9 @@ def _is_tagged(row: SessionRow, start: str) -> bool:
 
 
 def next_touch(db: sqlite_utils.Database) -> int:
-    """The next `touched` value, by which sessions are sorted.
+    """The next value of `touched`, by which sessions are sorted.
 
-    A sequence, not the clock: a clock that is set back must not sort today's chats below last year's.
+    It is a sequence number instead of a time, so that a clock set back does not sort today's chats below last year's.
     """
     return int(scalar(db, "SELECT coalesce(max(touched), 0) + 1 FROM sessions"))
 

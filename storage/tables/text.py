@@ -1,4 +1,4 @@
-"""Cleaning of text and JSON before they are saved.
+"""Cleans text and JSON before they are saved.
 
 A lone surrogate cannot be encoded as UTF-8, and a NUL ends a string for SQL's length and LIKE, so both become U+FFFD. Only text
 columns are cleaned; token columns keep the exact bytes.
@@ -23,7 +23,7 @@ def clean(text: str) -> str:
 
 
 def to_json(value: Any) -> str:
-    """`value` as JSON text; NaN and infinities become null, numpy numbers plain ones.
+    """`value` as JSON text; NaN and infinities become null, numpy numbers become plain numbers.
 
     Raises:
         InvalidRowError: `value` cannot be represented in JSON.
@@ -35,7 +35,7 @@ def to_json(value: Any) -> str:
 
 
 def from_json(text: str) -> Any:
-    """The inverse of `to_json`. Raises msgspec.DecodeError for anything that is not JSON."""
+    """The inverse of `to_json`. Raises `msgspec.DecodeError` if the text is not JSON."""
     return msgspec.json.decode(text)
 
 

@@ -1,4 +1,4 @@
-"""Token chunks: append-only columns, read as one sequence."""
+"""Token chunks: columns that are only ever appended, and read as one sequence."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MAX_TOKENS: Final = 1 << 24  # in one run; limits allocations from damaged or ho
 def append(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> None:
     """Saves the next tokens of an open run, or all tokens of a run that has none yet.
 
-    A chunk from the first token that covers all saved tokens of an open run replaces them: the same ids, perhaps scores of
-    another model.
+    A chunk that begins at the first token and covers all saved tokens of an open run replaces them; it has the same ids, and
+    may have scores of another model.
     """
     own = node["kv_fingerprint"]
     end = saved_end(db, node["id"], own)
@@ -51,7 +51,7 @@ def append(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> 
 
 
 def rescore(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> None:
-    """Saves another set of columns: for the node's tokens, or for its bytes as another model tokenizes them."""
+    """Saves another set of columns for the node's tokens, or for its bytes as another model tokenizes them."""
     fingerprint, stop = chunk.kv_fingerprint, chunk.first + chunk.count
     end = saved_end(db, node["id"], fingerprint)
     own = fingerprint == node["kv_fingerprint"]
@@ -65,7 +65,7 @@ def rescore(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) ->
 
 
 def saved_end(db: sqlite_utils.Database, node_id: int, kv_fingerprint: str | None) -> int:
-    """How many tokens of a node are saved under a fingerprint."""
+    """The number of tokens of a node that are saved under a fingerprint."""
     sql = "SELECT max(first + count) FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ?"
     return int(scalar(db, sql, [node_id, kv_fingerprint]) or 0)
 
@@ -97,7 +97,7 @@ def load(db: sqlite_utils.Database, node_ids: Sequence[int], kv_fingerprint: str
 
 
 def read_chunk(row: dict[str, Any]) -> Columns | None:
-    """The columns of a row after all checks; None if it is damaged."""
+    """The columns of a row after all checks; None if the row is damaged."""
     if not checksums.intact("token_chunks", row):
         return None
     try:
@@ -109,9 +109,9 @@ def read_chunk(row: dict[str, Any]) -> Columns | None:
 
 
 def tiled(node_id: int, chunks: Sequence[dict[str, Any]], *, length: int | None) -> list[StoredChunk]:
-    """Chunks of one node and fingerprint, oldest first, as ranges without overlap: the newest intact copy of each.
+    """The newest intact columns of one node and fingerprint, as ranges without overlap; `chunks` come oldest first.
 
-    `length` is the known number of tokens, or None; missing tokens become damaged ranges.
+    `length` is the number of tokens if known, else None. Missing tokens become damaged ranges.
     """
     held = [read_chunk(row) for row in chunks]
     spans = [_span(row) for row in chunks]
@@ -121,7 +121,7 @@ def tiled(node_id: int, chunks: Sequence[dict[str, Any]], *, length: int | None)
     total = max([length or 0, *ends])
     owner = np.full(total, -1, np.int32)  # (tokens,) index of the chunk of each token
     lost = np.zeros(total, np.bool_)  # (tokens,) whether a newer copy is damaged
-    misplaced = False  # whether a damaged copy has an invalid range, which may be any
+    misplaced = False  # whether a damaged copy has an invalid range: it may belong anywhere
     for index, (span, found) in enumerate(zip(spans, held, strict=True)):
         lost[span] = found is None
         if found is not None:
@@ -173,7 +173,7 @@ def _insert(db: sqlite_utils.Database, node_id: int, chunk: NewChunk) -> None:
 
 
 def _refuse_other_ids(db: sqlite_utils.Database, node_id: int, own: str, chunk: NewChunk) -> None:
-    """Refuses scores for other ids than the node has under its own model; ids never change."""
+    """Refuses scores for ids other than those of the node under its own model, since ids never change."""
     sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
     for tile in tiled(node_id, fetch(db, sql, [node_id, own]), length=None):
         start, stop = max(tile.first, chunk.first), min(tile.first + tile.count, chunk.first + chunk.count)
@@ -185,7 +185,7 @@ def _refuse_other_ids(db: sqlite_utils.Database, node_id: int, own: str, chunk: 
 
 
 def _span(row: dict[str, Any]) -> slice:
-    """The range of a row; an empty one where its values are invalid."""
+    """The range of a row; empty if its values are invalid."""
     first, count = row["first"], row["count"]
     if not isinstance(first, int) or not isinstance(count, int) or first < 0 or not 0 < count <= MAX_TOKENS - first:
         return slice(0, 0)
@@ -193,14 +193,14 @@ def _span(row: dict[str, Any]) -> slice:
 
 
 def _runs(owner: npt.NDArray[np.int32], lost: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The longest ranges with one owner and state."""
+    """The longest ranges with the same owner and state."""
     borders = np.flatnonzero((owner[1:] != owner[:-1]) | (lost[1:] != lost[:-1])) + 1
     edges = [0, *(int(b) for b in borders), len(owner)]
     return [(a, b) for a, b in pairwise(edges) if a < b]
 
 
 def text_of(found: Columns) -> str:
-    """The text of tokens, without template and end tokens."""
+    """The text of tokens, without those of the template and the end."""
     texts = columns.pieces(found, "text")
     if not texts:
         return ""
@@ -212,7 +212,7 @@ def text_of(found: Columns) -> str:
 def text_so_far(db: sqlite_utils.Database, node: dict[str, Any]) -> tuple[str, int]:
     """The saved text and number of tokens of an open run.
 
-    The row may hold the text that the run was begun with, which its tokens include unless they are damaged.
+    The row may have the text with which the run began; its tokens include this text unless they are damaged.
     """
     sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
     tiles = tiled(node["id"], fetch(db, sql, [node["id"], node["kv_fingerprint"]]), length=None)

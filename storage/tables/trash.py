@@ -1,6 +1,6 @@
-"""Deletion of empty sessions, of answers without text, and of sessions after their time in the trash.
+"""Deletes empty sessions, answers without text, and sessions after their time in the trash.
 
-Deletes only rows with an intact checksum: a flipped bit must not delete anything.
+Only rows with an intact checksum are deleted, so that a flipped bit deletes nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from storage.tables import checksums, key_value, nodes, search, sessions
 
 PAGES: Final = 256  # freed per slice of vacuuming
 SLICE: Final = 32  # rows per query
-SLICE_SECONDS: Final = 0.015  # of deletion per transaction, before its commit
+SLICE_SECONDS: Final = 0.015  # of deletion per transaction, without the commit
 _YEAR_10000: Final = 253_402_300_800.0  # seconds since the epoch
-_LATEST: Final = "latest"  # the setting with the latest time that was ever seen
+_LATEST: Final = "latest"  # the setting with the latest time that the store has seen
 
 
 def latest(db: sqlite_utils.Database) -> float:
     """The latest time known to the store, in seconds since the epoch: now, or later if the clock was set back.
 
-    A session that is trashed while the clock is wrong does not count as old once it is right.
+    A session trashed while the clock was wrong thus does not count as old after its correction.
     """
     try:
         seen = key_value.setting(db, _LATEST)
@@ -37,29 +37,29 @@ def latest(db: sqlite_utils.Database) -> float:
 
 
 def note_latest(db: sqlite_utils.Database) -> None:
-    """Saves the latest time, which is lost with sessions that are deleted or changed while the clock is wrong."""
+    """Saves the latest time, which the store otherwise loses when sessions are deleted or changed under a wrong clock."""
     key_value.set_setting(db, _LATEST, latest(db))
 
 
 def expired(db: sqlite_utils.Database, days: float | None) -> list[int]:
-    """Sessions that have been in the trash for longer than `days`; None: all in the trash."""
+    """Sessions that have been in the trash for longer than `days`; None: all sessions in the trash."""
     limit = None if days is None else time.time() - days * 86_400
     sql = "SELECT * FROM sessions WHERE trashed IS NOT NULL AND (trashed <= ?1 OR ?1 IS NULL)"
     return [row["id"] for row in fetch(db, sql, [limit]) if checksums.intact("sessions", row)]
 
 
 def vacuum_slice(db: sqlite_utils.Database) -> bool:
-    """Returns some free pages to the disk in a few milliseconds; whether there are more."""
+    """Returns some free pages to the disk within a few milliseconds; True if more are left."""
     free = scalar(db, "PRAGMA freelist_count")
     db.conn.executescript(f"PRAGMA incremental_vacuum({PAGES})")  # `execute` would take one step, and free one page
     return bool(0 < scalar(db, "PRAGMA freelist_count") < free)
 
 
 def purge_slice(db: sqlite_utils.Database, session_id: int) -> bool:
-    """Deletes part of a trashed session; True when nothing is left to do: it is deleted, or was restored.
+    """Deletes part of a trashed session; True when the session is completely deleted, or was restored.
 
-    A slice is short, so that other jobs of the store do not wait. The first one marks the session as an unfinished import, as
-    which the rest is deleted if the app ends in between.
+    A slice is short, so that other jobs of the store do not wait. The first slice marks the session as an unfinished import, so
+    that the rest is deleted later if the app ends in between.
     """
     rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if rows and rows[0]["trashed"] is not None and not rows[0]["importing"] and checksums.intact("sessions", rows[0]):
@@ -73,7 +73,7 @@ def drop_slice(db: sqlite_utils.Database, session_id: int) -> bool:
     rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if not rows or not sessions.is_unfinished(rows[0]):
         return True
-    if rows[0]["current_node"] is not None:  # refers to a run that is deleted before the session
+    if rows[0]["current_node"] is not None:  # would refer to a run that is deleted before the session
         checksums.update(db, "sessions", rows[0], {"current_node": None})
     while True:
         batch = db.execute(
@@ -88,7 +88,7 @@ def drop_slice(db: sqlite_utils.Database, session_id: int) -> bool:
 
 
 def drop_empty(db: sqlite_utils.Database, title: str, keep: Collection[int]) -> int:
-    """Deletes sessions called `title` without text and setup, except those in `keep`; returns how many."""
+    """Deletes sessions called `title` without text and setup, except those in `keep`; returns their number."""
     rows = fetch(
         db,
         """SELECT * FROM sessions s WHERE title = ? AND NOT pinned AND NOT is_sample AND NOT importing
@@ -105,10 +105,10 @@ def drop_empty(db: sqlite_utils.Database, title: str, keep: Collection[int]) -> 
 
 
 def discard(db: sqlite_utils.Database, node_id: int) -> None:
-    """Deletes an answer that ended without text; if it was the shown tip, its parent becomes that.
+    """Deletes an answer that ended without text; if it was the shown tip, its parent becomes the shown tip.
 
     Raises:
-        InvalidRowError: It has text, is open, or another run continues it.
+        InvalidRowError: The run has text, is open, or another run continues it.
     """
     node = nodes.require(db, node_id)
     if node["role"] != "assistant" or node["status"] != "partial" or node["text"] or not checksums.intact("nodes", node):
@@ -127,13 +127,13 @@ def discard(db: sqlite_utils.Database, node_id: int) -> None:
 
 
 def _is_complete(db: sqlite_utils.Database, session: dict[str, Any]) -> bool:
-    """Whether a session is intact with all its runs; a lost run may have had text."""
+    """Whether the session's row is intact and no run is lost, since a lost run may have had text."""
     held = scalar(db, "SELECT count(*) FROM nodes WHERE session_id = ?", [session["id"]])
     return checksums.intact("sessions", session) and bool(held == session["node_count"])
 
 
 def _drop_node(db: sqlite_utils.Database, node_id: int) -> bool:
-    """Deletes a node with its tokens; False where only some of its many tokens were deleted."""
+    """Deletes a node with its tokens; False if only some of very many tokens were deleted."""
     chunks = db.execute("SELECT id FROM token_chunks WHERE node_id = ? LIMIT ?", [node_id, SLICE]).fetchall()
     for chunk in chunks:
         db.execute("DELETE FROM token_chunks WHERE id = ?", chunk)

@@ -1,4 +1,4 @@
-"""Checks of imported records: fields of a file, and a tree that grows by nodes and token ranges."""
+"""Checks imported records: the fields of a file, and a tree to which nodes and token ranges are added."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Fields:
 
     Args:
         value: The decoded object.
-        name: Of the file.
-        line: Where it begins.
+        name: The name of the file.
+        line: The line where the object begins.
         place: Description of the object, for messages.
         known: Allowed names; None: any.
     """
@@ -49,11 +49,11 @@ class Fields:
             raise self.fault(f"{unknown[0]!r:.60} is no field of it")
 
     def fault(self, what: str) -> InvalidFileError:
-        """An error that names this place."""
+        """The error `what`, with the place of the object."""
         return InvalidFileError(self._name, what, line=self._line, place=self._place)
 
     def text(self, field: str, among: Collection[str] | None = None) -> str:
-        """A text, one of `among` where that is given."""
+        """A text; with `among`, one of these."""
         found = self._need(field)
         if not isinstance(found, str):
             raise self.fault(f"{field} should be a text, not {_kind(found)}")
@@ -89,7 +89,7 @@ class Fields:
         return float(found)
 
     def moment(self, field: str) -> float:
-        """Seconds since the epoch, clamped to the time between then and now."""
+        """Seconds since the epoch, clamped to the range from the epoch to now."""
         return min(max(self.real(field), 0.0), time.time())
 
     def flag(self, field: str) -> bool:
@@ -135,17 +135,17 @@ def _kind(value: object) -> str:
 
 
 class ImportTree:
-    """A few numbers of each node of a session that is read, for checks.
+    """A few numbers of each node of an imported session, for checks.
 
-    Nodes have keys in the file; in the tree they are numbered from 0.
+    Nodes have keys in the file; the tree numbers them from 0.
     """
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}  # key -> number
         self._counts = array("q")  # tokens of each node
         self._held = array("q")  # tokens of each node that were read
-        self._lengths = array("q")  # bytes of each text
-        self._goes_on = bytearray()  # whether another node continues each at its end
+        self._lengths = array("q")  # bytes of each node's text
+        self._goes_on = bytearray()  # for each node, whether another node continues it at its end
         self._models: list[str | None] = []
         self._others: dict[tuple[int, str], int] = {}  # tokens under other models
 
@@ -180,7 +180,7 @@ class ImportTree:
         self._models.append(node.kv_fingerprint)
 
     def leaves_at_end(self, parent: int | None, at_token: int | None, at_byte: int | None, fault: Fault) -> bool:
-        """Whether a node continues its parent at the end; refuses a place beyond the parent."""
+        """Whether a node continues its parent at the parent's end; refuses a place beyond the parent."""
         if parent is None:
             if at_token is not None or at_byte is not None:
                 raise fault("a node without a parent leaves none at a token")
@@ -259,7 +259,7 @@ def check_known(found: Columns) -> None:
     """Refuses known columns of the wrong kind, shape or range; unknown columns may have any values.
 
     Raises:
-        ValueError: Names the column.
+        ValueError: A column is wrong; the message names it.
     """
     for name, (kinds, dimensions) in _KNOWN.items():
         column = found.get(name)
@@ -280,7 +280,7 @@ def check_known(found: Columns) -> None:
 
 
 def session_part(fields: Fields) -> SessionPart:
-    """The session's own fields."""
+    """The fields of the session itself."""
     return SessionPart(
         title=clean(fields.text("title")),
         created=fields.moment("created"),
@@ -294,7 +294,7 @@ def node_part(fields: Fields, tree: ImportTree) -> NodePart:
     """A node after its parent in the file; it is not added to the tree.
 
     Raises:
-        InvalidFileError: A field is missing or invalid, or the tree has no such place.
+        InvalidFileError: A field is missing or invalid, or the node's place is not in the tree.
     """
     parent = tree.place(fields.maybe_whole("parent"), fields.fault, "its parent")
     at_token, at_byte = fields.maybe_whole("at_token", 0, MAX_TOKENS), fields.maybe_whole("at_byte")
@@ -310,14 +310,14 @@ def node_part(fields: Fields, tree: ImportTree) -> NodePart:
         finish_reason=_cleaned(fields.maybe_text("finish_reason")),
         token_count=fields.whole("token_count", 0, MAX_TOKENS),
         kv_fingerprint=_cleaned(fields.maybe_text("kv_fingerprint")),
-        stats=text_of_json(without_folders(fields.mapping("stats"))),  # folders of another machine have no meaning here
+        stats=text_of_json(without_folders(fields.mapping("stats"))),  # folders of another machine mean nothing here
         created=fields.moment("created"),
         more=_more(fields, NODE_MORE),
     )
 
 
 def _more(fields: Fields, known: frozenset[str]) -> dict[str, Any]:
-    """Plain values of known columns that are not fields of the format; leaves out unknown ones."""
+    """Plain values of columns that this version knows but the format does not; leaves out unknown columns."""
     found = {name: value for name, value in fields.mapping("more").items() if name in known}
     for name, value in found.items():
         if not isinstance(value, str | int | float | None):

@@ -1,4 +1,4 @@
-"""Imports and copies: read on their own thread, written on the store's in short transactions, hidden until complete."""
+"""Imports and copies, read on a thread of their own and written on the store's in short transactions; hidden until complete."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from storage.transfer.session_reader import SessionSource
 
 T = TypeVar("T")
 S = TypeVar("S", bound="_Source")
-OnProgress = Callable[[int, int], None]  # done and in all: bytes of a file, or rows of a portable one
-BATCH_SECONDS: Final = 0.05  # of reading ahead
+OnProgress = Callable[[int, int], None]  # done and in all: bytes of a JSON file, or rows of a portable file
+BATCH_SECONDS: Final = 0.05  # of reading per batch of parts
 BATCH_BYTES: Final = 1 << 21
 KNOWN_BYTES: Final = 1 << 26  # of models and vocabularies, which stay in memory until the end of the import
 MOST_KNOWN: Final = 4_096  # distinct models and vocabularies; each is compared with all earlier ones
-SLICE_SECONDS: Final = 0.015  # of work per transaction, before its commit
+SLICE_SECONDS: Final = 0.015  # of work per transaction, without the commit
 
 
 @dataclass(frozen=True, slots=True)
 class ImportState:
-    """The progress of an import. Each slice makes a new state, so that a repeated transaction starts from the same one."""
+    """The progress of an import. Each slice makes a new state, so that a repeated transaction starts from the same state."""
 
     sessions: tuple[int, ...] = ()  # ids of the sessions; the last one may be incomplete
-    # ids of the last session's nodes, in the order of the file; shared by all states, of which each uses the first `count`
+    # ids of the last session's nodes, in the order of the file; all states share the array, and each uses the first `count`
     nodes: array[int] = field(default_factory=lambda: array("q"))
     count: int = 0
     created: float = 0.0  # of the last session
@@ -59,13 +59,13 @@ class ImportState:
 
     def add_node(self, number: int) -> ImportState:
         """The state with another node."""
-        del self.nodes[self.count :]  # of a slice that was rolled back
+        del self.nodes[self.count :]  # removes those of a slice that was rolled back
         self.nodes.append(number)
         return replace(self, count=self.count + 1)
 
 
 def fill(db: sqlite_utils.Database, state: ImportState, parts: Sequence[ImportPart]) -> tuple[ImportState, int]:
-    """Writes parts until the time of a slice is over, at least one; returns the new state and the number written."""
+    """Writes at least one part, and more until the time of a slice is over; returns the new state and the number written."""
     deadline = time.perf_counter() + SLICE_SECONDS
     done = 0
     for part in parts:
@@ -89,7 +89,7 @@ def publish(db: sqlite_utils.Database, state: ImportState) -> None:
 
 
 def unfinished(db: sqlite_utils.Database) -> list[int]:
-    """Sessions of imports that run, or ran when the app ended."""
+    """Sessions of imports that are running, or were running when the app ended."""
     rows = fetch(db, "SELECT * FROM sessions WHERE importing")
     return [row["id"] for row in rows if sessions.is_unfinished(row)]
 
@@ -109,7 +109,7 @@ def _write(db: sqlite_utils.Database, state: ImportState, part: ImportPart) -> I
         case SetupPart():
             checksums.put(db, "settings", {"key": key_value.session_key(state.sessions[-1]), "value": part.value})
         case PlacePart():
-            held = scalar(db, "SELECT id FROM folders WHERE id = ?", [part.folder_id])  # it may be deleted by now
+            held = scalar(db, "SELECT id FROM folders WHERE id = ?", [part.folder_id])  # may have been deleted meanwhile
             places.change(db, state.sessions[-1], folder_id=held, tags=part.tags)
         case EndPart():
             current = None if part.current is None else state.nodes[part.current]
@@ -154,7 +154,7 @@ def _put_new(db: sqlite_utils.Database, table: str, values: dict[str, Any]) -> N
 
 
 class _Source(Protocol):
-    """A file that is read. All members except the counts block and belong to the reader's thread."""
+    """A source of parts. All members except the counts block, and belong to the reader's thread."""
 
     total: int
     notes: tuple[str, ...]
@@ -174,7 +174,7 @@ class _Source(Protocol):
 class _Run:
     """A running import."""
 
-    name: str  # of the file
+    name: str  # name of the file
     progress: OnProgress
     stopping: bool = False
     state: ImportState = field(default_factory=ImportState)
@@ -185,7 +185,7 @@ class _Run:
 
 
 class Importer:
-    """Imports files into one store; members belong to any event loop, several imports may run at once."""
+    """Imports files into one store. Members may be called on any event loop; several imports may run at once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -194,15 +194,15 @@ class Importer:
     async def import_file(self, path: Path, progress: OnProgress) -> Imported:
         """Imports a file: our JSON, lists of messages, or a portable session file.
 
-        After an error or cancellation nothing of it stays.
+        After an error or cancellation nothing of the import remains.
 
         Args:
             path: The file.
             progress: Called now and then with the amount read and the total; raising in it cancels.
 
         Raises:
-            InvalidFileError: The file is invalid; names the place.
-            StoreNewerError: A newer version wrote it.
+            InvalidFileError: The file is invalid; the message has the place.
+            StoreNewerError: The file is of a newer version.
         """
         source, state = await self._run_to_end(partial(_opened, path), _Run(path.name, progress))
         return Imported(state.sessions, source.notes)
@@ -212,14 +212,14 @@ class Importer:
 
         Raises:
             UnknownRowError: There is no such session.
-            StoreDamagedError: Part of it is damaged.
+            StoreDamagedError: Part of the session is damaged.
         """
         opened = partial(SessionSource, self._database.path, session_id, title)
         source, state = await self._run_to_end(opened, _Run(title, lambda _done, _total: None))
         return SessionCopy(state.sessions[0], dict(zip(source.nodes, state.nodes, strict=True)))
 
     async def drop_unfinished(self) -> int:
-        """Deletes the remains of interrupted imports; returns how many sessions."""
+        """Deletes the remains of interrupted imports; returns the number of sessions."""
         found = await self._database.read(unfinished)
         growing = {number for run in self._running for number in run.state.sessions}
         left = [number for number in found if number not in growing]
@@ -232,10 +232,10 @@ class Importer:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             run.stopping = True
-            await asyncio.wait([work])  # ends with the present slice, and deletes what was written
+            await asyncio.wait([work])  # the import ends after the present slice, and deletes the written rows
             if work.cancelled() or work.exception() is not None:
                 raise
-            return work.result()  # it was complete before it could be stopped
+            return work.result()  # the import was complete before it could be stopped
 
     async def _import(self, opened: Callable[[], S], run: _Run) -> tuple[S, ImportState]:
         reader = ThreadPoolExecutor(1, thread_name_prefix="elsewise-import")
@@ -293,7 +293,7 @@ def _size(part: ModelPart | VocabularyPart) -> int:
 
 
 def _batch(parts: Iterator[ImportPart]) -> list[ImportPart]:
-    """The next parts, as many as fit a batch; empty at the end."""
+    """The next parts, as many as fit into a batch; empty at the end."""
     deadline, room, batch = time.perf_counter() + BATCH_SECONDS, BATCH_BYTES, list[ImportPart]()
     for part in parts:
         batch.append(part)

@@ -1,4 +1,4 @@
-"""Columns of numbers as JSON: readable lists of numbers, or base64 for values that JSON numbers cannot represent."""
+"""Columns of numbers as JSON: lists of numbers, or base64 if JSON numbers cannot represent all values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def from_json(packed: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
     """The inverse of `to_json`.
 
     Raises:
-        ValueError: Not made by `to_json`; names the column.
+        ValueError: `packed` was not made by `to_json`; the message names the column.
     """
     made = {}
     for name, column in packed.items():
@@ -50,7 +50,7 @@ def _packed(column: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def _has_plain_bits(flat: npt.NDArray[Any]) -> bool:
-    """Whether numbers and null represent all values: no infinity, and no NaN other than numpy's."""
+    """Whether numbers and null can represent all values: there is no infinity, and no NaN other than numpy's."""
     nan = np.isnan(flat)
     usual = np.full(int(nan.sum()), np.nan, flat.dtype)
     return not np.isinf(flat).any() and flat[nan].tobytes() == usual.tobytes()

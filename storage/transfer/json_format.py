@@ -48,7 +48,7 @@ OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it 
 
 
 def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) -> None:
-    """Writes a whole session; blocking, any thread.
+    """Writes a whole session. Blocking; callable from any thread.
 
     Args:
         store: The sessions file.
@@ -58,7 +58,7 @@ def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) 
 
     Raises:
         UnknownRowError: There is no such session.
-        StoreDamagedError: Part of it is damaged.
+        StoreDamagedError: Part of the session is damaged.
         StoreFullError, StoreReadOnlyError: `path` cannot be written.
     """
     with stored_session(store, session_id) as session:
@@ -126,7 +126,7 @@ def _counted(records: Iterable[Any], before: int, total: int, progress: OnProgre
 
 
 def _list(file: BinaryIO, name: str, records: Iterable[Any]) -> None:
-    """Writes a member that is a list, one element per line."""
+    """Writes a member whose value is a list, one element per line."""
     file.write(f',\n"{name}": ['.encode())
     for number, record in enumerate(records):
         file.write(b",\n" if number else b"\n")
@@ -135,10 +135,10 @@ def _list(file: BinaryIO, name: str, records: Iterable[Any]) -> None:
 
 
 class JsonFile:
-    """A JSON file that is read once, part by part.
+    """Reads a JSON file once, part by part.
 
     Args:
-        path: Of the file; its stem is the default title of messages.
+        path: The path of the file; its stem is the default title for messages.
     """
 
     notes: tuple[str, ...] = ()
@@ -160,11 +160,11 @@ class JsonFile:
         return self._scanner.done
 
     def parts(self) -> Iterator[ImportPart]:
-        """All parts, in the order in which they are written.
+        """All parts, in the order in which they are to be written.
 
         Raises:
-            InvalidFileError: The file is invalid; names the line and the node or message.
-            StoreNewerError: Our own format, of a newer version.
+            InvalidFileError: The file is invalid; the message has the line and the node or message.
+            StoreNewerError: The file has our own format of a newer version.
         """
         pieces = self._scanner.pieces()
         messages: Messages | None = None  # for files with a message per line
@@ -199,12 +199,12 @@ class JsonFile:
         yield from messages.end(piece.line if piece else None)
 
     def _head(self, first: Piece, pieces: Iterator[Piece], *, started: bool) -> dict[str, Any] | Iterator[ImportPart]:
-        """An object of another format: a message (as it is), or an object with messages (as parts)."""
+        """Reads an object of another format: returns a message as it is, or the parts of an object with messages."""
         members: dict[str, Any] = {}
         piece, count = first, 0
         while piece.kind == "member" and count < MOST_MEMBERS:
             count += 1
-            if piece.key in _USED:  # others may be of any length
+            if piece.key in _USED:  # other members may be of any length
                 members[piece.key] = piece.value
             piece = next(pieces)
         if piece.kind == "items" and piece.key == "messages" and not started:
@@ -274,7 +274,7 @@ class JsonFile:
 
     def _tokens(self, fields: Fields, tree: ImportTree) -> TokensPart:
         node = tree.place(fields.whole("node"), fields.fault, "node")
-        assert node is not None  # it is a number
+        assert node is not None  # the key is a number, not None
         first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MOST_AT_ONCE)
         try:
             found = json_columns.from_json(fields.mapping("columns"))
@@ -288,18 +288,18 @@ def _place(piece: Piece) -> str:
 
 
 class Messages:
-    """A conversation that is read message by message.
+    """Builds a session from a conversation, message by message.
 
     Args:
-        name: Of the file, for messages.
-        stem: Title of the session without a user message.
-        title: Of the session; empty: the first words of the user.
+        name: The name of the file, for error messages.
+        stem: The title of a session without a user message.
+        title: The title of the session; empty: the first words of the user.
     """
 
     def __init__(self, name: str, stem: str, *, title: str = "") -> None:
         self._name, self._stem, self._title = name, stem, clean(title).strip()
         self._count = 0
-        self._waiting: list[NodePart] = []  # until the title of the session is known
+        self._waiting: list[NodePart] = []  # nodes that wait until the title of the session is known
 
     def take(self, message: Any, line: int) -> Iterator[ImportPart]:
         """Adds a message."""
@@ -335,7 +335,7 @@ class Messages:
 
 
 def _text(fields: Fields) -> str:
-    """The content: a text, or the joined parts that are texts."""
+    """The content of a message: a text, or the texts among its parts, joined."""
     content = fields.any("content")
     if isinstance(content, str):
         return content

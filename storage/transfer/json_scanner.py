@@ -1,10 +1,10 @@
-"""A scanner that reads JSON piece by piece: only one element of one list is in memory, whatever the length of the file.
+"""A scanner that reads JSON piece by piece: only one element of a list is in memory, whatever the length of the file.
 
-The scanner finds where values begin and end; the standard library decodes each, strictly (see `decode_strict`).
+The scanner finds the beginning and end of each value; the standard library decodes it, strictly (see `decode_strict`).
 
 ijson is no alternative: its events have no position for the line of an error, it accepts duplicate names and lone surrogates,
-and it buffers a string of any length (measured with 3.6: a string of 200 MiB is held whole; twice the time of this scanner
-where its events are built into values).
+and it buffers strings of any length. Measured with 3.6: it holds a string of 200 MiB whole, and takes twice the time of this
+scanner if its events are built into values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEPTH: Final = 100  # levels within one value
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _BRACKET = re.compile(rb'["\[\]{}]')
-_INSIDE = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a string, up to its quote or the end of the buffer
+_INSIDE = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # the rest of a string, up to its quote or the end of the buffer
 _SCALAR = re.compile(rb"[^ \t\r\n,\[\]{}:\"]*")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ENDLESS = re.compile(rb"[0-9]{4000}")
@@ -38,22 +38,22 @@ PieceKind = Literal["list", "object", "member", "items", "element", "end"]
 class Piece(Struct, frozen=True):
     """One step through a file."""
 
-    # "list", "object": a top-level value begins; "member": of an object, with its value; "items": a member that is read by
-    # elements begins; "element": of these, or of a top-level list; "end": of a top-level value
+    # "list", "object": a top-level value begins; "member": a member of an object, with its value; "items": a member begins that
+    # is read element by element; "element": an element of it, or of a top-level list; "end": a top-level value ends
     kind: PieceKind
-    line: int  # where it begins, counted from 1
-    key: str = ""  # the member's
-    index: int = 0  # the element's, from 0
-    value: Any = None  # decoded
+    line: int  # where the piece begins, counted from 1
+    key: str = ""  # name of the member
+    index: int = 0  # index of the element, from 0
+    value: Any = None  # the decoded value
 
 
 class Scanner:
     """Scans a file of one JSON value, or of several in sequence (JSON lines).
 
     Args:
-        file: Open for reading, at its beginning.
-        name: Of the file, for messages.
-        streamed: Members of a top-level object whose lists are read element by element.
+        file: A file open for reading, at its beginning.
+        name: The name of the file, for messages.
+        streamed: Names of members of a top-level object whose lists are read element by element.
     """
 
     def __init__(self, file: BinaryIO, name: str, streamed: Collection[str]) -> None:
@@ -66,7 +66,7 @@ class Scanner:
         self.done = 0  # bytes scanned
 
     def pieces(self) -> Iterator[Piece]:
-        """All pieces.
+        """Yields all pieces of the file.
 
         Raises:
             InvalidFileError: The file is not JSON, is cut short, or has a value that is too long or too deep.
@@ -138,7 +138,7 @@ class Scanner:
         return value
 
     def _length(self, place: str) -> int:
-        """The length in bytes of the value that begins here; reads all of it into the buffer."""
+        """The length, in bytes, of the value that begins here; reads the whole value into the buffer."""
         first = self._held[self._at] if self._at < len(self._held) else _END
         if first not in _OPENS and first != _QUOTE:
             return self._scalar(place)
@@ -221,10 +221,10 @@ class Scanner:
 
 
 def decode_strict(raw: bytes) -> Any:
-    """One JSON value.
+    """Decodes one JSON value.
 
     Raises:
-        ValueError: It is not JSON, or has NaN or an infinity, a name twice in an object, or a lone surrogate; says which.
+        ValueError: `raw` is not JSON, or has NaN, an infinity, a duplicate name or a lone surrogate; the message says which.
     """
     try:
         text = raw.decode()

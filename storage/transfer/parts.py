@@ -25,7 +25,7 @@ NODE_MORE: Final = frozenset(COVERED["nodes"]) - NODE_FIELDS - _NODE_OWN
 
 
 class SessionPart(Struct, frozen=True):
-    """The beginning of a session; its nodes and tokens follow. None: the store's default."""
+    """The beginning of a session; its nodes and tokens follow. None stands for the store's default."""
 
     title: str
     created: float | None = None
@@ -110,7 +110,7 @@ def portable_setup(setup: object) -> dict[str, Any]:
 
 
 def without_folders(stats: Any) -> Any:
-    """The stats of a node, the adapters of its ``made.stack`` as ``[null, name, scale, digest]`` without their folder."""
+    """The stats of a node with the adapters of ``made.stack`` as ``[null, name, scale, digest]``, without their folder."""
     made = stats.get("made") if isinstance(stats, Mapping) else None
     stack = made.get("stack") if isinstance(made, Mapping) else None
     if not isinstance(stack, list) or not stack:

@@ -1,7 +1,7 @@
 """The portable session file: one SQLite file with the tree, its tokens and their provenance; KV blocks on request.
 
-Its tables do not depend on the store's schema. Every row has a SHA-256 over its other columns. The engine then copies blocks
-into it (`BlockStore.copy_to`), in the tables of a block file.
+The tables do not depend on the store's schema. Every row has a SHA-256 over its other columns. The engine may then copy blocks
+into the file (`BlockStore.copy_to`), in the tables of a block file.
 
 | table | row |
 |---|---|
@@ -52,7 +52,7 @@ TABLES: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 _SLICE: Final = 512  # rows
 _SCHEMA_STEPS: Final = 1 << 20  # most virtual machine steps of SQLite for reading a schema; ours takes some hundred
-_LEAST_ROW: Final = 32  # bytes of a row at least: its checksum
+_LEAST_ROW: Final = 32  # the fewest bytes of a row: its checksum
 MAGIC: Final = b"SQLite format 3\0"
 _vocabulary = msgspec.msgpack.Decoder(list[bytes])
 
@@ -68,25 +68,25 @@ def names(table: str) -> list[str]:
 
 
 def checksum(values: Sequence[Any]) -> bytes:
-    """SHA-256 of a row's values; msgpack preserves their types and borders."""
+    """SHA-256 of a row's values, packed by msgpack, which preserves their types and borders."""
     return hashlib.sha256(msgspec.msgpack.encode(list(values))).digest()
 
 
 def export_portable(
     store: Path, session_id: int, path: Path, progress: OnProgress, snapshot: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes a portable session file, without blocks, and closes it; blocking, any thread.
+    """Writes a portable session file, without blocks, and closes it. Blocking; callable from any thread.
 
     Args:
         store: The sessions file.
         session_id: The session.
         path: The target; replaced only by a complete export.
         progress: Called with nodes done and in all; each node counts twice, for itself and its tokens.
-        snapshot: Of the session, by the engine (`Snapshot.to_mapping`).
+        snapshot: The engine's snapshot of the session (`Snapshot.to_mapping`).
 
     Raises:
         UnknownRowError: There is no such session.
-        StoreDamagedError: Part of it is damaged.
+        StoreDamagedError: Part of the session is damaged.
         StoreFullError, StoreReadOnlyError: `path` cannot be written.
     """
     with stored_session(store, session_id) as session:
@@ -145,22 +145,22 @@ def _commit(conn: sqlite3.Connection, sql: str, rows: list[list[Any]]) -> None:
 
 
 class PortableFile:
-    """A file that is read once, part by part; used by one thread.
+    """Reads a portable file once, part by part; used by one thread.
 
     The file is not trusted. It is opened read-only and immutable, without its functions and with limits on the length of
-    values; only tables that are defined exactly as ours are read, and only rows whose checksum matches. The tree of a table may
-    refer to one page many times, which SQLite does not notice: rows are counted up to the room in the file, and must come in
-    order.
+    values; only tables that are defined exactly as ours are read, and only rows whose checksum matches. A forged table may
+    refer to the same page many times, which SQLite does not notice: therefore the number of rows is limited by the size of the
+    file, and rows must come in order.
 
     Raises:
-        InvalidFileError: It is not a portable session file, or damaged.
-        StoreNewerError: A newer version wrote it.
+        InvalidFileError: The file is not a portable session file, or is damaged.
+        StoreNewerError: The file is of a newer version.
     """
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
-        self.notes: tuple[str, ...] = ()  # on parts that were left out
-        self.done = 0  # rows
+        self.notes: tuple[str, ...] = ()  # notes on parts that were left out
+        self.done = 0  # rows read
         try:
             self._conn = open_foreign(path)
         except sqlite3.Error as fault:
@@ -183,10 +183,10 @@ class PortableFile:
         return found if isinstance(found, dict) else None
 
     def parts(self) -> Iterator[ImportPart]:
-        """All parts, in the order in which they are written.
+        """All parts, in the order in which they are to be written.
 
         Raises:
-            InvalidFileError: A row is damaged or invalid; names the table and the row.
+            InvalidFileError: A row is damaged or invalid; the message has the table and the row.
         """
         with self._typed_errors():
             yield from self._parts()
@@ -218,7 +218,7 @@ class PortableFile:
 
     def _tokens(self, fields: Fields, row: dict[str, Any], tree: ImportTree) -> TokensPart:
         node = tree.place(fields.whole("node"), fields.fault, "node")
-        assert node is not None  # it is a number
+        assert node is not None  # the key is a number, not None
         first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MOST_AT_ONCE)
         try:
             found = columns.decode(row["columns"])
@@ -227,7 +227,7 @@ class PortableFile:
         return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
 
     def _vocabulary(self, row: dict[str, Any]) -> Iterator[VocabularyPart]:
-        """A vocabulary that matches its digest: a forged one would be used from then on."""
+        """A vocabulary, only if it matches its digest: a forged one would be used for all sessions from then on."""
         try:
             tokens = _vocabulary.decode(row["tokens"])
         except (msgspec.DecodeError, TypeError) as wrong:
@@ -241,7 +241,7 @@ class PortableFile:
 
     def _survey(self, size: int) -> int:
         """Refuses files that are not ours; counts the rows, up to the number that fit into `size` bytes."""
-        self._conn.set_progress_handler(lambda: 1, _SCHEMA_STEPS)  # the schema is a table too, and may be forged to be endless
+        self._conn.set_progress_handler(lambda: 1, _SCHEMA_STEPS)  # the schema is a table too, and may be forged to have no end
         [(application,)], [(version,)] = (self._ask(f"PRAGMA {name}") for name in ("application_id", "user_version"))
         if application != APPLICATION_ID:
             raise self._fault("it is a database, but no portable session file of Elsewise")
@@ -255,7 +255,7 @@ class PortableFile:
             if found != [("table", definition(table))]:
                 raise self._fault(f"its table {table!r} is missing or not defined as it should be")
         [(pages,)], [(page_bytes,)] = (self._ask(f"PRAGMA {name}") for name in ("page_count", "page_size"))
-        if size < pages * page_bytes:  # SQLite does not miss part of the last page
+        if size < pages * page_bytes:  # SQLite does not notice that part of the last page is missing
             raise self._fault(f"it is cut short: {size:,} of {pages * page_bytes:,} bytes are there")
         self._conn.set_progress_handler(None, 0)
         counted = "SELECT count(*) FROM (SELECT 1 FROM {} LIMIT {})"
@@ -304,7 +304,7 @@ class PortableFile:
 
 
 def open_foreign(path: Path) -> sqlite3.Connection:
-    """A read-only connection to a SQLite file that is not trusted; reads and makes no other files."""
+    """A read-only connection to a SQLite file that is not trusted; neither reads nor makes other files."""
     conn = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
     try:
         conn.text_factory = lambda raw: raw.decode("utf-8", "replace")  # damaged text must reach the checksum

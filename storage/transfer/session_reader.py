@@ -1,6 +1,6 @@
-"""One session at one moment, read row by row over a connection of its own.
+"""Reads one session at one moment, row by row, over a connection of its own.
 
-It does not use the store's thread, and does not see later writes (a read transaction of SQLite's WAL).
+It does not use the store's thread, and does not see later writes (it is a read transaction of SQLite's WAL).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StoredSession:
         """Refuses a session with a damaged row or lost nodes.
 
         Raises:
-            StoreDamagedError: It is such a session.
+            StoreDamagedError: A row is damaged, or nodes are lost.
         """
         if not checksums.intact("sessions", self.row) or self.node_count != self.row["node_count"]:
             raise StoreDamagedError(_damaged(f"the session {self.row['title']!r:.60}"))
@@ -58,7 +58,7 @@ class StoredSession:
         """Every node, parents before their children.
 
         Raises:
-            StoreDamagedError: One fails its checksum.
+            StoreDamagedError: A node fails its checksum.
         """
         last = -1
         sql = "SELECT * FROM nodes WHERE session_id = ? AND seq > ? ORDER BY seq LIMIT 256"
@@ -97,7 +97,7 @@ class StoredSession:
             yield chunk
 
     def models(self) -> Iterator[Row]:
-        """The saved models of its tokens."""
+        """The saved models of the session's tokens."""
         sql = """SELECT * FROM models WHERE kv_fingerprint IN (
                    SELECT DISTINCT c.kv_fingerprint FROM token_chunks c JOIN nodes n ON n.id = c.node_id WHERE n.session_id = ?)
                  ORDER BY kv_fingerprint"""
@@ -106,7 +106,7 @@ class StoredSession:
                 yield row
 
     def vocabularies(self) -> Iterator[Row]:
-        """The saved vocabularies of its models."""
+        """The saved vocabularies of the session's models."""
         digests = [from_json(row["info"]).get("vocabulary") for row in self.models()]
         for digest in dict.fromkeys(each for each in digests if isinstance(each, str)):
             for row in fetch(self._db, "SELECT * FROM vocabularies WHERE digest = ?", [digest]):
@@ -121,12 +121,12 @@ class StoredSession:
         return None
 
     def place(self) -> list[Row]:
-        """The row of its place; none if it is missing or damaged."""
+        """The row of the session's place; empty if it is missing or damaged."""
         rows = fetch(self._db, "SELECT * FROM places WHERE id = ?", [self.id])
         return [row for row in rows if checksums.intact("places", row)]
 
     def path(self, tip: int | None) -> list[tuple[NodeRow, int | None, int | None]]:
-        """The path from the root to the end of a node: each node, with the number of its tokens and bytes on it (None: all).
+        """The path from the root to the end of a node: its nodes, with the number of tokens and bytes on the path (None: all).
 
         Raises:
             UnknownRowError: The session does not have that node.
@@ -142,19 +142,19 @@ class StoredSession:
         return found[::-1]
 
     def tokens(self, node_id: int) -> Iterator[tuple[int, str, Columns, bool]]:
-        """A node's own tokens as shown: first token, model, columns, whether they are damaged."""
+        """The tokens of a node under its own model: first token, model, columns, and whether they are damaged."""
         for tile in token_chunks.load(self._db, [node_id], None).get(node_id, []):
             yield tile.first, tile.kv_fingerprint, tile.columns, tile.damaged
 
     def _ended(self, row: Row) -> Row:
-        """An open run, as if it ended here."""
+        """The row of an open run as if the run ended now."""
         text, count = token_chunks.text_so_far(self._db, row)
         return {**row, "status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
 
 
 @contextmanager
 def stored_session(store: Path, session_id: int) -> Iterator[StoredSession]:
-    """The session at this moment, on a connection of the calling thread."""
+    """The session at the present moment, on a connection of the calling thread."""
     with typed_errors(store):
         db = open_sessions(store, read_only=True)
         try:
@@ -171,11 +171,11 @@ def _damaged(what: str) -> str:
 class SessionSource:
     """A session of the store as parts of an import, with the title of the copy; used by one thread.
 
-    The copy gets new checksums, so damage is refused rather than made valid by them.
+    The copy gets new checksums, which would make damage valid, so damage is refused.
 
     Raises:
         UnknownRowError: There is no such session.
-        StoreDamagedError: Part of it is damaged.
+        StoreDamagedError: Part of the session is damaged.
     """
 
     notes: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ class SessionSource:
         self._reading.__exit__(None, None, None)
 
     def parts(self) -> Iterator[ImportPart]:
-        """All parts, in the order in which they are written."""
+        """All parts, in the order in which they are to be written."""
         session = self._session
         yield SessionPart(self._title, more={name: session.row[name] for name in SESSION_MORE})
         for place in session.place():

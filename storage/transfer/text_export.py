@@ -1,4 +1,4 @@
-"""Export of one path of a session: as Markdown, or a row per token as CSV or JSON."""
+"""Exports one path of a session as Markdown, or as CSV or JSON with a row per token."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _LN2: Final = math.log(2)
 
 @dataclass(frozen=True, slots=True)
 class TokenLine:
-    """One token of a path. Logarithms are natural; scores are empty for an unscored token."""
+    """One token of a path. Logarithms are natural; an unscored token has no scores."""
 
     position: int  # on the path, from 0
-    turn: int  # from 1
+    turn: int  # on the path, from 1
     role: str
     node: int
     offset: int  # in the node
@@ -49,9 +49,9 @@ class TokenLine:
 
 
 def export_text(kind: str, store: Path, session_id: int, path: Path, progress: OnProgress, tip: int | None = None) -> None:
-    """Writes one path of a session in a format of `WRITERS`; blocking, any thread.
+    """Writes one path of a session in a format of `WRITERS`. Blocking; callable from any thread.
 
-    Writes the readable parts of a damaged session.
+    Of a damaged session it writes the readable parts.
 
     Args:
         kind: The format.
@@ -59,7 +59,7 @@ def export_text(kind: str, store: Path, session_id: int, path: Path, progress: O
         session_id: The session.
         path: The target; replaced only by a complete export.
         progress: Called with the nodes of the path done and in all.
-        tip: The last node of the path; None: that of the shown path.
+        tip: The last node of the path; None: the tip of the shown path.
     """
     with stored_session(store, session_id) as session, written(path) as file:
         nodes = session.path(session.row["current_node"] if tip is None else tip)
@@ -96,12 +96,12 @@ def _tokens(file: BinaryIO, session: StoredSession, nodes: Steps, suffix: str, p
         progress(done + 1, len(nodes))
 
 
-# a new format: its writer and row here, and a row of `app.workbench.transfer.exports`
+# a new format needs its writer and an entry here, and a row in `app.workbench.transfer.exports`
 WRITERS: Final = {"markdown": _markdown, "csv": _tokens, "tokens": _tokens}
 
 
 def _text_on_path(session: StoredSession, node: NodeRow, stop: int | None, byte: int | None) -> str:
-    """The text of a node as far as it is on the path."""
+    """The part of a node's text that is on the path."""
     if byte is not None:
         return node.text.encode()[:byte].decode("utf-8", "replace")
     if stop is None or stop >= node.token_count:
@@ -111,7 +111,7 @@ def _text_on_path(session: StoredSession, node: NodeRow, stop: int | None, byte:
 
 
 def _pinned_files(node: NodeRow) -> Iterator[str]:
-    """The pinned files of a system node, [[name, text], ...] in its stats, each as a model reads it."""
+    """The pinned files of a system node (``[[name, text], ...]`` in its stats), in the form that a model reads."""
     held = node.stats.get("files") if node.role == "system" else None
     for entry in held if isinstance(held, list) else []:
         match entry:
@@ -126,7 +126,7 @@ def _lines(session: StoredSession, node: NodeRow, stop: int | None, position: in
         numbers = {name: _numbers(found, name, count) for name in ("ids", "logprob", "rank", "entropy", "origin")}
         for i in range(count if stop is None else min(count, stop - first)):
             logprob = _finite(numbers["logprob"][i])
-            scored = bool(numbers["rank"][i]) or logprob is not None  # a server may know no rank
+            scored = bool(numbers["rank"][i]) or logprob is not None  # a server may not report the rank
             origin = numbers["origin"][i]
             yield TokenLine(
                 position=position,
@@ -167,7 +167,7 @@ def _top(found: Columns, row: int) -> list[tuple[int, float]]:
 
 
 def _csv_row(line: TokenLine) -> bytes:
-    """Alternatives as "id:logprob id:logprob"."""
+    """The row of a token; alternatives are written as "id:logprob id:logprob"."""
     top = " ".join(f"{token}:{logprob:.6g}" for token, logprob in line.top)
     return _csv_line([top if field.name == "top" else getattr(line, field.name) for field in fields(TokenLine)])
 

@@ -1,4 +1,4 @@
-"""The kinds of servers, in the order in which they are tried: a new one is a file here and a line in `DIALECTS`."""
+"""The kinds of servers, in the order of detection. A new kind is a file here and a line in `DIALECTS`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
     SGLang(),
     LlamaCpp(),
     MlxLm(),
-    OpenAI(),  # last: it recognises whatever has /v1/models
+    OpenAI(),  # last: it recognises every server that has /v1/models
 )
 BY_NAME: Final = {dialect.name: dialect for dialect in DIALECTS}

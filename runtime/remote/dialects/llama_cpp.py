@@ -1,8 +1,8 @@
 """llama.cpp's server: ``/completion`` with token ids and ``n_probs`` (tools/server/README.md).
 
-It sends text in whole characters. Of the tokens of one character a stream has the last alone, and no answer has the
-log-probabilities of the others. A stream's missing tokens are therefore found by their bytes. A request for log-probabilities
-after a prompt forces a token of whole characters by a bias, which the returned numbers do not include.
+The server sends text in whole characters. Of the tokens of one character a stream has only the last, and no answer has the
+log-probabilities of the others; the missing tokens of a stream are therefore found by their bytes. A request for
+log-probabilities after a prompt forces a token of whole characters by a bias, which the returned numbers do not include.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runtime.remote.dialect import (
 from runtime.remote.dialects.openai import NEUTRAL, Id, OpenAI, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
-MOST_ALTERNATIVES: Final = 1000  # per request; the whole vocabulary was not tried
+MOST_ALTERNATIVES: Final = 1000  # per position; the whole vocabulary was not tried
 _FORCING: Final = 1e6  # added to a raw logit
 _RENAMED: Final = {"repetition_penalty": "repeat_penalty"}
 
@@ -83,14 +83,14 @@ class LlamaCpp(OpenAI):
     sampler = frozenset({"temperature", *NEUTRAL, "typical_p", "penalty_window", "logit_bias", "banned_tokens"})
 
     def recognise(self, probe: Probe) -> str | None:
-        """By the generation settings in ``/props``."""
+        """Recognises the server by the generation settings in ``/props``."""
         page = probe.pages.get("/props")
         if isinstance(page, dict) and "default_generation_settings" in page:
             return probe.version("/props", "build_info")
         return None
 
     def facts(self, probe: Probe, model: str) -> Facts:
-        """From ``/props`` and ``/v1/models``."""
+        """Reads ``/props`` and ``/v1/models``."""
         entry = entry_of(probe, model)
         page = probe.pages.get("/props")
         props = page if isinstance(page, dict) else {}
@@ -131,11 +131,11 @@ class LlamaCpp(OpenAI):
         return replace(found, embeddings=await self.has_embeddings(client, facts.model))
 
     def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """``/completion``; a temperature below 0 is greedy with the probabilities of a plain softmax."""
+        """For ``/completion``. A temperature below 0 is greedy with the probabilities of a plain softmax."""
         body: dict[str, Any] = {"prompt": asked.prompt.ids, "n_predict": asked.max_tokens, "cache_prompt": True}
         sampling = self.sampling(asked, abilities)
         bias = [[int(token), value] for token, value in sampling.pop("logit_bias", {}).items()]
-        body["repeat_last_n"] = sampling.pop("penalty_window", 0) or -1  # all, where the server's own default is 64
+        body["repeat_last_n"] = sampling.pop("penalty_window", 0) or -1  # -1: all tokens; the server's default is 64
         body |= {_RENAMED.get(name, name): value for name, value in sampling.items()}
         if body["temperature"] == 0.0:
             body["temperature"] = -1.0
@@ -153,7 +153,7 @@ class LlamaCpp(OpenAI):
         return "/completion", body
 
     def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
-        """An answer, or an event of its stream, whose finish reason comes in an event of its own."""
+        """Reads an answer, or an event of a stream, where the finish reason has an event of its own."""
         answer = decoded(body, _Body)
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
@@ -169,7 +169,7 @@ class LlamaCpp(OpenAI):
         return Chunk(pieces, finish, None, None, *counts, text=answer.content)
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
-        """Control tokens spelt in the text stay text."""
+        """Tokenises a text; control tokens that are spelt in it stay text."""
         return [token for token, _ in await self.tokens_of(client, model, text)]
 
     async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:

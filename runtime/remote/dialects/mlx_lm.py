@@ -1,7 +1,7 @@
-"""mlx_lm.server (0.32): text in; up to 11 alternatives of one token, by id, where the answer is not streamed.
+"""mlx_lm.server (0.32): takes text; an answer that is not streamed has up to 11 alternatives of a token, by id.
 
 Measured: the ``id`` and ``logprob`` of a token are those of the first alternative, not of the sampled token, and the
-alternatives are unsorted. A list as prompt ends the server's generation thread, so a prompt is always one text.
+alternatives are unsorted. A prompt that is a list ends the server's generation thread, so a prompt is always one text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # one is asked for
+    choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # requests ask for one
     usage: Usage | None = None
 
 
@@ -65,7 +65,7 @@ class MlxLm(OpenAI):
     )
 
     def recognise(self, probe: Probe) -> str | None:
-        """By models without an owner, and its ``/health`` page."""
+        """Recognises the server by models without an owner, and by its ``/health`` page."""
         if probe.models and not any("owned_by" in entry for entry in probe.models):
             return "" if probe.pages.get("/health") == {"status": "ok"} else None
         return None
@@ -81,9 +81,9 @@ class MlxLm(OpenAI):
         return found
 
     def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """``/v1/completions``; only whole answers have alternatives."""
+        """For ``/v1/completions``. Only whole answers have alternatives."""
         path, body = super().request(asked, Abilities(sampling=abilities.sampling), stream=stream)
-        window = body.pop("penalty_window", 0)  # 0 is all tokens for the server too, whose default is 20
+        window = body.pop("penalty_window", 0)  # 0 is all tokens, also for the server, whose default is 20
         if body.get("repetition_penalty", 1.0) != 1.0:
             body["repetition_context_size"] = window
         if asked.alternatives and not stream:
@@ -91,7 +91,7 @@ class MlxLm(OpenAI):
         return path, body
 
     def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
-        """``choices[0]``: the alternatives of its tokens, or its text."""
+        """Reads ``choices[0]``: the alternatives of its tokens, or its text."""
         answer = decoded(body, _Body)
         usage = answer.usage or Usage()
         if not answer.choices:

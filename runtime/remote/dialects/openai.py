@@ -1,4 +1,4 @@
-"""OpenAI's completions, as most servers implement them: text in, text and a few alternatives out."""
+"""OpenAI's completions, as most servers implement them: a text prompt, and an answer with text and a few alternatives."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class Usage(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Of the prompt, found in the server's cache; None where it says nothing."""
+        """Prompt tokens found in the server's cache; None where the server does not report them."""
         return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
 
 
 class CompletionBody(msgspec.Struct):
     """The answer of ``/v1/completions``, or one event of its stream."""
 
-    choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # one is asked for
+    choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # requests ask for one
     usage: Usage | None = None
     error: Any = None
 
@@ -87,10 +87,10 @@ class _Vectors(msgspec.Struct):
 
 
 def decoded(body: bytes, kind: type[Any]) -> Any:
-    """A body as a struct.
+    """Decodes a body into a struct.
 
     Raises:
-        RemoteError: Another shape, or not JSON, such as NaN or infinity.
+        RemoteError: The body has another shape, or is not JSON (NaN and infinity are not).
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -99,7 +99,7 @@ def decoded(body: bytes, kind: type[Any]) -> Any:
 
 
 class OpenAI:
-    """Any other server with ``/v1/completions``."""
+    """Any server with ``/v1/completions`` that is of no other known kind."""
 
     name = "openai"
     pages: tuple[str, ...] = ()
@@ -108,11 +108,11 @@ class OpenAI:
     returns_eos = False
 
     def recognise(self, probe: Probe) -> str | None:
-        """Any server that lists models."""
+        """Recognises any server that lists models."""
         return "" if probe.models else None
 
     def facts(self, probe: Probe, model: str) -> Facts:
-        """The id, the context length where it is listed, and names."""
+        """Reads the id, the context length if it is listed, and the names."""
         entry = entry_of(probe, model)
         return Facts(model, whole(entry.get("max_model_len") or entry.get("context_length")), names_of(entry))
 
@@ -141,13 +141,13 @@ class OpenAI:
             return False
 
     async def ask(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> Chunk:
-        """One whole answer to a short prompt."""
+        """Requests a whole answer to a short prompt."""
         path, body = self.request(asked, abilities, stream=False)
         most = FULL_BYTES if asked.alternatives == FULL else MOST_SMALL_BYTES
         return client.cleanly(self.read, await client.post(path, body, most=most), asked)
 
     def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """``/v1/completions``."""
+        """For ``/v1/completions``."""
         body: dict[str, Any] = {"model": asked.model, "prompt": asked.prompt.text, "max_tokens": asked.max_tokens}
         body |= self.sampling(asked, abilities)
         if asked.alternatives and abilities.alternatives:
@@ -157,7 +157,7 @@ class OpenAI:
         return "/v1/completions", body
 
     def sampling(self, asked: CompletionRequest, abilities: Abilities) -> dict[str, Any]:
-        """The sampler's settings by the server's names.
+        """The settings of the sampler by the server's names.
 
         Raises:
             UnsupportedFeatureError: A setting that the server lacks.
@@ -186,7 +186,7 @@ class OpenAI:
         return neutral | body | settings
 
     def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
-        """``choices[0]``."""
+        """Reads ``choices[0]``."""
         answer = decoded(body, CompletionBody)
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
@@ -217,7 +217,7 @@ class OpenAI:
         return [(token, None) for token in await self.tokenize(client, model, text)]
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
-        """Refused: the server returns texts of tokens alone."""
+        """Refused: the server returns only the texts of tokens."""
         del model, ids
         raise client.wrong("says texts of tokens alone")
 
@@ -238,7 +238,7 @@ class OpenAI:
         )
 
     async def embed(self, client: HttpClient, model: str, paths: Sequence[Prompt]) -> list[list[float]]:
-        """``/v1/embeddings``."""
+        """Requests vectors from ``/v1/embeddings``."""
         body = {"model": model, "input": self.embedding_inputs(paths)}
         within = first_seconds(sum(len(path.ids) for path in paths))
         answer = decoded(await client.post("/v1/embeddings", body, within=within, most=FULL_BYTES), _Vectors)
@@ -252,7 +252,7 @@ class OpenAI:
         return [path.text for path in paths]
 
 
-# Always sent: a server takes settings that a request leaves out from the model's generation_config.json.
+# Always sent: for settings that a request leaves out, a server uses the model's generation_config.json.
 NEUTRAL: Final = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 EDITS: Final = frozenset(each.name for spec in SAMPLER_STAGES if spec.kind is Kind.EDIT for each in spec.parameters)
 
@@ -311,11 +311,11 @@ def entry_of(probe: Probe, model: str) -> dict[str, Any]:
 
 
 def names_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names that a model may have on the shelf: of its source, its parent, its id."""
+    """Names that a model may have on the shelf: those of its source and its parent, and its id."""
     named = (entry.get("root"), entry.get("parent"), entry.get("id"))
     return tuple(dict.fromkeys(name for name in named if isinstance(name, str) and name))
 
 
 def whole(value: object) -> int:
-    """A server's count; 0 for anything else."""
+    """A positive count from a server; 0 for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31 else 0

@@ -1,4 +1,4 @@
-"""SGLang's own ``/generate``: token ids, alternatives, chosen ids and scores of prompts, by its documentation."""
+"""SGLang's ``/generate``, as documented: token ids, alternatives, chosen ids and scores of prompts."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class SGLang(VLLM):
     pages: tuple[str, ...] = ("/get_model_info",)
 
     def recognise(self, probe: Probe) -> str | None:
-        """By the model path in ``/get_model_info``."""
+        """Recognises the server by the model path in ``/get_model_info``."""
         page = probe.pages.get("/get_model_info")
         return "" if isinstance(page, dict) and "model_path" in page else None
 
     def facts(self, probe: Probe, model: str) -> Facts:
-        """From ``/v1/models`` and ``/get_model_info``."""
+        """Reads ``/v1/models`` and ``/get_model_info``."""
         found = super().facts(probe, model)
         found_page = probe.pages.get("/get_model_info")
         page = found_page if isinstance(found_page, dict) else {}
@@ -94,7 +94,7 @@ class SGLang(VLLM):
         return replace(found, tokenizer=await self._tokenizes(client, facts.model))
 
     def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """``/generate``."""
+        """For ``/generate``."""
         sampling = {**self.sampling(asked, abilities), "max_new_tokens": asked.max_tokens}
         if "seed" in sampling:
             sampling["sampling_seed"] = sampling.pop("seed")
@@ -113,7 +113,7 @@ class SGLang(VLLM):
         return "/generate", body
 
     def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
-        """``meta_info``. An event of a stream may contain all tokens so far, which `Chunk.generated` counts."""
+        """Reads ``meta_info``. An event of a stream may contain all tokens so far, which `Chunk.generated` counts."""
         meta: _Meta = decoded(body, _Body).meta_info
         own = meta.output_token_logprobs or []
         tops = meta.output_top_logprobs or [None] * len(own)

@@ -1,8 +1,8 @@
 """vLLM's completions (0.32): token ids in and out, log-probabilities up to the whole vocabulary, scores of given texts.
 
-Measured against a real server. ``logprob_token_ids`` is never sent to vLLM: requests that share an engine step with one that
-has it, other clients' too, get fewer alternatives than they asked for. ``return_tokens_as_token_ids`` is always set: without it
-alternatives are keyed by text, and some collide.
+Measured against a real server. ``logprob_token_ids`` is never sent to vLLM: all requests that share an engine step with such a
+request, even those of other clients, get fewer alternatives than they asked for. ``return_tokens_as_token_ids`` is always set:
+without it alternatives are keyed by text, and some collide.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class VLLM(OpenAI):
     sampler = frozenset({"temperature", *NEUTRAL, "logit_bias", "banned_tokens"})
 
     def recognise(self, probe: Probe) -> str | None:
-        """By the owner of its models; the version is on ``/version``."""
+        """Recognises the server by the owner of its models; the version is on ``/version``."""
         if any(entry.get("owned_by") == "vllm" for entry in probe.models):
             return probe.version("/version", "version")
         return None
 
     def facts(self, probe: Probe, model: str) -> Facts:
-        """From ``/v1/models``, where the `parent` of an adapter is its base."""
+        """Reads ``/v1/models``, where the `parent` of an adapter is its base."""
         entry = entry_of(probe, model)
         adapters = tuple(each["id"] for each in probe.models if each.get("parent") == model and each["id"] != model)
         return Facts(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
@@ -63,7 +63,7 @@ class VLLM(OpenAI):
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
         """Sends four small requests and one for a full vector; the first warms the server up, which can take half a minute.
 
-        A server with ``--runner pooling`` has embeddings alone.
+        A server with ``--runner pooling`` has only embeddings.
         """
         del probe
         most = Abilities(
@@ -131,7 +131,7 @@ class VLLM(OpenAI):
         return count, True
 
     async def _takes_priority(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> bool:
-        """Whether requests may have a priority. vLLM 0.32 takes it, and heeds it with ``--scheduling-policy priority``."""
+        """Whether requests may have a priority. vLLM 0.32 takes it, but uses it only with ``--scheduling-policy priority``."""
         try:
             await self.ask(client, replace(asked, priority=Priority.BACKGROUND), replace(abilities, priority=True))
         except RuntimeFault:
@@ -145,7 +145,7 @@ class VLLM(OpenAI):
             return False
 
     def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """``/v1/completions`` with vLLM's extensions."""
+        """For ``/v1/completions`` with vLLM's extensions."""
         path, body = super().request(asked, abilities, stream=stream)
         body |= {"prompt": asked.prompt.ids, "return_tokens_as_token_ids": True, "return_token_ids": True}
         if asked.alternatives:
@@ -167,7 +167,7 @@ class VLLM(OpenAI):
         return path, body
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
-        """``/tokenize``; control tokens that are spelt in the text become control tokens there."""
+        """Uses ``/tokenize``, which makes control tokens of those that are spelt in the text."""
         return list(decoded(await client.post("/tokenize", {"model": model, "prompt": text}), _Tokens).tokens)
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
@@ -196,18 +196,18 @@ class VLLM(OpenAI):
 
 
 class Elsewise(VLLM):
-    """Another Elsewise (`elsewise serve`): vLLM's shapes, and more facts about the model."""
+    """Another Elsewise (`elsewise serve`), which has vLLM's shapes, and more facts about the model."""
 
     name = "elsewise"
     exact_bytes = True
     grammars = frozenset({"json_schema", "regex", "lark"})
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """vLLM's, with chosen ids."""
+        """The abilities of vLLM, and chosen ids."""
         return replace(await super().abilities(client, facts, probe), chosen_ids=CHOSEN_IDS)
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
-        """``/detokenize`` with the bytes of each token."""
+        """Uses ``/detokenize``, which returns the bytes of each token."""
         body = {"model": model, "tokens": list(ids), "return_token_bytes": True}
         found = decoded(await client.post("/detokenize", body), _Pieces).token_bytes
         if len(found) != len(ids):
@@ -215,13 +215,13 @@ class Elsewise(VLLM):
         return [bytes.fromhex(piece) for piece in found]
 
     def recognise(self, probe: Probe) -> str | None:
-        """By the owner of its models."""
+        """Recognises the server by the owner of its models."""
         if any(entry.get("owned_by") == "elsewise" for entry in probe.models):
             return probe.version("/version", "version")
         return None
 
     def facts(self, probe: Probe, model: str) -> Facts:
-        """vLLM's, with the vocabulary size, the tokenizer's digest and the eos ids."""
+        """The facts of vLLM, with the vocabulary size, the tokenizer's digest and the eos ids."""
         entry = entry_of(probe, model)
         eos = entry.get("eos_token_ids")
         return (
@@ -246,10 +246,10 @@ class _ReadyUsage(msgspec.Struct):
 
 
 class _Readiness(msgspec.Struct):
-    choices: Annotated[list[_ReadyChoice], msgspec.Meta(max_length=8)] = []  # one is asked for
+    choices: Annotated[list[_ReadyChoice], msgspec.Meta(max_length=8)] = []  # requests ask for one
     usage: _ReadyUsage | None = None
 
 
 def structured(kind: str, source: str) -> dict[str, Any]:
-    """A grammar in the shape of ``structured_outputs``."""
+    """A grammar in the form of ``structured_outputs``."""
     return {"json": json.loads(source)} if kind == "json_schema" else {"regex" if kind == "regex" else "grammar": source}
