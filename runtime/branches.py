@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault
 from runtime.options.generation import GenerationOptions
@@ -154,6 +154,7 @@ def naming_prompt(i: int) -> Iterator[None]:
     try:
         yield
     except ContextOverflowError as error:
-        raise ContextOverflowError(f"prompt {i}", error.resident, error.additional, error.limit) from None
+        raise ContextOverflowError(f"prompt {i}", error.resident, error.additional, error.limit, error.counted) from None
     except RuntimeFault as error:
-        raise type(error)(f"prompt {i}: {error}") from error
+        kind, (message, *others) = cast("tuple[type[RuntimeFault], tuple[Any, ...]]", error.__reduce__()[:2])
+        raise kind(f"prompt {i}: {message}", *others) from error
