@@ -45,7 +45,7 @@ async def main(path: Path, rounds: int, limit: int) -> None:
         await save(store, rounds)
     except StoreError as error:
         say("failed", type(error).__name__, str(error))
-        if limit:  # somebody made room
+        if limit:  # now there is room
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             await save(store, 1)
     await store.close()

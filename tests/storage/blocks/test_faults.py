@@ -1,4 +1,4 @@
-"""What injects faults into the writer of the block file works on this machine; the sweeps are rows of tests/reliability."""
+"""Fault injection into the writer of the block file works on this machine; the sweeps are part of tests/reliability."""
 
 from __future__ import annotations
 
