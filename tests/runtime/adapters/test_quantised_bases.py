@@ -28,7 +28,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Nats: how far rows and what moves them may lie from peft's, and rows after a cached prefix from those without."""
+    """Nats: the largest and mean difference from peft's rows and effects, and of rows after a cached prefix from uncached."""
 
     largest: float
     mean: float

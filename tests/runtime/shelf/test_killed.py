@@ -1,4 +1,4 @@
-"""kill -9 before every change that an import or a fetch makes to the shelf: nothing half made is listed, nothing stays."""
+"""kill -9 before every change that an import or a fetch makes to the shelf: no incomplete model is listed, nothing is left."""
 
 from __future__ import annotations
 
