@@ -2,7 +2,7 @@
 
 SQLite reaches the disk through a VFS (https://www.sqlite.org/vfs.html): `xOpen` fills in a file, whose first word points to
 a table of methods. Here `xOpen` of the default VFS is replaced through ctypes by one that hands out a copy of that table
-with a `xWrite` and a `xSync` of ours. For a process that is there to be spoilt, never for the tests' own.
+with our own `xWrite` and `xSync`. Use it only in a process that is meant to fail, never in that of the tests.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class _Vfs(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at which call, spelt as strace does: `pwrite64:error=ENOSPC:when=7+`.
+    """A fault and the calls that it affects, in the syntax of strace: `pwrite64:error=ENOSPC:when=7+`.
 
-    Beside strace's `error=` and `signal=SIGKILL` there are `signal=TORN`, killed with half of the bytes written, and
-    `count=COUNT`, which spoils nothing: each call is a line in the log.
+    Beside strace's `error=` and `signal=SIGKILL` there are `signal=TORN`, a kill after half of the bytes are written, and
+    `count=COUNT`, which only logs each call.
     """
 
     call: str
@@ -117,7 +117,7 @@ class _Injector:
         return spoilt
 
     def _next(self, half: Callable[[], int]) -> int | None:
-        """Counts one call: SQLite's code of the fault, or None where the call is to be made."""
+        """Counts one call; returns SQLite's code of the fault, or None when the call shall be made."""
         fault = self._fault
         self._calls += 1
         if self._calls < fault.first or (self._calls > fault.first and not fault.again):
@@ -134,9 +134,9 @@ class _Injector:
 
 
 def install(fault: str, log: Path) -> object:
-    """From now on SQLite files that this process opens fail so. Keep the result as long as SQLite is used.
+    """Makes SQLite files fail that this process opens from now on. Keep the result as long as SQLite is used.
 
     Raises:
-        AttributeError: This Python hides its SQLite.
+        AttributeError: The SQLite of this Python is not accessible.
     """
     return _Injector(Fault.parse(fault), log)

@@ -29,15 +29,15 @@ def run(command: Sequence[str]) -> list[list[Any]]:
 
 
 def under(road: str, command: Sequence[str], path: Path, fault: str, log: Path) -> list[str]:
-    """A command whose writes to a database and its WAL are spoilt.
+    """A command whose writes to a database and its WAL fail.
 
     Args:
-        road: "vfs": by a SQLite that spoils them itself, for which the command takes a fault and a log as its last arguments;
-            "strace": the same faults by the kernel, where ptrace is allowed.
-        command: What to run.
+        road: "vfs": in SQLite itself, for which the command takes a fault and a log as its last arguments;
+            "strace": the same faults in the kernel, where ptrace is allowed.
+        command: The command to run.
         path: The database.
         fault: See `failing_vfs.Fault`.
-        log: Where each fault is told.
+        log: A file with one line for each fault.
     """
     if road == "vfs":
         log.touch()
@@ -59,7 +59,7 @@ def is_open(road: str) -> bool:
 
 
 def fired(log: Path) -> int:
-    """How many faults there were."""
+    """The number of injected faults."""
     text = log.read_text()
     return text.count("(INJECTED)") or int("killed by SIGKILL" in text)
 

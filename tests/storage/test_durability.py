@@ -94,7 +94,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(path: Path, limit: int) -> No
 
 
 @pytest.mark.slow
-def test_one_write_of_each_kind_fails_without_ptrace(path: Path, tmp_path: Path) -> None:
+def test_acknowledged_writes_survive_a_fault_of_each_kind(path: Path, tmp_path: Path) -> None:
     # the sweeps are part of tests/reliability: here one fault of each kind shows that the injection works on this machine
     with_store(path, lambda store: store.sessions())
     for k, fault in enumerate(

@@ -1,4 +1,4 @@
-"""A process that is going to be killed, or whose disk is going to fail: saves chats and says what was acknowledged.
+"""A process that saves chats until it is killed or its disk fails; prints every acknowledged call.
 
 Each line on stdout is one JSON object, written after the store has returned: ["user" | "chunk" | "finish", node, tokens],
 ["failed", type, message] or ["done"]. Arguments: the sessions file, the number of rounds, a limit for the size of a file

@@ -43,7 +43,7 @@ def test_blocks_are_kept_over_a_restart(file: Path) -> None:
     assert (counted.blocks, counted.bytes, counted.budget) == (4, 400, BUDGET)
     assert (counted.evicted, counted.damaged) == (0, 0)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert [p.name for p in file.parent.iterdir()] == [file.name]  # the journal is gone
+    assert [p.name for p in file.parent.iterdir()] == [file.name]  # without the journal
 
 
 def test_the_parts_of_a_block_are_joined(file: Path) -> None:

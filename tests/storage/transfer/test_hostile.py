@@ -28,7 +28,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def good(document: str) -> dict[str, Any]:
-    """The parsed document, which tests spoil."""
+    """The parsed document, for tests to change."""
     made: dict[str, Any] = json.loads(document)
     return made
 

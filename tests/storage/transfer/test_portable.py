@@ -187,9 +187,9 @@ def endless(file: Path, statement: str, cell: bytes | None = None) -> None:
     """Gives a table of few rows ten levels of inner pages, each of which refers to the next one 500 times.
 
     Args:
-        file: To change.
-        statement: Asks for the page that the table begins on.
-        cell: The only row that stands below them begins with these bytes; None: the rows of the table do.
+        file: The file to change.
+        statement: A query for the first page of the table.
+        cell: The first bytes of the only row below these pages; None: all rows of the table.
     """
     with closing(sqlite3.connect(file)) as conn:
         root, size = conn.execute(statement).fetchone()[0], conn.execute("PRAGMA page_size").fetchone()[0]
