@@ -46,17 +46,17 @@ def permuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.floa
 
 
 def as_gguf(folder: Path, path: Path, *, pre: str = "gpt-2", vocabulary: tuple[Pair, ...] | None = None) -> Path:
-    """Writes the file of a model folder; as `gguf_of`."""
+    """Writes the GGUF file of a model folder; arguments as in `gguf_of`."""
     return gguf_of(folder, pre=pre, vocabulary=vocabulary).write(path)
 
 
 def gguf_of(folder: Path, *, pre: str = "gpt-2", vocabulary: tuple[Pair, ...] | None = None) -> Gguf:
-    """The file of a model folder.
+    """The GGUF file of a model folder.
 
     Args:
         folder: config.json, model.safetensors, and a tokenizer.json of byte-level BPE where no vocabulary is given.
-        pre: What the file says of how text is cut.
-        vocabulary: In place of the folder's own.
+        pre: The name of the pre-tokenizer in the file.
+        vocabulary: Replaces the vocabulary of the folder.
     """
     config = json.loads((folder / "config.json").read_text("utf-8"))
     family = ARCHITECTURES.get(config["model_type"], config["model_type"])

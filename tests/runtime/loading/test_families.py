@@ -113,7 +113,7 @@ def test_every_family_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if "," in name else []) for name in NAMES])
-def test_a_converted_model_answers_as_the_original(name: str, tmp_path: Path) -> None:
+def test_a_converted_model_gives_the_logits_of_the_original(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     original = made(name, tmp_path / "original")

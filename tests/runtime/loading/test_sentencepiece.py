@@ -155,7 +155,7 @@ def test_a_bos_is_added_unless_the_file_says_no(said: tuple[Pair, ...], adds: bo
     assert generation_config(header) == {"bos_token_id": 1, "eos_token_id": [2]}
 
 
-def test_an_end_of_turn_token_listed_as_user_defined_counts_as_eos(tmp_path: Path) -> None:
+def test_an_end_of_turn_token_listed_as_user_defined_is_an_eos(tmp_path: Path) -> None:
     pieces = gemma_pieces()
     header = check_gguf(file_of(pieces.pairs(), len(pieces.tokens)).write(tmp_path / "tiny.gguf")).header
     assert generation_config(header)["eos_token_id"] == [1, 4 + GEMMA_OWN.index("<end_of_turn>")]
