@@ -274,7 +274,7 @@ def _send(request: Request, data: bytes, commit: str) -> None:
 
 
 def oid(data: bytes) -> str:
-    """As the hub names content: git's SHA-1, or the SHA-256 of large files."""
+    """The name of a content on the hub: git's SHA-1, or the SHA-256 of large files."""
     if len(data) >= LARGE:
         return hashlib.sha256(data).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
