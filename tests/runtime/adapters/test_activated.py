@@ -30,7 +30,7 @@ def plain(seed: int, n: int) -> list[int]:
 
 @pytest.mark.slow
 @both_backends
-def test_tokens_before_the_invocation_are_the_base_s_and_share_its_kv(llama: LanguageModel, peft: Peft) -> None:
+def test_tokens_before_the_invocation_use_and_fill_the_kv_of_the_base(llama: LanguageModel, peft: Peft) -> None:
     prefix, after = plain(1, 40), plain(2, 6)
     ids = [*prefix, *INVOCATION, *after]
     # given a prefix computed by the base
@@ -103,7 +103,7 @@ def test_a_salt_is_forgotten_when_none_of_its_kv_is_left(llama: LanguageModel, m
 
 
 @both_backends
-def test_the_scores_of_every_position_are_peft_s(llama: LanguageModel, peft: Peft) -> None:
+def test_the_scores_of_every_position_equal_peft(llama: LanguageModel, peft: Peft) -> None:
     ids = [*plain(4, 12), *INVOCATION, *plain(5, 9)]
     expected = peft.logprobs(ids, ("act", 1.0))
     for _ in range(2):  # computed, then cached

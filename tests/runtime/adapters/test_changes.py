@@ -97,7 +97,7 @@ def test_the_kv_of_the_same_tokens_is_kept_apart_by_stack(model: LanguageModel) 
     for stack, got in zip(stacks, answers, strict=True):
         right(model, got, ids, stack)
     assert len({got.tobytes() for got in answers[:5]}) == 5
-    # and each is cached, whatever stack was in force in between
+    # and each stays cached while others are in force
     computed = model.metrics().tokens_computed
     for stack, got in zip(stacks, answers, strict=True):
         assert model.prefix_match(ids, adapters=stack).tokens == len(ids)
