@@ -68,7 +68,7 @@ class Subject:
             self.model.prefix_match([1])
 
     def plain(self, ids: Sequence[int], options: GenerationOptions) -> list[int]:
-        """What the model generates without a session."""
+        """The ids that the model generates without a session."""
         return [record.token_id for record in self.model.generate_sync(ids, options)]
 
 

@@ -191,7 +191,7 @@ def test_sessions_on_many_threads_leave_no_lease() -> None:
                             fork.logprobs_sync(), [*ids(9, 60), number, round_, number, round_]
                         )
                         fork.truncate_sync(60 + round_ % 3)
-            except BaseException as error:  # noqa: BLE001  # told to the test
+            except BaseException as error:  # noqa: BLE001  # reported by the test
                 wrong.append(error)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
