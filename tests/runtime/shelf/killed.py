@@ -1,7 +1,7 @@
 """``python -m tests.runtime.shelf.killed import FILE | fetch ORG/NAME``: kill -9 before every change of a shelf.
 
-Each time in a process of its own, over an empty shelf (ELSEWISE_MODELS): what is listed then must be whole, and doing it again
-must end well and leave nothing else behind. Prints how many changes there are.
+Each time in a process of its own, over an empty shelf (ELSEWISE_MODELS): every model listed afterwards must be complete, and
+repeating the work must succeed and leave nothing else behind. Prints the number of changes.
 """
 
 from __future__ import annotations

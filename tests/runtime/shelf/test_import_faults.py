@@ -156,7 +156,7 @@ sys.exit(convert.main())
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not enforce RLIMIT_AS")
 def test_a_converter_that_exceeds_its_memory_limit_is_refused(gguf: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", GREEDY_CONVERTER, str(gguf), str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # it ends with its input
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # until stdin closes
         assert child.stdout is not None
         said = child.stdout.read()
     assert "converting it needs more memory than is allowed" in said
