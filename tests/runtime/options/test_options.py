@@ -146,7 +146,7 @@ def test_load_options_keep_the_given_values() -> None:
     assert (made.dtype, made.kv_cache_bytes, made.cache, made.device) == ("float32", 1 << 20, False, "auto")
 
 
-def test_numpy_floats_are_numbers() -> None:
+def test_numpy_floats_are_accepted() -> None:
     SamplingOptions(temperature=float(np.float32(0.7)), top_p=np.float64(0.9)).check()
 
 
