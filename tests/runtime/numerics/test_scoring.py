@@ -111,7 +111,7 @@ def test_entropy_of_a_certain_and_of_a_uniform_distribution() -> None:
     assert even.covered_mass.tolist() == [0.0]
 
 
-def test_a_row_is_the_same_alone_and_among_others() -> None:
+def test_the_scores_of_a_row_are_the_same_alone_and_in_a_batch() -> None:
     logits = rows(1000, n=9)
     targets = np.arange(9, dtype=np.int32)
     together = summarise(log_softmax(logits), targets, 5)
