@@ -45,7 +45,7 @@ def test_span_sums_of_known_values() -> None:
     assert len(span_sums(values[:0], np.array([0]))) == 0
 
 
-def test_kl_of_known_rows() -> None:
+def test_kl_rows_of_known_distributions() -> None:
     with np.errstate(divide="ignore"):
         p, q = np.log(np.array([[0.5, 0.5, 0.0]], np.float32)), np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
     assert kl_rows(p, q)[0] == pytest.approx(0.5 * np.log(2), abs=1e-6)
