@@ -170,7 +170,7 @@ def running() -> Iterator[LocalHub]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # an answer leaves as one
+        wbufsize = -1  # sends an answer in one write
         disable_nagle_algorithm = True
 
         def do_GET(self) -> None:

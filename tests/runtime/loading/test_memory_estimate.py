@@ -80,7 +80,7 @@ def test_weights_are_counted_as_float32_on_a_cpu(processor: None) -> None:
     assert estimate_fit(SMOLLM2, 538_000_000, dtype="F32").weights == 538_000_000
 
 
-def test_scales_stored_in_float32_are_not_counted_twice(processor: None) -> None:
+def test_scales_stored_in_float32_keep_their_size(processor: None) -> None:
     config = {**SMOLLM2, "quantization": {"bits": 4, "group_size": 64}, "dtype": "float32"}
     assert estimate_fit(config, 10_000_000, backend="mlx").weights == 10_000_000
     halves = LoadOptions(dtype="float16")
