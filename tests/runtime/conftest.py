@@ -9,7 +9,7 @@ from tests.runtime.loading.gguf_files import small_llama
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty models folder of the test's own."""
+    """An empty models folder for one test."""
     folder = tmp_path / "models"
     monkeypatch.setenv("ELSEWISE_MODELS", str(folder))
     return folder

@@ -1,4 +1,4 @@
-"""Runs of tokens: columns, rows, pieces, and the way there and back."""
+"""Runs of tokens: columns, records, slices, and round trips."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assert_same(a: TokenRun, b: TokenRun) -> None:
         assert np.array_equal(column, other, equal_nan=column.dtype.kind == "f"), name
 
 
-def test_a_record_is_a_row() -> None:
+def test_a_record_has_the_values_of_its_row() -> None:
     run = scored()
     record = list(run)[3]
     assert record.token_id == 3
@@ -61,14 +61,14 @@ def test_a_record_is_a_row() -> None:
     assert record.surprisal_bits == pytest.approx(-record.logprob / np.log(2))
 
 
-def test_what_was_not_scored_has_no_numbers() -> None:
+def test_unscored_tokens_have_no_numbers() -> None:
     record = next(iter(TokenRun.unscored([5], [b"x"], ["x"], Origin.TYPED)))
     assert (record.logprob, record.rank, record.entropy, record.covered_mass) == (None, None, None, None)
     assert record.surprisal_bits is None
     assert record.top_ids == record.top_logprobs == ()
 
 
-def test_alternatives_that_do_not_exist_are_left_out() -> None:
+def test_padded_alternatives_are_left_out() -> None:
     run = scored(1)
     wide = TokenRun.concat([run, scored(2, k=5)])
     assert wide.top_k == 5
@@ -76,14 +76,14 @@ def test_alternatives_that_do_not_exist_are_left_out() -> None:
     assert next(iter(wide)).top_ids == tuple(run.top_ids[0].tolist())
 
 
-def test_columns_there_and_back() -> None:
+def test_columns_survive_the_round_trip() -> None:
     assert_same(TokenRun.from_columns(scored().to_columns()), scored())
     empty = TokenRun.unscored([], [], [], Origin.TYPED)
     assert len(TokenRun.from_columns(empty.to_columns())) == 0
 
 
 @pytest.mark.parametrize("name", ["top_ids", "top_logprobs"])
-def test_alternatives_of_which_half_is_missing_are_none(name: str) -> None:
+def test_alternatives_without_their_other_column_are_dropped(name: str) -> None:
     columns = {each: column for each, column in scored().to_columns().items() if each != name}
     run = TokenRun.from_columns(columns)
     assert run.top_ids.shape == run.top_logprobs.shape == (len(scored()), 0)
@@ -91,7 +91,7 @@ def test_alternatives_of_which_half_is_missing_are_none(name: str) -> None:
     np.testing.assert_array_equal(run.logprob, scored().logprob)
 
 
-def test_pieces_put_together_are_the_whole() -> None:
+def test_concatenated_slices_equal_the_whole() -> None:
     run = scored()
     assert_same(TokenRun.concat([run[:1], run[1:1], run[1:3], run[3:]]), run)
     assert len(TokenRun.concat([])) == 0
@@ -108,7 +108,7 @@ def test_finish_reasons_have_the_names_users_see() -> None:
     assert labels == [*plain, "stop", "eos", "grammar"]
 
 
-def test_an_end_is_whole_by_eos_or_neither() -> None:
+def test_finish_reasons_are_complete_by_eos_or_neither() -> None:
     assert {f for f in Finish if not f.incomplete} == {Finish.NONE, Finish.EOS, Finish.STOP, Finish.GRAMMAR}
     assert {f for f in Finish if f.by_eos} == {Finish.EOS, Finish.EOS_UNSOUND}
     assert {f for f in Finish if f.unsound} == {Finish.EOS_UNSOUND, Finish.GRAMMAR_UNSOUND}
@@ -117,7 +117,7 @@ def test_an_end_is_whole_by_eos_or_neither() -> None:
     assert [r.incomplete for r in run] == [f.incomplete for f in Finish]
 
 
-def test_scores_are_cut_into_memory_of_their_own() -> None:
+def test_a_slice_of_scores_has_its_own_memory() -> None:
     scores = summarise(log_softmax(np.random.default_rng(0).normal(size=(4, 20))), None, 3)
     part = scores[1:3]
     assert len(part) == 2

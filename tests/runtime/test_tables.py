@@ -38,14 +38,14 @@ COLUMNS = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mas
 
 
 class Tags(HTMLParser):
-    """Names of the tags, attributes, and the text between them without the style."""
+    """Tag names, attributes, and the text between the tags except styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.titles: list[str] = []
         self.classes: list[str] = []
-        self.cells: list[str] = []  # classes of a grid's
+        self.cells: list[str] = []  # classes of a grid's cells
         self.data: list[str] = []
         self.feed(text)
 
@@ -71,7 +71,7 @@ def hostile() -> TokenRun:
 
 
 @pytest.mark.slow
-def test_a_run_as_a_table_has_the_numbers_of_its_records() -> None:
+def test_the_table_of_a_run_has_the_numbers_of_its_records() -> None:
     run = scored()
     run = replace(
         run,
@@ -95,13 +95,13 @@ def test_a_run_as_a_table_has_the_numbers_of_its_records() -> None:
     assert run.to_polars()["rank"].to_list() == [None, *run.rank[1:].tolist()]
 
 
-def test_the_first_columns_are_those_of_the_view_of_the_sessions_file() -> None:
+def test_the_first_columns_are_those_of_the_tokens_view_of_the_sessions_file() -> None:
     page = PAGES["docs/sql.md"]
     row = next(line for line in page.splitlines() if line.startswith("| `tokens` |"))
     names = re.findall(r"`(\w+)`", row)
     shared = names[names.index("position") :]
     assert shared == scored().to_arrow().column_names[: len(shared)]
-    # and a relative has no other name for any of these numbers
+    # and related results use the same names for these numbers
     own = {
         "Scores": {"position", "logprob", "rank", "entropy", "surprisal_bits"},
         "TopLogprobs": {"token_id", "text", "logprob", "rank", "surprisal_bits"},
@@ -127,14 +127,14 @@ def test_the_first_columns_are_those_of_the_view_of_the_sessions_file() -> None:
     ],
     ids=lambda result: type(result).__name__,
 )
-def test_relatives_are_tables_too(result: Tabular) -> None:
+def test_related_results_are_tables_too(result: Tabular) -> None:
     table = result.to_arrow()
     assert table.to_pylist() == list(result.rows())
     assert len(result.to_pandas()) == len(result.to_polars()) == table.num_rows
-    assert Tags(result._repr_html_()).tags[0] == "div"  # type: ignore[attr-defined]  # of each
+    assert Tags(result._repr_html_()).tags[0] == "div"  # type: ignore[attr-defined]  # all have it
 
 
-def test_chosen_ids_follow_the_likeliest() -> None:
+def test_chosen_ids_are_listed_after_the_likeliest() -> None:
     top = TopLogprobs.of(np.array([4, 2], np.int32), np.array([-0.5, -1.5], np.float32), 9, {2: -1.5, 7: -3.0})
     assert [(row["token_id"], row["rank"], row["logprob"]) for row in top.rows()] == [
         (4, 1, -0.5),
@@ -153,7 +153,7 @@ def test_hostile_texts_are_cleaned_in_a_table_and_escaped_in_html() -> None:
     assert set(found.tags) == {"div", "style", "span"}
     shown = "".join(found.data)
     assert '<script>alert("1")</script>' in shown
-    assert "\u202e" not in text  # an override would turn what follows around
+    assert "\u202e" not in text  # an override would reverse the following text
     assert "[U+202E]evil" in shown
     assert "שלום" in shown
     assert "a[U+0000]b[U+000D]\n" in shown
@@ -162,7 +162,7 @@ def test_hostile_texts_are_cleaned_in_a_table_and_escaped_in_html() -> None:
     assert repr(run).startswith("TokenRun(7 tokens: ")
 
 
-def test_tokens_stand_on_the_steps_of_the_windows_ramp() -> None:
+def test_tokens_are_coloured_by_the_ramp_of_the_window() -> None:
     run = scored()
     text = run._repr_html_()
     assert Tags(text).classes == [f"s{ramp.step_of(bits)}" for bits in run.surprisal_bits]
@@ -204,14 +204,14 @@ def test_the_hover_text_of_a_token_is_readable() -> None:
         "2. bytes F0 9F (id 2): 12.50%, log-probability -2.079",
         "3. id 3: 6.25%, log-probability -2.773",
     ]
-    # parts and sums of runs keep what they know; without it alternatives are told by id
+    # slices and concatenations keep the vocabulary; without it alternatives are shown by id
     for same in (run[1:], TokenRun.concat([run[:1], run[1:]])[1:], Hypothesis(run[1:], -1.0, -1.0)):
         assert Tags(same._repr_html_()).titles[0].splitlines() == second
     unknown = Tags(replace(run, vocabulary=())._repr_html_()).titles[1].splitlines()
     assert unknown[4] == "1. id 0: 50.00%, log-probability -0.693"
 
 
-def test_what_a_model_answers_knows_the_texts_of_its_alternatives() -> None:
+def test_the_results_of_a_model_show_the_texts_of_alternatives() -> None:
     options = GenerationOptions(max_tokens=3, ignore_eos=True, seed=1)
     with load("x", backend="fake") as model:
         ids = model.tokenize("abc")
@@ -236,7 +236,7 @@ def test_what_a_model_answers_knows_the_texts_of_its_alternatives() -> None:
         assert [f"{rank}. " in shown for rank in range(1, 9)] == [True] * 7 + [False]
 
 
-def test_a_list_of_records_and_the_text_of_an_answer_are_tables_beside_what_they_were() -> None:
+def test_records_and_completions_are_also_a_list_and_a_string() -> None:
     with load("x", backend="fake") as model:
         ids = model.tokenize("abc")
         records, answer = model.score_sync(ids), model.complete_sync("abc", max_tokens=3, ignore_eos=True, seed=1)
@@ -251,7 +251,7 @@ def test_a_list_of_records_and_the_text_of_an_answer_are_tables_beside_what_they
     assert Tags(answer._repr_html_()).tags.count("span") == len(answer.run) == 3
 
 
-def test_scores_show_their_places() -> None:
+def test_scores_show_their_positions() -> None:
     scores = Scores(*(getattr(scored(), name) for name in COLUMNS))
     found = Tags(scores._repr_html_())
     assert found.classes == [f"s{ramp.step_of(bits)}" for bits in scores.surprisal_bits]
@@ -267,7 +267,7 @@ def test_a_long_run_shows_its_beginning() -> None:
 
 
 def lens_of(n: int, vocabulary: tuple[bytes, ...] = ()) -> LensRun:
-    """Two layers: the token that follows, id 1, is third, then the likeliest; after the last position nothing follows."""
+    """Two layers: the next token, id 1, has ranks 3, 2 and 1; the last position has no next token."""
     ids = np.full((n, 1), 1, np.int32)
     ids[-1] = NO_TOKEN
     ranks = np.tile(np.array([[[3], [2], [1]]], np.int32), (n, 1, 1))
@@ -284,16 +284,16 @@ def lens_of(n: int, vocabulary: tuple[bytes, ...] = ()) -> LensRun:
     )
 
 
-def test_a_lens_is_a_grid_of_layers_and_positions() -> None:
+def test_a_lens_is_shown_as_a_grid_of_layers_and_positions() -> None:
     run = lens_of(2, (b"a", b"<b>", "\u202ec".encode()))
     found = Tags(run._repr_html_())
     assert set(found.tags) == {"div", "style", "table", "tr", "th", "td"}
     assert found.tags.count("td") == 3 * 2
     shown = "".join(found.data)
-    assert "0 <b>" in shown  # the head: a position and what follows it
+    assert "0 <b>" in shown  # the header: a position and its next token
     assert "[U+202E]c" in shown
     assert [(row["text"], row["token_id"]) for row in run.rows()] == [("<b>", 1)] * 3 + [(None, None)] * 3
-    # the cell of the last layer is the token that follows, certain, and marked; nothing follows the last position
+    # the cell of the last layer is the next token, certain and marked; the last position has no next token
     assert found.cells == ["s1", "s1", "s1", "s1", "s0 marked", "s0"]
     assert "layer 1 after token 0, entropy 1.44 bits" in found.titles[2]
     assert found.titles[2].splitlines()[1:] == [
@@ -306,7 +306,7 @@ def test_a_lens_is_a_grid_of_layers_and_positions() -> None:
     assert "id -1" not in "".join((*found.titles, shown))
     assert repr(run) == "LensRun(2 positions, 2 layers, 1 of 1 tokens lead at the end)"
     assert repr(run[:1]) == "LensRun(1 position, 2 layers, '<b>' leads from layer 2)"
-    # without a vocabulary tokens are told by id, and of many positions the first ones are shown
+    # without a vocabulary tokens are shown by id, and only the first of many positions
     many = Tags(lens_of(MOST_TOKENS)._repr_html_())
     assert "id 2" in "".join(many.data)
     assert len(many.cells) <= MOST_TOKENS
@@ -328,7 +328,7 @@ def test_places_without_a_token_are_null_in_every_table() -> None:
     assert [(row["token_id"], row["position"]) for row in lens_of(1).rows()] == [(None, None)] * 3
 
 
-def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, convert in (("pyarrow", "to_arrow"), ("pandas", "to_pandas"), ("polars", "to_polars")):
         with monkeypatch.context() as missing:
             missing.setitem(sys.modules, module, None)
@@ -336,19 +336,19 @@ def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch: py
                 getattr(scored(), convert)()
 
 
-def test_the_libraries_are_loaded_by_the_call_that_needs_them() -> None:
+def test_table_libraries_are_imported_only_when_needed() -> None:
     code = "import sys, runtime.records, runtime.comparison.result; print({'pyarrow', 'pandas', 'polars'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 
-def test_metadata_and_columns_of_others() -> None:
+def test_arrow_tables_accept_masked_columns_and_metadata() -> None:
     table = arrow_table({"a": [None, "x"], "b": np.ma.masked_equal([[1, 0], [2, 3]], 0)}, {"model": "m", "options": {"k": 1}})
     assert table.to_pylist() == [{"a": None, "b": [1]}, {"a": "x", "b": [2, 3]}]
     assert table.schema.metadata == {b"model": b"m", b"options": b'{"k": 1}'}
 
 
-def test_a_comparison_a_model_and_a_session() -> None:
+def test_comparisons_models_and_sessions_have_tables_or_html() -> None:
     with load("x", backend="fake") as model:
         found = run_sync(compare_models(model, model, "a <b> c", kl_start=0))
         table = found.to_arrow()

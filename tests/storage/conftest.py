@@ -11,7 +11,7 @@ from storage import SessionStore
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the sessions file goes; its folder is not there yet."""
+    """The path of the sessions file; its folder does not exist yet."""
     return tmp_path / "data" / "sessions.sqlite3"
 
 

@@ -2,7 +2,7 @@
 
 SQLite reaches the disk through a VFS (https://www.sqlite.org/vfs.html): `xOpen` fills in a file, whose first word points to
 a table of methods. Here `xOpen` of the default VFS is replaced through ctypes by one that hands out a copy of that table
-with a `xWrite` and a `xSync` of ours. For a process that is there to be spoilt, never for the tests' own.
+with our own `xWrite` and `xSync`. Use it only in a process that is meant to fail, never in that of the tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_MAIN_DB, _WAL = 0x100, 0x80000  # SQLITE_OPEN_*: the flags of the two files that hold what was saved
+_MAIN_DB, _WAL = 0x100, 0x80000  # SQLITE_OPEN_*: the flags of the main database and its WAL
 _METHODS = 19  # words of sqlite3_io_methods, version 3; the first is its version
 _WRITE, _SYNC = 3, 5
 _CALLS = {"pwrite64": _WRITE, "fdatasync": _SYNC}
@@ -23,7 +23,7 @@ _CODES = {
     ("pwrite64", "ENOSPC"): 13,
     ("pwrite64", "EIO"): 10 | 3 << 8,
     ("fdatasync", "EIO"): 10 | 4 << 8,
-}  # as the unix VFS says it
+}  # as the unix VFS reports it
 
 _Write = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
 _Sync = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
@@ -49,10 +49,10 @@ class _Vfs(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at which call, spelt as strace does: `pwrite64:error=ENOSPC:when=7+`.
+    """A fault and the calls that it affects, in the syntax of strace: `pwrite64:error=ENOSPC:when=7+`.
 
-    Beside strace's `error=` and `signal=SIGKILL` there are `signal=TORN`, killed with half of the bytes written, and
-    `count=COUNT`, which spoils nothing: each call is a line in the log.
+    Beside strace's `error=` and `signal=SIGKILL` there are `signal=TORN`, a kill after half of the bytes are written, and
+    `count=COUNT`, which only logs each call.
     """
 
     call: str
@@ -67,13 +67,13 @@ class Fault:
 
 
 class _Injector:
-    """Counts the calls and spoils the chosen ones. Each fault is one line in the log."""
+    """Counts the calls and makes the chosen ones fail. Each fault is one line in the log."""
 
     def __init__(self, fault: Fault, log: Path) -> None:
         self._fault, self._log, self._calls = fault, log, 0
         self._tables: dict[int, ctypes.Array[ctypes.c_void_p]] = {}
-        self._kept: list[object] = []  # what SQLite holds pointers to
-        library = ctypes.CDLL(getattr(_sqlite3, "__file__", None))  # with the symbols of what the module is linked to
+        self._kept: list[object] = []  # kept alive: SQLite has pointers to these
+        library = ctypes.CDLL(getattr(_sqlite3, "__file__", None))  # with the symbols of its SQLite
         find = library.sqlite3_vfs_find
         find.restype, find.argtypes = ctypes.POINTER(_Vfs), [ctypes.c_char_p]
         vfs = find(None)
@@ -90,7 +90,7 @@ class _Injector:
         return code
 
     def _spoilt(self, address: int) -> ctypes.Array[ctypes.c_void_p]:
-        """The copy of a method table."""
+        """A copy of a method table with the replaced methods."""
         if address not in self._tables:
             table = _Table.from_buffer_copy(_Table.from_address(address))
             if self._fault.call == "pwrite64":
@@ -117,7 +117,7 @@ class _Injector:
         return spoilt
 
     def _next(self, half: Callable[[], int]) -> int | None:
-        """Counts one call: SQLite's code of the fault, or None where the call is to be made."""
+        """Counts one call; returns SQLite's code of the fault, or None when the call shall be made."""
         fault = self._fault
         self._calls += 1
         if self._calls < fault.first or (self._calls > fault.first and not fault.again):
@@ -134,9 +134,9 @@ class _Injector:
 
 
 def install(fault: str, log: Path) -> object:
-    """From now on SQLite files that this process opens fail so. Keep the result as long as SQLite is used.
+    """Makes SQLite files fail that this process opens from now on. Keep the result as long as SQLite is used.
 
     Raises:
-        AttributeError: This Python hides its SQLite.
+        AttributeError: The SQLite of this Python is not accessible.
     """
     return _Injector(Fault.parse(fault), log)

@@ -1,4 +1,4 @@
-"""Running the writer under faults, and the one check that follows all of them: what was acknowledged is there."""
+"""Runs the writer under faults, and checks after each of them that every acknowledged row is there."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def writer(path: Path, rounds: int, *, limit: int = 0) -> list[str]:
 
 
 def run(command: Sequence[str]) -> list[list[Any]]:
-    """Runs to the end, however it ends; returns what was acknowledged."""
+    """Runs the command until it ends or is killed; returns the acknowledgements."""
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def under(road: str, command: Sequence[str], path: Path, fault: str, log: Path) -> list[str]:
-    """A command whose writes to a database and its WAL are spoilt.
+    """A command whose writes to a database and its WAL fail.
 
     Args:
-        road: "vfs": by a SQLite that spoils them itself, for which the command takes a fault and a log as its last arguments;
-            "strace": the same faults by the kernel, where ptrace is allowed.
-        command: What to run.
+        road: "vfs": in SQLite itself, for which the command takes a fault and a log as its last arguments;
+            "strace": the same faults in the kernel, where ptrace is allowed.
+        command: The command to run.
         path: The database.
         fault: See `failing_vfs.Fault`.
-        log: Where each fault is told.
+        log: A file with one line for each fault.
     """
     if road == "vfs":
         log.touch()
@@ -47,25 +47,25 @@ def under(road: str, command: Sequence[str], path: Path, fault: str, log: Path) 
 
 
 def vfs(path: Path, rounds: int, fault: str, log: Path) -> list[str]:
-    """The writer with a SQLite that spoils its writes to the database and its WAL."""
+    """The writer with a SQLite whose writes to the database and its WAL fail."""
     return under("vfs", writer(path, rounds), path, fault, log)
 
 
 def is_open(road: str) -> bool:
-    """Whether faults can come by it here: the second needs strace and the right to use ptrace."""
+    """Whether faults can be injected this way here: "strace" needs strace and the right to use ptrace."""
     return road != "strace" or (
         shutil.which("strace") is not None and not subprocess.run(["strace", "-o", "/dev/null", "true"], check=False).returncode
     )
 
 
 def fired(log: Path) -> int:
-    """How many faults there were."""
+    """The number of injected faults."""
     text = log.read_text()
     return text.count("(INJECTED)") or int("killed by SIGKILL" in text)
 
 
 def check_nothing_was_lost(path: Path, said: Sequence[Sequence[Any]]) -> None:
-    """Every acknowledged token is there, sound, and nothing is left open; more than was acknowledged may be there."""
+    """Every acknowledged token is there and intact, and no run is left open; there may be more than was acknowledged."""
     promised = {words[1]: words[2] for words in said if words[0] in ("user", "chunk", "finish")}
     finished = {words[1] for words in said if words[0] == "finish"}
 

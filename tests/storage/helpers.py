@@ -1,4 +1,4 @@
-"""Values the storage tests save, and how they look at a store."""
+"""Values that the storage tests save, and ways to inspect a store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def chunk(first: int, count: int, *, model: str = MODEL, logprob: float | None =
 
 
 def with_store(path: Path, use: Callable[[SessionStore], Awaitable[T]], *, read_only: bool = False) -> T:
-    """Opens, uses on an event loop of its own, closes."""
+    """Opens a store, runs the function on an event loop of its own, and closes the store."""
     store = SessionStore.open(path, read_only=read_only)
 
     async def run() -> T:
@@ -70,7 +70,7 @@ def ids(tiles: list[StoredChunk]) -> list[int]:
 
 
 def sql(path: Path, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-    """What another tool would see, or break: a connection of its own, checkpointed so that the file itself changes."""
+    """Runs SQL as another tool would, on a separate connection, with a checkpoint so that the file itself changes."""
     with closing(sqlite3.connect(path)) as conn:
         rows = conn.execute(statement, parameters).fetchall()
         conn.commit()

@@ -1,4 +1,4 @@
-"""A verified backup of every day, seven of them; and one before a migration."""
+"""A verified backup per day, seven of them kept; and one before a migration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.storage.helpers import chat, sql, with_store
 
 
 class Calendar:
-    """What day it is."""
+    """The current day."""
 
     def __init__(self) -> None:
         self.day = datetime.date(2031, 5, 1)
@@ -36,7 +36,7 @@ def calendar(monkeypatch: pytest.MonkeyPatch) -> Calendar:
     return made
 
 
-def test_one_a_day_and_the_last_seven_stay(path: Path, calendar: Calendar) -> None:
+def test_one_backup_a_day_is_made_and_the_last_seven_are_kept(path: Path, calendar: Calendar) -> None:
     async def live(store: SessionStore) -> None:
         for day in range(KEPT + 3):
             await chat(store, f"day {day}")
@@ -54,7 +54,7 @@ def test_one_a_day_and_the_last_seven_stay(path: Path, calendar: Calendar) -> No
     assert with_store(kept[-1], lambda store: store.verify(), read_only=True) == []
 
 
-def test_a_clock_that_is_set_back_deletes_no_newer_backup(path: Path, calendar: Calendar) -> None:
+def test_a_clock_set_back_deletes_no_newer_backup(path: Path, calendar: Calendar) -> None:
     async def live(store: SessionStore) -> None:
         for days in (0, 1, -400, 1):
             calendar.pass_days(days)
@@ -66,7 +66,7 @@ def test_a_clock_that_is_set_back_deletes_no_newer_backup(path: Path, calendar: 
     assert days == ["2031-05-01", "2031-05-02", "2030-03-28", "2030-03-29"]
 
 
-def test_damage_is_named_and_costs_no_older_backup(path: Path, calendar: Calendar) -> None:
+def test_a_damaged_store_makes_no_backup_and_keeps_the_older_ones(path: Path, calendar: Calendar) -> None:
     with_store(path, chat)
     with_store(path, lambda store: store.back_up_daily())
     sql(path, "UPDATE nodes SET text = 'flipped' WHERE id = 1")
@@ -75,10 +75,10 @@ def test_damage_is_named_and_costs_no_older_backup(path: Path, calendar: Calenda
         with pytest.raises(StoreDamagedError, match="rows of nodes are damaged"):
             with_store(path, lambda store: store.back_up_daily())
     assert len(daily_backups(path)) == 1
-    assert len(list((path.parent / "backups").iterdir())) == 1  # no draft either
+    assert len(list((path.parent / "backups").iterdir())) == 1  # no draft is left either
 
 
-def test_a_backup_that_nobody_wants_any_more_leaves_nothing(path: Path) -> None:
+def test_a_cancelled_backup_leaves_no_file(path: Path) -> None:
     with_store(path, chat)
     stop = threading.Event()
     stop.set()
@@ -87,7 +87,7 @@ def test_a_backup_that_nobody_wants_any_more_leaves_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spare", [-1, 0])
-def test_a_backup_leaves_room_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
+def test_a_backup_is_made_only_with_enough_disk_space_to_spare(path: Path, monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
     with_store(path, chat)
     free = path.stat().st_size + SPARE + spare
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
@@ -100,7 +100,7 @@ def test_a_backup_leaves_room_on_the_disk(path: Path, monkeypatch: pytest.Monkey
         assert with_store(path, SessionStore.back_up_daily, read_only=True) is not None
 
 
-def test_the_store_goes_on_meanwhile(path: Path) -> None:
+def test_the_store_can_be_written_during_a_backup(path: Path) -> None:
     async def live(store: SessionStore) -> None:
         await chat(store, "before")
         made, _ = await asyncio.gather(store.back_up_daily(), chat(store, "meanwhile"))

@@ -1,4 +1,4 @@
-"""Bits that flip anywhere in the file: named, never silent, and the other sessions still open."""
+"""Flipped bits anywhere in the file: detected and named, and the other sessions still open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.reliability.suite import Order
 from tests.storage.helpers import with_store
 
 
-def test_a_broken_page_costs_one_session_only(path: Path) -> None:
+def test_a_broken_page_affects_one_session_only(path: Path) -> None:
     with_store(path, fill)
     raw = bytearray(path.read_bytes())
     leaf = next(at for at in range(4096, len(raw), 4096) if raw[at] == 0x0D and b"text_lengths" in raw[at : at + 4096])
@@ -41,15 +41,15 @@ def test_a_broken_page_costs_one_session_only(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_flipped_bit_is_silent_or_costs_the_other_sessions_anything(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_always_named_and_never_affects_other_sessions(tmp_path: Path) -> None:
     tally = flips_of_sessions(Order(1, 25, tmp_path))
     assert tally.failures == []
     assert any(outcome.startswith("named") for outcome in tally.seen), tally.seen
 
 
 @pytest.mark.slow
-def test_a_list_that_cannot_be_read_is_told_of_at_opening(path: Path) -> None:
-    """Whatever bit flips in the header of one of its rows: it is read, or refused before anybody works with it."""
+def test_a_bit_flip_in_the_session_list_is_refused_at_opening_or_loses_at_most_one_row(path: Path) -> None:
+    """With any flipped bit in the header of one of its rows, the list is read, or the store is refused at opening."""
     with_store(path, fill)
     whole = path.read_bytes()
     title = whole.index(b"chat 3")

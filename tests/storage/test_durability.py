@@ -1,4 +1,4 @@
-"""What was acknowledged survives kill -9, a full disk and a failing one."""
+"""Acknowledged writes survive kill -9, a full disk and a failing one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.storage.helpers import MODEL, chunk, with_store
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("lines", [1, 2, 4, 5, 13])
-def test_kill_9_after_an_acknowledgement(path: Path, lines: int) -> None:
+def test_acknowledged_writes_survive_kill_9(path: Path, lines: int) -> None:
     said = []
     with subprocess.Popen(writer(path, 1_000), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -31,7 +31,7 @@ def test_kill_9_after_an_acknowledgement(path: Path, lines: int) -> None:
     check_nothing_was_lost(path, said)
 
 
-def test_an_open_run_becomes_partial_with_the_text_it_had(path: Path, tmp_path: Path) -> None:
+def test_an_open_run_becomes_partial_with_its_text_so_far(path: Path, tmp_path: Path) -> None:
     store = SessionStore.open(path)
 
     async def stream() -> tuple[int, int, int, int]:
@@ -39,9 +39,9 @@ def test_an_open_run_becomes_partial_with_the_text_it_had(path: Path, tmp_path: 
         user = await store.add_node(NewNode(session, None, "user", "hi"), chunk(0, 2))
         full = await store.add_node(NewNode(session, user, "assistant", status="open"))
         header = chunk(0, 3)
-        header.columns["origin"][0] = 0  # the template's own token is not part of the text
+        header.columns["origin"][0] = 0  # a template token is not part of the text
         await store.append_chunk(full, header)
-        finish = np.array([0, 0, 1], np.uint8)  # the name of the end-of-text token is not part of the text
+        finish = np.array([0, 0, 1], np.uint8)  # the text of an end-of-text token is not part of the answer
         await store.append_chunk(full, NewChunk(MODEL, 3, 3, {**chunk(3, 3).columns, "finish": finish}))
         empty = await store.add_node(NewNode(session, user, "assistant", status="open"))
         branched = await store.add_node(NewNode(session, user, "assistant", status="open", text="w0 "), chunk(0, 1))
@@ -50,7 +50,7 @@ def test_an_open_run_becomes_partial_with_the_text_it_had(path: Path, tmp_path: 
 
     session, full, empty, branched = asyncio.run(stream())
     crashed = tmp_path / "crashed.sqlite3"
-    for suffix in ("", "-wal"):  # as a killed process leaves them
+    for suffix in ("", "-wal"):  # the files that a killed process leaves
         Path(f"{crashed}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
     store.close_sync()
 
@@ -66,7 +66,7 @@ def test_an_open_run_becomes_partial_with_the_text_it_had(path: Path, tmp_path: 
     with_store(crashed, look)
 
 
-def test_a_reader_beside_the_writer_closes_no_run(path: Path) -> None:
+def test_a_reader_beside_the_writer_leaves_open_runs_open(path: Path) -> None:
     store = SessionStore.open(path)
 
     async def begin() -> int:
@@ -82,20 +82,20 @@ def test_a_reader_beside_the_writer_closes_no_run(path: Path) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("limit", [150_000, 200_000, 250_000])
-def test_a_full_disk_is_said_and_loses_nothing(path: Path, limit: int) -> None:
+def test_a_full_disk_is_reported_and_loses_nothing(path: Path, limit: int) -> None:
     with_store(path, lambda store: store.sessions())
     said = run(writer(path, 100, limit=limit))
     [failed] = [words for words in said if words[0] == "failed"]
     assert failed[1] == "StoreFullError"
     assert "free some space" in failed[2]
-    assert said[-1] == ["done"]  # after somebody made room, the same store went on
+    assert said[-1] == ["done"]  # once there was room, the same store continued
     assert [words[0] for words in said[said.index(failed) + 1 :]].count("finish") == 1
     check_nothing_was_lost(path, said)
 
 
 @pytest.mark.slow
-def test_one_write_of_each_kind_fails_without_ptrace(path: Path, tmp_path: Path) -> None:
-    # the sweeps are rows of tests/reliability: here one fault of each kind shows that what injects them works on this machine
+def test_acknowledged_writes_survive_a_fault_of_each_kind(path: Path, tmp_path: Path) -> None:
+    # the sweeps are part of tests/reliability: here one fault of each kind shows that the injection works on this machine
     with_store(path, lambda store: store.sessions())
     for k, fault in enumerate(
         (
@@ -113,7 +113,7 @@ def test_one_write_of_each_kind_fails_without_ptrace(path: Path, tmp_path: Path)
         check_nothing_was_lost(copy, said)
 
 
-def test_the_writer_ends_well_when_nothing_is_wrong(path: Path) -> None:
+def test_the_writer_succeeds_without_faults(path: Path) -> None:
     said = run(writer(path, 2))
     assert [words[0] for words in said] == ["user", "chunk", "chunk", "chunk", "finish"] * 2 + ["done"]
     assert os.listdir(path.parent) == [path.name]  # noqa: PTH208  # names only

@@ -1,4 +1,4 @@
-"""Databases of somebody else's: however they are opened, their schema is not trusted and nothing is written into them."""
+"""Databases from elsewhere: in every way of opening them, their schema is not trusted and they are not written to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAYS: dict[str, Open] = {
 
 @pytest.fixture
 def guest(tmp_path: Path) -> Path:
-    """A file whose view calls a function with a side effect, and that has tables for blocks."""
+    """A file with a view that calls a function with a side effect, and with tables for blocks."""
     path = tmp_path / "guest.elsewise"
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:
         schema.make_tables(conn)
@@ -35,16 +35,16 @@ def guest(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_guest_is_neither_trusted_nor_changed(guest: Path, way: str) -> None:
+def test_a_foreign_file_is_neither_trusted_nor_changed(guest: Path, way: str) -> None:
     before, beside = guest.read_bytes(), sorted(guest.parent.iterdir())
     touched: list[object] = []
     with closing(WAYS[way](guest)) as conn:
         assert conn.execute("PRAGMA trusted_schema").fetchone()[0] == 0
         conn.create_function("touched", 1, touched.append)
-        # then what the schema calls is not called
+        # then the function in the schema is not called
         with pytest.raises(sqlite3.OperationalError, match="unsafe use of touched"):
             conn.execute("SELECT * FROM v").fetchall()
-        # and nothing is written, whatever is asked
+        # and every write is refused
         for statement in ("INSERT INTO t VALUES (2)", "DELETE FROM t", "DROP TABLE t", "PRAGMA user_version = 9"):
             with pytest.raises(sqlite3.OperationalError, match=r"readonly|read-only|not authorized"):
                 conn.execute(statement)
@@ -54,7 +54,7 @@ def test_a_guest_is_neither_trusted_nor_changed(guest: Path, way: str) -> None:
     assert sorted(guest.parent.iterdir()) == beside
 
 
-def test_a_guest_that_takes_blocks_in_is_not_trusted_either(guest: Path) -> None:
+def test_a_foreign_file_opened_for_writing_blocks_is_not_trusted_either(guest: Path) -> None:
     with closing(schema.open_foreign(guest, read_only=False)) as conn:
         assert conn.execute("PRAGMA trusted_schema").fetchone()[0] == 0
         assert conn.execute("PRAGMA cell_size_check").fetchone()[0] == 1

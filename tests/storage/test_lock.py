@@ -22,7 +22,7 @@ time.sleep(600)
 """
 
 
-def test_one_holds_it_until_it_is_released(tmp_path: Path) -> None:
+def test_the_lock_has_one_holder_until_it_is_released(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     first, second = DataFolderLock(folder), DataFolderLock(folder, "ask --session")
     assert first.held_by is None
@@ -30,7 +30,7 @@ def test_one_holds_it_until_it_is_released(tmp_path: Path) -> None:
     assert not second.acquire()
     assert (first.held, second.held) == (True, False)
     assert second.held_by == f"window, pid {os.getpid()}"
-    second.release()  # not the holder: changes nothing
+    second.release()  # has no effect: the lock is held by the first one
     assert second.held_by is not None
     first.release()
     assert first.held_by is None
@@ -39,7 +39,7 @@ def test_one_holds_it_until_it_is_released(tmp_path: Path) -> None:
     second.release()
 
 
-def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
+def test_a_killed_holder_releases_the_lock(tmp_path: Path) -> None:
     lock = DataFolderLock(tmp_path)
     with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         try:
@@ -54,12 +54,12 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_note_that_cannot_be_read_names_nobody(tmp_path: Path) -> None:
+def test_an_unreadable_note_names_no_holder(tmp_path: Path) -> None:
     (tmp_path / "lock.json").write_bytes(b"\xff{")
     assert DataFolderLock(tmp_path).held_by is None
 
 
-def test_focus_is_touched(tmp_path: Path) -> None:
+def test_a_focus_request_touches_the_focus_file(tmp_path: Path) -> None:
     lock = DataFolderLock(tmp_path)
     assert lock.acquire()
     focus = tmp_path / "focus"
@@ -69,7 +69,7 @@ def test_focus_is_touched(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_writable_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (Path("/proc/elsewise"), tmp_path / "file"):
         with pytest.raises(StoreReadOnlyError, match="cannot be written"):

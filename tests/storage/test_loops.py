@@ -1,4 +1,4 @@
-"""Any event loop may wait for the store: several, one after the other, cancelled ones, Qt's."""
+"""Any event loop can await the store: several at once, one after the other, cancelled ones, Qt's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from storage import NewNode, SessionStore, StoreClosedError
 from tests.storage.helpers import chat, chunk
 
 
-def test_one_loop_after_the_other(store: SessionStore) -> None:
+def test_two_event_loops_one_after_the_other_use_one_store(store: SessionStore) -> None:
     first = asyncio.run(store.create_session("first"))
     second = asyncio.run(store.create_session("second"))
     assert [row.id for row in asyncio.run(store.sessions())] == [second, first]
 
 
-def test_two_loops_at_once(store: SessionStore) -> None:
+def test_two_event_loops_at_once_use_one_store(store: SessionStore) -> None:
     async def work(name: str) -> None:
         for i in range(20):
             await chat(store, f"{name} {i}")
@@ -40,7 +40,7 @@ def test_two_loops_at_once(store: SessionStore) -> None:
     asyncio.run(check())
 
 
-def test_a_cancelled_caller_does_not_undo_a_write(store: SessionStore) -> None:
+def test_a_cancelled_caller_does_not_undo_its_writes(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.create_session("s")
         tasks = [
@@ -57,7 +57,9 @@ def test_a_cancelled_caller_does_not_undo_a_write(store: SessionStore) -> None:
     asyncio.run(run())
 
 
-def test_a_loop_that_ends_before_its_answer_breaks_nothing(store: SessionStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_loop_that_ends_before_its_answers_causes_no_error(
+    store: SessionStore, caplog: pytest.LogCaptureFixture
+) -> None:
     async def leave() -> None:
         _pending = [asyncio.ensure_future(store.create_session(str(i))) for i in range(50)]
         await asyncio.sleep(0)
@@ -67,7 +69,7 @@ def test_a_loop_that_ends_before_its_answer_breaks_nothing(store: SessionStore, 
     assert caplog.records == []
 
 
-def test_closing_carries_out_what_was_submitted(path: Path) -> None:
+def test_close_carries_out_all_submitted_writes(path: Path) -> None:
     store = SessionStore.open(path)
 
     async def run() -> None:
@@ -109,6 +111,6 @@ for _ in range(2):
 
 
 @pytest.mark.slow
-def test_under_qts_event_loop(path: Path) -> None:
+def test_the_store_works_under_qts_event_loop(path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", QASYNC, path], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["50", "50"]), done.stderr

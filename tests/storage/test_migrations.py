@@ -1,4 +1,4 @@
-"""Files of every version there ever was: opened and migrated by today's code, or left whole where that is cut short."""
+"""Files of every former version: opened and migrated by the current code, or unchanged when the migration is interrupted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def contents(store: SessionStore) -> object:
 
 
 def check(store_contents: object) -> None:
-    """What every golden file holds."""
+    """The contents of every golden file."""
     asked = "Where should we go?"
     trip = ["Where should we go in April?", "answer in A spring trip", "Lisbon, the Alfama"]
     assert store_contents == [
@@ -54,7 +54,7 @@ def check(store_contents: object) -> None:
 
 
 @pytest.mark.parametrize("golden", OLDER, ids=lambda each: each.name)
-def test_a_file_of_an_older_version_is_brought_up_to_date(golden: Path, path: Path) -> None:
+def test_a_file_of_an_older_version_is_migrated_after_a_backup(golden: Path, path: Path) -> None:
     before = unpacked(golden, path)
     check(with_store(path, contents))
     assert [row[0] for row in sql(path, "SELECT name FROM _sqlite_migrations ORDER BY id")] == NAMES
@@ -64,7 +64,7 @@ def test_a_file_of_an_older_version_is_brought_up_to_date(golden: Path, path: Pa
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda each: each.name)
-def test_a_damaged_file_of_an_older_version_is_salvaged_into_todays(golden: Path, path: Path) -> None:
+def test_a_damaged_file_of_an_older_version_is_salvaged_into_the_current_one(golden: Path, path: Path) -> None:
     content = bytearray(unpacked(golden, path))
     content[16 * 4096 : 16 * 4096 + 8] = bytes(8)
     path.write_bytes(content)
@@ -73,14 +73,14 @@ def test_a_damaged_file_of_an_older_version_is_salvaged_into_todays(golden: Path
     assert [row[0] for row in sql(path, "SELECT name FROM _sqlite_migrations ORDER BY id")] == NAMES
 
 
-def test_a_file_of_this_version_opens_as_it_is(path: Path) -> None:
+def test_a_file_of_the_current_version_opens_unchanged(path: Path) -> None:
     before = unpacked(GOLDEN[-1], path)
     check(with_store(path, contents))
-    assert not (path.parent / "backups").exists()  # nothing was to be migrated
-    assert path.read_bytes()[100:4096] == before[100:4096]  # what it says of its tables, behind the header
+    assert not (path.parent / "backups").exists()  # no migration
+    assert path.read_bytes()[100:4096] == before[100:4096]  # the schema after the file header
 
 
-def test_there_is_a_golden_file_of_every_version(path: Path) -> None:
+def test_there_is_a_golden_file_for_every_version(path: Path) -> None:
     versions = [int(golden.name[1:4]) for golden in GOLDEN]
     assert versions == list(range(1, len(NAMES) + 1))
     for golden, version in zip(GOLDEN, versions, strict=True):
@@ -94,7 +94,7 @@ def migrate(path: Path, fault: str, log: Path) -> list[list[object]]:
 
 
 def check_whole(path: Path) -> bool:
-    """Whatever happened: the next start finds everything, in one version or the other; whether it was the old one."""
+    """The next start finds everything, in the old or the new version; returns whether it was the old one."""
     applied = sql(path, "SELECT count(*) FROM _sqlite_migrations")[0][0]
     assert applied in range(1, len(NAMES) + 1)
     check(with_store(path, contents))
@@ -104,7 +104,7 @@ def check_whole(path: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["pwrite64:signal=SIGKILL:when={k}", "pwrite64:error=ENOSPC:when={k}+"])
 @pytest.mark.parametrize("step", [29, pytest.param(7, marks=pytest.mark.slow)])
-def test_a_migration_that_is_cut_short_leaves_one_version_or_the_other(
+def test_an_interrupted_migration_leaves_the_old_or_the_new_version(
     path: Path, tmp_path: Path, fault: str, step: int, tell: Callable[[str], None]
 ) -> None:
     faults = old = 0
@@ -121,7 +121,7 @@ def test_a_migration_that_is_cut_short_leaves_one_version_or_the_other(
     assert 0 < old <= len(places)
 
 
-def test_a_backup_before_a_migration_that_is_not_as_the_original_stops_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_is_stopped_when_its_backup_differs_from_the_original(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = unpacked(GOLDEN[0], path)
 
     def on_a_bad_disk(db: sqlite_utils.Database, target: Path) -> Path:
@@ -136,9 +136,7 @@ def test_a_backup_before_a_migration_that_is_not_as_the_original_stops_it(path: 
     assert path.read_bytes() == before
 
 
-def test_a_row_that_was_damaged_before_a_migration_keeps_nobody_from_the_rest(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_row_damaged_before_a_migration_does_not_block_it(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     unpacked(GOLDEN[0], path)
     sql(path, "UPDATE nodes SET text = 'flipped' WHERE id = 1")
     damage = with_store(path, lambda store: store.verify())

@@ -1,4 +1,4 @@
-"""Opening: new files, foreign files, newer and older ones, folders that cannot be written."""
+"""Opening a store: new files, foreign files, newer and older ones, folders that are not writable."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.storage.helpers import chat, sql, with_store
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
-    """Every file in `folder` but SQLite's shared index, which holds no data."""
+    """Digests of all files in `folder` except SQLite's shared index, which holds no data."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.endswith("-shm"))
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-def test_a_new_store_is_private(path: Path) -> None:
+def test_a_new_store_is_accessible_to_its_owner_alone(path: Path) -> None:
     old = os.umask(0)
     try:
         store = SessionStore.open(path)
@@ -49,7 +49,7 @@ def test_a_new_store_is_private(path: Path) -> None:
     assert set(modes.values()) == {0o600}
 
 
-def test_a_folder_with_an_awkward_name(tmp_path: Path) -> None:
+def test_a_folder_with_an_awkward_name_works(tmp_path: Path) -> None:
     path = tmp_path / "déjà ?mode=ro #1 100%" / "ses sions.sqlite3"
     with_store(path, chat)
     assert len(with_store(path, lambda store: store.sessions())) == 1
@@ -57,23 +57,23 @@ def test_a_folder_with_an_awkward_name(tmp_path: Path) -> None:
 
 
 def pragmas(path: Path, *names: str) -> dict[str, object]:
-    """Of a connection as the store has one."""
+    """The pragmas of a connection as the store opens it."""
     with closing(schema.open_sessions(path, read_only=False).conn) as conn:
         return {name: conn.execute(f"PRAGMA {name}").fetchone()[0] for name in names}
 
 
-def test_pragmas_are_in_force(path: Path) -> None:
+def test_the_pragmas_of_a_connection_are_set(path: Path) -> None:
     assert pragmas(path, "journal_mode", "synchronous", "foreign_keys", "trusted_schema", "auto_vacuum") == {
         "journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "trusted_schema": 0, "auto_vacuum": 2,
     }  # fmt: skip
 
 
-def test_on_macos_a_commit_reaches_the_disk_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.database.sys", SimpleNamespace(platform="darwin"))  # whose fsync stops at the drive's cache
+def test_a_commit_on_macos_uses_fullfsync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.database.sys", SimpleNamespace(platform="darwin"))  # where fsync stops at the drive's cache
     assert pragmas(path, "fullfsync", "checkpoint_fullfsync") == {"fullfsync": 1, "checkpoint_fullfsync": 1}
 
 
-def test_a_newer_store_is_refused_untouched(path: Path) -> None:
+def test_a_newer_store_is_refused_and_unchanged(path: Path) -> None:
     with_store(path, chat)
     sql(
         path,
@@ -87,14 +87,14 @@ def test_a_newer_store_is_refused_untouched(path: Path) -> None:
     assert fingerprint(path.parent) == before
 
 
-def test_a_newer_store_with_a_hot_wal_is_untouched_too(path: Path, tmp_path: Path) -> None:
+def test_a_newer_store_with_an_unmerged_wal_is_refused_and_unchanged(path: Path, tmp_path: Path) -> None:
     with_store(path, chat)
     crashed = tmp_path / "crashed"
     crashed.mkdir()
     with closing(sqlite3.connect(path)) as conn:
         conn.execute("INSERT INTO _sqlite_migrations (migration_set, name) VALUES ('elsewise.sessions', 'm999_future')")
         conn.commit()
-        for suffix in ("", "-wal"):  # as a killed process leaves them
+        for suffix in ("", "-wal"):  # the files that a killed process leaves
             shutil.copy(f"{path}{suffix}", f"{crashed / path.name}{suffix}")
     before = fingerprint(crashed)
     assert (crashed / f"{path.name}-wal").stat().st_size
@@ -104,7 +104,7 @@ def test_a_newer_store_with_a_hot_wal_is_untouched_too(path: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", [b"just some text, long enough to be a header", os.urandom(8192)])
-def test_what_is_not_a_database_is_refused_untouched(path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_database_is_refused_and_unchanged(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
     with pytest.raises(StoreDamagedError, match="not a database"):
@@ -112,7 +112,7 @@ def test_what_is_not_a_database_is_refused_untouched(path: Path, content: bytes)
     assert path.read_bytes() == content
 
 
-def test_someone_elses_database_is_refused_untouched(path: Path) -> None:
+def test_a_database_of_another_program_is_refused_and_unchanged(path: Path) -> None:
     path.parent.mkdir()
     sql(path, "CREATE TABLE notes (id INTEGER)")
     before = fingerprint(path.parent)
@@ -121,7 +121,7 @@ def test_someone_elses_database_is_refused_untouched(path: Path) -> None:
     assert fingerprint(path.parent) == before
 
 
-def test_a_table_whose_definition_is_damaged_is_refused_untouched(path: Path) -> None:
+def test_a_store_with_a_damaged_table_definition_is_refused_and_unchanged(path: Path) -> None:
     with_store(path, chat)
     whole = path.read_bytes()
     for old, new in (
@@ -135,16 +135,16 @@ def test_a_table_whose_definition_is_damaged_is_refused_untouched(path: Path) ->
         assert path.read_bytes() == whole.replace(old, new)
 
 
-def test_a_view_whose_definition_is_damaged_is_named_and_the_chats_open(path: Path) -> None:
+def test_a_damaged_view_definition_is_named_and_the_sessions_open(path: Path) -> None:
     with_store(path, chat)
     sql(path, "DROP VIEW turns")
     sql(path, "CREATE VIEW turns AS SELECT 1")
-    sql(path, "CREATE VIEW mine AS SELECT 2")  # other tools may add what they like
+    sql(path, "CREATE VIEW mine AS SELECT 2")  # views of other tools are allowed
     found = with_store(path, lambda store: store.verify())
     assert [row.detail for row in found] == ["the definition of turns is not the one that was written"]
 
 
-def test_a_truncated_store_is_named_never_taken_for_empty(path: Path) -> None:
+def test_a_truncated_store_is_refused_and_never_taken_for_empty(path: Path) -> None:
     async def several(store: SessionStore) -> None:
         for i in range(5):
             await chat(store, str(i), tokens=200)
@@ -162,7 +162,7 @@ def test_a_truncated_store_is_named_never_taken_for_empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 99])
-def test_a_file_cut_to_almost_nothing_is_not_a_new_store(path: Path, size: int) -> None:
+def test_a_store_truncated_to_a_few_bytes_is_not_taken_for_a_new_one(path: Path, size: int) -> None:
     with_store(path, chat)
     path.write_bytes(path.read_bytes()[:size])
     for read_only in (False, True):
@@ -171,7 +171,7 @@ def test_a_file_cut_to_almost_nothing_is_not_a_new_store(path: Path, size: int) 
     assert path.stat().st_size == size
 
 
-def test_a_journal_without_its_file_is_not_fed_to_a_new_store(path: Path, tmp_path: Path) -> None:
+def test_a_journal_without_its_database_is_refused_and_not_replayed(path: Path, tmp_path: Path) -> None:
     store = SessionStore.open(path)
     asyncio.run(chat(store))
     wal = path.with_name(path.name + "-wal").read_bytes()
@@ -183,7 +183,7 @@ def test_a_journal_without_its_file_is_not_fed_to_a_new_store(path: Path, tmp_pa
     assert path.with_name(path.name + "-wal").read_bytes() == wal
 
 
-def test_a_store_whose_making_was_cut_short_is_made_again(path: Path) -> None:
+def test_a_store_whose_creation_was_interrupted_is_created_again(path: Path) -> None:
     path.parent.mkdir()
     path.with_name(path.name + ".new").write_bytes(b"half of a new store")
     assert with_store(path, lambda store: store.sessions()) == []
@@ -191,7 +191,7 @@ def test_a_store_whose_making_was_cut_short_is_made_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_link_to_a_file_that_is_not_there_is_told_and_stays(path: Path, tmp_path: Path, read_only: bool) -> None:
+def test_a_link_to_a_missing_file_is_reported_and_kept(path: Path, tmp_path: Path, read_only: bool) -> None:
     path.parent.mkdir(exist_ok=True)
     path.symlink_to(tmp_path / "unplugged" / "sessions.db")
     with pytest.raises(StoreMissingError, match=r"is a link to .*unplugged"):
@@ -200,7 +200,7 @@ def test_a_link_to_a_file_that_is_not_there_is_told_and_stays(path: Path, tmp_pa
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_what_killed_backups_and_recoveries_left_goes_when_the_store_is_opened(path: Path) -> None:
+def test_leftovers_of_killed_backups_and_recoveries_are_removed_when_the_store_is_opened(path: Path) -> None:
     with_store(path, chat)
     made, others = path.parent / "backups", [path.parent / "backups" / "notes.partial", path.parent / "backups" / "mine.db"]
     made.mkdir(exist_ok=True)
@@ -217,20 +217,20 @@ def test_what_killed_backups_and_recoveries_left_goes_when_the_store_is_opened(p
 
 
 @pytest.mark.parametrize("place", ["/proc/elsewise", "file/data", "file"])
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> None:
+def test_a_path_that_is_not_writable_is_named(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("not a folder")
     path = tmp_path / place / "sessions.sqlite3"
     with pytest.raises(StoreReadOnlyError, match=r"cannot be opened for writing .*; check its folder"):
         SessionStore.open(path)
 
 
-def test_a_database_file_that_is_a_folder(path: Path) -> None:
+def test_a_folder_in_place_of_the_database_file_is_refused(path: Path) -> None:
     path.mkdir(parents=True)
     with pytest.raises(StoreReadOnlyError):
         SessionStore.open(path)
 
 
-def test_no_room_for_the_first_page() -> None:
+def test_a_full_disk_at_creation_is_a_store_error() -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
@@ -238,7 +238,7 @@ def test_no_room_for_the_first_page() -> None:
         SessionStore.open(full)
 
 
-def test_reading_only(path: Path) -> None:
+def test_a_read_only_store_reads_and_refuses_writes(path: Path) -> None:
     with pytest.raises(StoreMissingError, match="no saved sessions"):
         SessionStore.open(path, read_only=True)
     writer = SessionStore.open(path)
@@ -250,7 +250,7 @@ def test_reading_only(path: Path) -> None:
         with pytest.raises(StoreReadOnlyError, match="cannot be written"):
             await store.create_session("no")
 
-    with_store(path, read, read_only=True)  # beside the writer
+    with_store(path, read, read_only=True)  # while the writer has it open
     writer.close_sync()
     with_store(path, read, read_only=True)
 
@@ -268,13 +268,13 @@ def test_an_older_store_is_migrated_after_a_verified_backup(path: Path, monkeypa
     assert backup.name == "sessions.before-m999_moods.sqlite3"
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     monkeypatch.undo()
-    old = with_store(backup, lambda store: store.sessions())  # the old version opens the backup
+    old = with_store(backup, lambda store: store.sessions())  # the old version can open the backup
     assert [row.title for row in old] == ["Paris"]
     with pytest.raises(StoreNewerError):
         SessionStore.open(path)
 
 
-def test_a_migration_that_fails_leaves_the_old_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_migration_leaves_the_old_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_store(path, chat)
     monkeypatch.setattr(schema, "migrations", grown(fails=True))
     with pytest.raises(StoreError, match="no such table: nowhere"):
@@ -298,7 +298,7 @@ def test_a_damaged_store_is_not_migrated(path: Path, monkeypatch: pytest.MonkeyP
 
 
 def grown(*, fails: bool) -> Migrations:
-    """What the next version might bring."""
+    """Migrations of a possible next version."""
     future = Migrations("elsewise.sessions")
     future()(m001_sessions)
     future()(m002_places)

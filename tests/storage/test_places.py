@@ -1,4 +1,4 @@
-"""Folders, tags and the order by hand: kept, found again, and never worth a chat."""
+"""Folders, tags and the manual order of sessions: saved, found, and never a reason to lose a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def several(store: SessionStore, count: int = 4) -> list[int]:
     return [(await chat(store, f"s{n}"))[0] for n in range(count)]
 
 
-def test_a_folder_holds_sessions_and_losing_it_loses_none(store: SessionStore) -> None:
+def test_a_folder_holds_sessions_and_removing_it_keeps_them(store: SessionStore) -> None:
     async def run() -> None:
         ids = await several(store)
         trips = await store.places.create_folder("  Trips \n of 2031 ")
@@ -42,17 +42,17 @@ def test_a_folder_holds_sessions_and_losing_it_loses_none(store: SessionStore) -
     asyncio.run(run())
 
 
-def test_an_order_by_hand_holds_among_the_pinned_and_in_a_folder(store: SessionStore) -> None:
+def test_a_manual_order_applies_to_pinned_sessions(store: SessionStore) -> None:
     async def run() -> None:
         ids = await several(store)
         for each in ids[:3]:
             await store.pin_session(each)
         await store.places.arrange([ids[0], ids[2], ids[1]])
         assert await titles(store) == ["s0", "s2", "s1", "s3"]
-        await store.pin_session(ids[3])  # new there: first
+        await store.pin_session(ids[3])  # newly pinned: first
         assert await titles(store) == ["s3", "s0", "s2", "s1"]
         await store.pin_session(ids[1], False)
-        await store.pin_session(ids[1])  # its old place is forgotten
+        await store.pin_session(ids[1])  # its former position is forgotten
         assert await titles(store) == ["s3", "s1", "s0", "s2"]
         assert await store.verify() == []
 
@@ -78,7 +78,7 @@ def test_sessions_are_found_by_their_tags(store: SessionStore) -> None:
     asyncio.run(run())
 
 
-def test_what_makes_no_sense_is_refused(store: SessionStore) -> None:
+def test_invalid_names_tags_and_ids_are_refused(store: SessionStore) -> None:
     async def run() -> None:
         session = (await several(store, 1))[0]
         with pytest.raises(InvalidRowError, match="1 to 200"):
@@ -108,7 +108,7 @@ def test_an_empty_session_in_a_folder_or_with_a_tag_stays(store: SessionStore) -
     asyncio.run(run())
 
 
-def test_a_damaged_place_is_named_and_the_chat_stands_in_the_list(path: Path) -> None:
+def test_a_damaged_place_is_named_and_its_session_stays_in_the_list(path: Path) -> None:
     async def fill(store: SessionStore) -> int:
         session = (await chat(store, "a"))[0]
         await store.places.move(session, await store.places.create_folder("f"))
@@ -124,7 +124,7 @@ def test_a_damaged_place_is_named_and_the_chat_stands_in_the_list(path: Path) ->
         assert (row.damaged, row.folder_id, row.tags) == (False, None, ())
         assert [(f.name, f.damaged) for f in await store.places.folders()] == [("g", True)]
         assert [(d.kind, d.title) for d in await store.verify()] == [("folder", None), ("place", "a")]
-        await store.places.set_tags(session, ["new"])  # saving anew repairs
+        await store.places.set_tags(session, ["new"])  # saving the values again repairs them
         await store.places.rename_folder(1, "f")
         assert await store.verify() == []
         assert [row.tags for row in await store.sessions()] == [("new",)]
@@ -132,7 +132,7 @@ def test_a_damaged_place_is_named_and_the_chat_stands_in_the_list(path: Path) ->
     with_store(path, look)
 
 
-def test_what_is_damaged_goes_on_being_named_whatever_else_is_set(path: Path) -> None:
+def test_a_damaged_place_stays_named_until_its_own_values_are_set_again(path: Path) -> None:
     async def fill(store: SessionStore) -> None:
         folder = await store.places.create_folder("Project notes")
         for session in await several(store, 2):
@@ -151,7 +151,7 @@ def test_what_is_damaged_goes_on_being_named_whatever_else_is_set(path: Path) ->
         assert [(f.name, f.damaged) for f in await store.places.folders()] == [("Projekt", True)]
         assert [d.kind for d in await store.verify()] == ["folder", "place"]
         assert {row.id: (row.folder_id, row.tags) for row in await store.sessions()} == {1: (None, ()), 2: (1, ("x", "y"))}
-        # when what is damaged is set itself
+        # when the damaged values themselves are set
         await store.places.rename_folder(1, "Project notes")
         await store.places.set_tags(1, ["x", "y"])
         await store.places.move(1, 1)
@@ -161,7 +161,7 @@ def test_what_is_damaged_goes_on_being_named_whatever_else_is_set(path: Path) ->
     with_store(path, use)
 
 
-def test_a_folder_is_removed_also_from_under_a_damaged_place(path: Path) -> None:
+def test_a_folder_with_a_damaged_place_in_it_can_be_removed(path: Path) -> None:
     async def fill(store: SessionStore) -> None:
         await store.places.move((await several(store, 1))[0], await store.places.create_folder("f"))
 
@@ -175,7 +175,7 @@ def test_a_folder_is_removed_also_from_under_a_damaged_place(path: Path) -> None
     with_store(path, use)
 
 
-def test_deleting_for_good_takes_the_place_along(path: Path) -> None:
+def test_deleting_a_session_for_good_deletes_its_place(path: Path) -> None:
     async def run(store: SessionStore) -> None:
         a, b, c = await several(store, 3)
         await store.places.move(a, await store.places.create_folder("f"))
@@ -193,7 +193,7 @@ def test_deleting_for_good_takes_the_place_along(path: Path) -> None:
     assert sql(path, "SELECT count(*) FROM places") == [(0,)]
 
 
-def test_emptying_the_trash_gives_the_disk_its_room_back(path: Path) -> None:
+def test_emptying_the_trash_frees_disk_space(path: Path) -> None:
     async def fill(store: SessionStore) -> int:
         session = (await chat(store, "big", tokens=30_000))[0]
         await chat(store, "small")
@@ -210,7 +210,7 @@ def test_emptying_the_trash_gives_the_disk_its_room_back(path: Path) -> None:
     assert path.stat().st_size < before / 3
 
 
-def test_salvage_brings_folders_and_tags_over(path: Path) -> None:
+def test_salvage_keeps_folders_and_tags(path: Path) -> None:
     async def fill(store: SessionStore) -> None:
         session = (await chat(store, "a"))[0]
         await store.places.move(session, await store.places.create_folder("f"))

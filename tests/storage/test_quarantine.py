@@ -1,4 +1,4 @@
-"""Damaged rows are set aside: what is left is whole, is named for good, and can be read, searched, exported and copied."""
+"""Damaged rows are quarantined: the rest is intact, stays marked, and can be read, searched, exported and copied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS = 3
 
 
 async def long_chat(store: SessionStore) -> int:
-    """A session whose answer was saved in three pieces, with a branch that leaves it behind the second one."""
+    """A session whose answer was saved in three chunks, with a branch that leaves it after the second one."""
     session = await store.create_session("Trip")
     user = await store.add_node(NewNode(session, None, "user", "Where to?"), chunk(0, 4), current=True)
     answer = await store.add_node(NewNode(session, user, "assistant", status="open"), current=True)
@@ -46,7 +46,7 @@ async def fill(store: SessionStore) -> None:
 
 
 async def aside(store: SessionStore) -> list[DamageRow]:
-    """Sets aside what is damaged; afterwards nothing is, and nothing more is set aside."""
+    """Quarantines the damaged rows; afterwards none is left, and a second call finds nothing."""
     assert await store.verify()
     found = await store.set_aside_damage()
     assert await store.verify() == []
@@ -55,8 +55,8 @@ async def aside(store: SessionStore) -> list[DamageRow]:
     return found
 
 
-def test_lost_tokens_leave_the_text_and_what_stood_before_them(path: Path, tmp_path: Path) -> None:
-    # given: a bit of the middle piece of an answer flips
+def test_lost_tokens_leave_the_text_and_the_tokens_before_them(path: Path, tmp_path: Path) -> None:
+    # given: a flipped bit in the middle chunk of an answer
     with_store(path, fill)
     [(number, blob)] = sql(path, "SELECT id, columns FROM token_chunks WHERE node_id = 2 AND first = 5")
     sql(path, "UPDATE token_chunks SET columns = ? WHERE id = ?", blob[:40] + bytes([blob[40] ^ 4]) + blob[41:], number)
@@ -88,12 +88,12 @@ def test_lost_tokens_leave_the_text_and_what_stood_before_them(path: Path, tmp_p
         assert len(await store.sessions()) == 1 + OTHERS
 
     with_store(path, look)
-    with_store(path, look)  # and after another start
-    # what was set aside is there as it was read
+    with_store(path, look)  # and after a restart
+    # the quarantined row has the bytes as they were read
     [(content,)] = sql(path, "SELECT content FROM quarantine WHERE source = 'token_chunks' AND detail LIKE '%checksum'")
     kept: dict[str, Any] = msgspec.msgpack.decode(content)
     assert (kept["first"], kept["count"], kept["columns"][:40]) == (5, 5, blob[:40])
-    # and the session travels: the mark with it
+    # and the session can be exported and imported with its mark
     for name, export in (("trip.json", export_json), ("trip.elsewise", export_portable)):
         export(path, 1, tmp_path / name, unheard)
         [copy] = taken(path, tmp_path / name).sessions
@@ -102,8 +102,8 @@ def test_lost_tokens_leave_the_text_and_what_stood_before_them(path: Path, tmp_p
     assert with_store(path, lambda store: store.verify()) == []
 
 
-def test_lost_numbers_alone_cost_no_token(path: Path) -> None:
-    """An answer was scored anew, and that copy is damaged: the older one counts, and nothing is marked."""
+def test_damaged_scores_alone_lose_no_token(path: Path) -> None:
+    """An answer was rescored, and the new scores are damaged: the older ones count, and nothing is marked."""
 
     async def rescored(store: SessionStore) -> None:
         _, _, answer = await chat(store)
@@ -121,14 +121,14 @@ def test_lost_numbers_alone_cost_no_token(path: Path) -> None:
     with_store(path, look)
 
 
-def test_a_session_and_its_place_that_lie_lose_nothing(path: Path) -> None:
+def test_damaged_session_node_and_place_rows_lose_no_text(path: Path) -> None:
     with_store(path, fill)
     sql(path, "UPDATE sessions SET importing = 1, title = 'Trop', current_node = NULL WHERE id = 1")
     sql(path, "UPDATE nodes SET role = 'nobody', parent_id = 9, stats = '{', at_token = 99 WHERE id = 3")
     sql(path, "UPDATE places SET tags = 7 WHERE id = 1")
     sql(path, "UPDATE folders SET name = 'Trauel' WHERE id = 1")
     sql(path, "UPDATE settings SET value = '0' WHERE key = 'session/1'")
-    sql(path, "DELETE FROM nodes WHERE id = 6")  # behind the store's back: its tokens belong to nothing now
+    sql(path, "DELETE FROM nodes WHERE id = 6")  # without the store: its tokens have no node now
     found = with_store(path, aside)
     assert {row.kind for row in found} == {"session", "node", "place", "folder", "setting", "tokens"}
 
@@ -146,7 +146,7 @@ def test_a_session_and_its_place_that_lie_lose_nothing(path: Path) -> None:
     with_store(path, look)
 
 
-def test_what_was_set_aside_goes_with_its_session(path: Path) -> None:
+def test_quarantined_rows_are_deleted_with_their_session(path: Path) -> None:
     with_store(path, fill)
     sql(path, "UPDATE nodes SET text = 'forged' WHERE id = 2")
     with_store(path, aside)
@@ -159,7 +159,7 @@ def test_what_was_set_aside_goes_with_its_session(path: Path) -> None:
     with_store(path, throw_away)
 
 
-def test_a_broken_page_is_left_to_recovery_which_keeps_what_was_set_aside(path: Path) -> None:
+def test_a_broken_page_is_left_to_recovery_which_keeps_the_quarantine(path: Path) -> None:
     with_store(path, fill)
     sql(path, "UPDATE nodes SET text = 'forged' WHERE id = 2")
     found = with_store(path, aside)
@@ -180,7 +180,7 @@ def test_a_broken_page_is_left_to_recovery_which_keeps_what_was_set_aside(path: 
 
 
 def sweep(path: Path, flips: int, seed: int) -> Counter[str]:
-    """Flips one bit at a time; whatever is named is out of the way afterwards, and no sound turn is lost."""
+    """Flips one bit at a time; afterwards all named damage is quarantined, and no intact turn is lost."""
     with_store(path, fill)
     whole, texts = path.read_bytes(), with_store(path, said)
     rng, outcomes = random.Random(seed), Counter[str]()
@@ -200,7 +200,7 @@ def sweep(path: Path, flips: int, seed: int) -> Counter[str]:
 
 
 async def said(store: SessionStore) -> Counter[str]:
-    """The texts of all turns that are not marked."""
+    """The texts of all turns without a damage mark."""
     sessions = [row.id for row in await store.sessions()]
     trees = [await store.load_session(each) for each in sessions]
     return Counter(node.text for tree in trees for node in tree.nodes if not node.damaged)
@@ -222,14 +222,16 @@ async def judge(store: SessionStore, texts: Counter[str]) -> str:
 
 
 @pytest.mark.slow
-def test_whatever_bit_flips_is_out_of_the_way(path: Path) -> None:
+def test_damage_of_a_flipped_bit_is_quarantined_without_loss_of_intact_turns(path: Path) -> None:
     outcomes = sweep(path, flips=30, seed=3)
     assert not [name for name in outcomes if name.startswith("WRONG")], outcomes
     assert outcomes["set aside"], outcomes
 
 
 @pytest.mark.slow
-def test_whatever_bit_of_many_flips_is_out_of_the_way(path: Path, tell: Callable[[str], None]) -> None:
+def test_damage_of_many_single_bit_flips_is_quarantined_without_loss_of_intact_turns(
+    path: Path, tell: Callable[[str], None]
+) -> None:
     outcomes = sweep(path, flips=300, seed=4)
     tell(f"bit flips, set aside: {dict(outcomes)}")
     assert not [name for name in outcomes if name.startswith("WRONG")], outcomes

@@ -1,4 +1,4 @@
-"""A damaged file: what can be read is saved into a new one, and the damaged one is kept."""
+"""A damaged file: everything readable is saved into a new one, and the damaged one is kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def fill(store: SessionStore) -> None:
 
 
 async def texts(store: SessionStore) -> dict[str, list[str]]:
-    """What a person could read, session by session."""
+    """The texts that a person could read, by session."""
     found: dict[str, list[str]] = {}
     for row in await store.sessions():
         title = row.title if row.title not in found else f"{row.title} {row.id}"
@@ -44,7 +44,7 @@ def tokens_of(path: Path) -> int:
     return int(sql(path, "SELECT sum(count) FROM token_chunks")[0][0])
 
 
-def test_of_a_sound_file_everything_comes_over(path: Path) -> None:
+def test_everything_in_an_intact_file_is_salvaged(path: Path) -> None:
     with_store(path, fill)
     before, tokens = with_store(path, texts), tokens_of(path)
     seen: list[tuple[str, int, int]] = []
@@ -61,7 +61,7 @@ def test_of_a_sound_file_everything_comes_over(path: Path) -> None:
     assert with_store(path, lambda store: chat(store, "new"))
 
 
-def test_a_file_cut_short_gives_back_what_is_there(path: Path) -> None:
+def test_the_readable_part_of_a_truncated_file_is_salvaged(path: Path) -> None:
     with_store(path, fill)
     before, whole = with_store(path, texts), path.read_bytes()
     path.write_bytes(whole[: len(whole) * 2 // 3 // PAGE * PAGE + 100])
@@ -70,7 +70,7 @@ def test_a_file_cut_short_gives_back_what_is_there(path: Path) -> None:
     cut = path.read_bytes()
     # when
     found = salvage(path)
-    # then the damaged file is as it was, and the new one opens with most of the words
+    # then the damaged file is unchanged, and the new one opens with most of the texts
     assert found.kept.read_bytes() == cut
     assert found.lost
     after = with_store(path, texts)
@@ -99,7 +99,7 @@ def break_the_list(raw: bytearray) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [break_header, break_magic, break_definition, break_the_list])
-def test_damage_that_keeps_the_store_from_opening(path: Path, damage: Callable[[bytearray], None]) -> None:
+def test_a_store_too_damaged_to_open_is_salvaged_in_full(path: Path, damage: Callable[[bytearray], None]) -> None:
     with_store(path, fill)
     before = {text for session in with_store(path, texts).values() for text in session}
     raw = bytearray(path.read_bytes())
@@ -114,7 +114,7 @@ def test_damage_that_keeps_the_store_from_opening(path: Path, damage: Callable[[
     assert before <= after
 
 
-def test_turns_whose_session_is_lost_stand_under_another_name(path: Path) -> None:
+def test_turns_of_a_lost_session_are_listed_under_a_recovered_title(path: Path) -> None:
     with_store(path, fill)
     sql(path, "PRAGMA foreign_keys = OFF")
     sql(path, "DELETE FROM sessions WHERE id = 4")
@@ -122,13 +122,13 @@ def test_turns_whose_session_is_lost_stand_under_another_name(path: Path) -> Non
     salvage(path)
     found = with_store(path, texts)
     assert found["Recovered: Where should we go?"] == ["Where should we go?", "answer in chat 3", "and then in chat 3?"]
-    # what lost its beginning says so
+    # a session without its first turn is named as damaged
     assert found["chat 0"] == ["answer in chat 0", "and then in chat 0?"]
     assert {row.title for row in with_store(path, lambda store: store.verify())} == {"chat 0"}
 
 
-def test_a_journal_that_was_not_merged_is_read_too_and_kept(path: Path, tmp_path: Path) -> None:
-    # given: the file as a killed app leaves it
+def test_an_unmerged_journal_is_salvaged_too_and_kept(path: Path, tmp_path: Path) -> None:
+    # given: the files that a killed app leaves
     async def write(store: SessionStore) -> None:
         await fill(store)
         (tmp_path / "left").mkdir()
@@ -145,7 +145,7 @@ def test_a_journal_that_was_not_merged_is_read_too_and_kept(path: Path, tmp_path
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_both_damaged_files_are_on_the_disk_before_the_journal_goes(
+def test_both_damaged_files_are_on_the_disk_before_the_journal_is_removed(
     path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_store(path, fill)
@@ -176,7 +176,7 @@ def test_both_damaged_files_are_on_the_disk_before_the_journal_goes(
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database", b"x" * 100_000])
-def test_what_holds_nothing_of_ours_stays_as_it_is(path: Path, content: bytes) -> None:
+def test_a_file_without_any_readable_row_is_left_unchanged(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700)
     path.write_bytes(content)
     with pytest.raises(StoreDamagedError, match="nothing in it can be read"):
@@ -185,7 +185,7 @@ def test_what_holds_nothing_of_ours_stays_as_it_is(path: Path, content: bytes) -
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_where_something_is_lost_the_latest_backup_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_backup_is_kept_when_a_recovery_loses_something(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_store(path, fill)
     days = iter([f"2031-05-{day:02}" for day in range(1, 2 + 2 * KEPT)])
     monkeypatch.setattr("storage.repair.backup.today", lambda: next(days))
@@ -194,19 +194,19 @@ def test_where_something_is_lost_the_latest_backup_stays(path: Path, monkeypatch
     assert backup is not None
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) * 2 // 3 // PAGE * PAGE])
-    # when it is recovered, and time goes by
+    # when it is recovered, and several days pass
     found = salvage(path)
     for _ in range(KEPT):
         with_store(path, lambda store: store.set_aside_damage())
         with_store(path, lambda store: store.back_up_daily())
-    # then the backup of before has another name, which was told
+    # then the former backup has another name, which the report gives
     kept = backup.with_name("sessions.before-recovery.sqlite3")
     assert kept.name in found.lost[0]
     assert not backup.exists()
     assert with_store(kept, texts, read_only=True) == before
 
 
-def test_the_latest_backup_is_read_where_nothing_of_the_file_can_be(path: Path) -> None:
+def test_the_latest_backup_is_salvaged_when_nothing_in_the_file_is_readable(path: Path) -> None:
     with_store(path, fill)
     before = with_store(path, texts)
     backup = with_store(path, lambda store: store.back_up_daily())
@@ -222,12 +222,12 @@ def test_the_latest_backup_is_read_where_nothing_of_the_file_can_be(path: Path) 
     assert backup.exists()
 
 
-def test_no_file_is_no_damage(path: Path) -> None:
+def test_salvaging_a_missing_file_is_a_missing_store_error(path: Path) -> None:
     with pytest.raises(StoreMissingError):
         salvage(path)
 
 
-def test_cancelling_changes_nothing(path: Path) -> None:
+def test_a_cancelled_salvage_changes_nothing(path: Path) -> None:
     with_store(path, fill)
     raw = path.read_bytes()
 
@@ -242,7 +242,7 @@ def test_cancelling_changes_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["the page that all rows stand under", "the number of the last row"])
-def test_it_can_be_stopped_where_nothing_can_be_read(path: Path, damage: str) -> None:
+def test_a_salvage_of_unreadable_rows_can_be_cancelled(path: Path, damage: str) -> None:
     with_store(path, fill)
     if damage == "the number of the last row":
         sql(path, "UPDATE sqlite_sequence SET seq = 1 << 40 WHERE name = 'token_chunks'")
@@ -272,8 +272,8 @@ def test_it_can_be_stopped_where_nothing_can_be_read(path: Path, damage: str) ->
 
 
 @pytest.mark.parametrize("recovered", [False, True])
-def test_the_journal_is_found_beside_what_a_link_leads_to(path: Path, tmp_path: Path, recovered: bool) -> None:
-    # given: a file that a killed app left with all pages but the first in its journal, and a link to it
+def test_the_journal_is_found_beside_the_target_of_a_link(path: Path, tmp_path: Path, recovered: bool) -> None:
+    # given: files that a killed app left, with all pages but the first in the journal, and a link to them
     far, link = tmp_path / "far" / path.name, tmp_path / "near" / "sessions.db"
     far.parent.mkdir()
     link.parent.mkdir()
@@ -331,10 +331,10 @@ def sweep(path: Path, times: int, seed: int) -> int:
 
 
 @pytest.mark.slow
-def test_broken_pages_cost_what_was_on_them(path: Path) -> None:
+def test_broken_pages_lose_only_their_own_content(path: Path) -> None:
     assert sweep(path, times=6, seed=3) > 6 * SESSIONS
 
 
 @pytest.mark.slow
-def test_many_broken_pages(path: Path) -> None:
+def test_many_broken_pages_lose_only_their_own_content(path: Path) -> None:
     assert sweep(path, times=150, seed=4) > 150 * SESSIONS

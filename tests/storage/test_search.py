@@ -1,4 +1,4 @@
-"""Finding sessions by title and by any branch's text."""
+"""Finding sessions by their title and by the text of any branch."""
 
 from __future__ import annotations
 
@@ -71,10 +71,12 @@ def test_a_query_finds_its_session(store: SessionStore, query: str, found: str |
         ("京都", "japanese", "京都"),
         ("#tag cafe", "french", "cafe"),
         ("very important", "marks", "very **important"),
-        ("->", "code", None),  # nothing but signs is found, and no place of it is shown
+        ("->", "code", None),  # a query of punctuation finds the session, but has no passage to show
     ],
 )
-def test_a_hit_says_where_the_words_stand(store: SessionStore, query: str, found: str, around: str | None) -> None:
+def test_a_hit_has_the_matching_passage_and_its_surroundings(
+    store: SessionStore, query: str, found: str, around: str | None
+) -> None:
     async def run() -> None:
         ids = {}
         for title, text in TEXTS.items():
@@ -93,7 +95,7 @@ def test_a_hit_says_where_the_words_stand(store: SessionStore, query: str, found
     asyncio.run(run())
 
 
-def test_a_hit_is_in_the_latest_text_that_has_all_words(store: SessionStore) -> None:
+def test_a_hit_is_in_the_latest_text_that_has_all_the_words(store: SessionStore) -> None:
     async def run() -> None:
         session, user, _ = await chat(store, "Holidays", text="Where should we go?")
         one = await store.add_node(
@@ -107,13 +109,13 @@ def test_a_hit_is_in_the_latest_text_that_has_all_words(store: SessionStore) -> 
         assert hit.behind == "s, to Porto."
         assert len(hit.before) == 80
         await store.rename_session(session, "Journeys")
-        assert await store.search_hits("journeys") == {}  # the title alone has it
+        assert await store.search_hits("journeys") == {}  # only the title has it
         assert await store.search_hits("") == {}
 
     asyncio.run(run())
 
 
-def test_words_may_stand_in_title_and_in_different_branches(store: SessionStore) -> None:
+def test_the_words_of_a_query_may_be_in_the_title_and_in_different_branches(store: SessionStore) -> None:
     async def run() -> None:
         session, user, _ = await chat(store, "Holidays", text="Where should we go?")
         await store.add_node(NewNode(session, user, "assistant", "to Lisbon when it rains"))
@@ -124,7 +126,7 @@ def test_words_may_stand_in_title_and_in_different_branches(store: SessionStore)
     asyncio.run(run())
 
 
-def test_renaming_and_finishing_change_what_is_found(store: SessionStore) -> None:
+def test_renaming_a_session_and_finishing_an_answer_update_the_search(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.create_session("apples")
         node = await store.add_node(NewNode(session, None, "assistant", status="open"))

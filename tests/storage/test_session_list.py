@@ -1,4 +1,4 @@
-"""Order, pins, trash, branch counts."""
+"""Order, pins and trash of the session list, and branch counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def titles(store: SessionStore, query: str = "") -> list[str]:
     return [row.title for row in await store.sessions(query)]
 
 
-def test_pinned_first_then_the_last_changed(store: SessionStore) -> None:
+def test_pinned_sessions_come_first_then_the_most_recently_changed(store: SessionStore) -> None:
     async def run() -> None:
         a = await store.create_session("a")
         for title in ("b", "c"):
@@ -25,7 +25,7 @@ def test_pinned_first_then_the_last_changed(store: SessionStore) -> None:
         await store.pin_session(a)
         assert await titles(store) == ["a", "c", "b"]
         await store.pin_session(a, False)
-        await store.rename_session(a, "A")  # not a change of content: stays where it is
+        await store.rename_session(a, "A")  # not a change of content: the position stays
         assert await titles(store) == ["c", "b", "A"]
         await store.add_node(NewNode(a, None, "user", "news"))
         assert await titles(store) == ["A", "c", "b"]
@@ -33,7 +33,9 @@ def test_pinned_first_then_the_last_changed(store: SessionStore) -> None:
     asyncio.run(run())
 
 
-def test_order_does_not_follow_the_clock(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_sessions_and_nodes_does_not_depend_on_the_clock(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> None:
         session, user, _ = await chat(store, "old")
         now = time.time()
@@ -48,7 +50,7 @@ def test_order_does_not_follow_the_clock(store: SessionStore, monkeypatch: pytes
     asyncio.run(run())
 
 
-def test_the_trash_keeps_everything_for_its_days(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trash_keeps_a_session_for_its_days(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         session, _, answer = await chat(store, "thrown away")
         await chat(store, "kept")
@@ -71,19 +73,19 @@ def test_the_trash_keeps_everything_for_its_days(store: SessionStore, monkeypatc
     asyncio.run(run())
 
 
-def test_what_is_thrown_away_under_a_clock_that_was_set_back_stays_for_its_days(
+def test_a_session_trashed_while_the_clock_is_behind_stays_for_its_days(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
         now = time.time()
         assert await store.purge_trash() == 0  # as at every start
         session, _, _ = await chat(store, "thrown away")
-        # given a clock that is years behind, under which the session is changed and thrown away
+        # given a clock that is years behind, under which the session is changed and trashed
         monkeypatch.setattr("time.time", lambda: now - 10 * 365 * 86_400)
         await store.rename_session(session, "thrown away, renamed")
         await store.trash_session(session)
         assert await store.purge_trash() == 0
-        # when it is right again
+        # when the clock is right again
         monkeypatch.setattr("time.time", lambda: now + 86_400)
         assert await store.purge_trash() == 0
         (row,) = await store.trashed_sessions()
@@ -96,7 +98,7 @@ def test_what_is_thrown_away_under_a_clock_that_was_set_back_stays_for_its_days(
 
 
 @pytest.mark.slow
-def test_purging_leaves_nothing_behind(path: Path) -> None:
+def test_purging_the_trash_leaves_no_rows(path: Path) -> None:
     async def purge(store: SessionStore) -> None:
         parent = None
         session = await store.create_session("deep")
@@ -110,7 +112,7 @@ def test_purging_leaves_nothing_behind(path: Path) -> None:
         assert sql(path, f"SELECT count(*) FROM {table}") == [(0,)]
 
 
-def test_branches_are_the_tips_of_the_tree(store: SessionStore) -> None:
+def test_the_branch_count_is_the_number_of_tips(store: SessionStore) -> None:
     async def run() -> None:
         session, user, answer = await chat(store, tokens=6)
 
@@ -133,13 +135,13 @@ def test_branches_are_the_tips_of_the_tree(store: SessionStore) -> None:
     asyncio.run(run())
 
 
-def test_samples_are_marked_and_unfinished_imports_hidden(path: Path) -> None:
+def test_samples_are_marked_and_unfinished_imports_are_hidden(path: Path) -> None:
     async def make(store: SessionStore) -> None:
         await store.create_session("sample", is_sample=True)
         await store.create_session("half imported")
 
     with_store(path, make)
-    from storage.tables.checksums import checksum  # the flag is the importer's, which writes rows of its own
+    from storage.tables.checksums import checksum  # only the importer sets this flag
 
     columns = [row[1] for row in sql(path, "PRAGMA table_info(sessions)")]
     row = dict(zip(columns, sql(path, "SELECT * FROM sessions WHERE id = 2")[0], strict=True)) | {"importing": 1}

@@ -1,4 +1,4 @@
-"""A session is saved, read back, reopened; what a finished run refuses."""
+"""Saving, reading and reopening a session; what a finished run refuses."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_a_chat_is_the_same_after_reopening(path: Path) -> None:
     with_store(path, read)
 
 
-def test_the_shape_of_a_session_is_that_of_its_runs_and_says_nothing_of_their_words(path: Path) -> None:
+def test_the_shape_of_a_session_has_all_fields_of_its_nodes_except_text_and_stats(path: Path) -> None:
     session, user, answer = with_store(path, chat)
 
     async def grow(store: SessionStore) -> None:
         await store.add_node(NewNode(session, answer, "assistant", at_token=2, at_byte=7, turn_start=False, status="open"))
 
     with_store(path, grow)
-    sql(path, "UPDATE nodes SET text = 'other words' WHERE id = ?", user)  # its checksum says so
+    sql(path, "UPDATE nodes SET text = 'other words' WHERE id = ?", user)  # damages the checksum of the row
 
     async def read(store: SessionStore) -> None:
         tree, shape = await store.load_session(session), await store.load_shape(session)
@@ -63,12 +63,12 @@ def test_the_shape_of_a_session_is_that_of_its_runs_and_says_nothing_of_their_wo
         assert await store.load_nodes(session, [user], after=answer) == [tree.nodes[0], tree.nodes[2]]
         assert await store.load_nodes(session + 1, [user], after=0) == []
         sql(path, "DELETE FROM nodes WHERE at_token = 2")
-        assert (await store.load_shape(session)).session.damaged  # a lost run is noticed
+        assert (await store.load_shape(session)).session.damaged  # a lost node is detected
 
     with_store(path, read)
 
 
-def test_columns_come_back_as_they_were(store: SessionStore) -> None:
+def test_columns_are_read_as_they_were_saved(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.create_session("s")
         saved = chunk(0, 4)
@@ -83,7 +83,7 @@ def test_columns_come_back_as_they_were(store: SessionStore) -> None:
     asyncio.run(run())
 
 
-def test_a_streamed_answer_grows_by_chunks_and_then_does_not_change(store: SessionStore) -> None:
+def test_a_streamed_answer_grows_by_chunks_and_is_fixed_once_finished(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.create_session("s")
         node = await store.add_node(NewNode(session, None, "assistant", status="open"))
@@ -107,7 +107,7 @@ def test_a_streamed_answer_grows_by_chunks_and_then_does_not_change(store: Sessi
     ("reason", "status"),
     [(None, "complete"), ("eos", "complete"), ("stop", "complete"), ("length", "partial"), ("engine_died", "partial")],
 )
-def test_the_reason_says_whether_an_answer_is_whole(store: SessionStore, reason: str | None, status: str) -> None:
+def test_the_finish_reason_decides_whether_an_answer_is_complete(store: SessionStore, reason: str | None, status: str) -> None:
     async def run() -> None:
         session = await store.create_session("s")
         node = await store.add_node(NewNode(session, None, "assistant", status="open"))
@@ -120,7 +120,7 @@ def test_the_reason_says_whether_an_answer_is_whole(store: SessionStore, reason:
     asyncio.run(run())
 
 
-def test_a_turn_saved_before_it_could_be_tokenised_takes_its_tokens_once(store: SessionStore) -> None:
+def test_a_turn_saved_without_tokens_takes_its_tokens_once(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.create_session("s")
         node = await store.add_node(NewNode(session, None, "user", "hello"))
@@ -134,7 +134,7 @@ def test_a_turn_saved_before_it_could_be_tokenised_takes_its_tokens_once(store: 
     asyncio.run(run())
 
 
-def test_what_cannot_be_saved_is_refused_and_changes_nothing(store: SessionStore) -> None:
+def test_invalid_rows_are_refused_and_change_nothing(store: SessionStore) -> None:
     async def refused(attempt: Coroutine[Any, Any, Any], error: type[Exception], words: str) -> None:
         with pytest.raises(error, match=words):
             await attempt
@@ -168,11 +168,11 @@ def test_what_cannot_be_saved_is_refused_and_changes_nothing(store: SessionStore
     asyncio.run(run())
 
 
-def test_what_an_open_run_was_begun_with_can_get_another_models_numbers(store: SessionStore) -> None:
+def test_the_first_tokens_of_an_open_run_can_be_replaced_by_another_models(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.create_session("a")
         node = await store.add_node(NewNode(session, None, "assistant", status="open"), chunk(0, 2))
-        # when the chunk has fewer tokens than the run, or others, nothing changes
+        # when the chunk has fewer tokens than the run, or different ids, nothing changes
         other = chunk(0, 3, model="another")
         other.columns["ids"][1] += 1
         for bad, words in ((chunk(0, 1, model="another"), "use rescore"), (other, "other token ids")):
@@ -180,7 +180,7 @@ def test_what_an_open_run_was_begun_with_can_get_another_models_numbers(store: S
                 await store.append_chunk(node, bad)
         [saved] = (await store.load_tokens([node]))[node]
         assert (saved.kv_fingerprint, saved.count) == (MODEL, 2)
-        # when it has them all, it takes their place, and the run goes on from there
+        # when it has all of them, it replaces them, and the run continues from there
         await store.append_chunk(node, chunk(0, 3, model="another"))
         await store.append_chunk(node, chunk(3, 2, model="another"))
         await store.finish_node(node, finish_reason="eos", stats={}, text="w0 w1 w2 w3 w4 ")
@@ -193,7 +193,7 @@ def test_what_an_open_run_was_begun_with_can_get_another_models_numbers(store: S
     asyncio.run(run())
 
 
-def test_surrogates_and_nul_are_cleaned_at_the_door(store: SessionStore) -> None:
+def test_surrogates_and_nul_characters_are_replaced_when_saved(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.create_session("a\x00b\ud800")
         node = await store.add_node(NewNode(session, None, "user", "x\udfffy\x00z 🙂", stats={"k\ud800": ["\x00"]}))
@@ -208,7 +208,7 @@ def test_surrogates_and_nul_are_cleaned_at_the_door(store: SessionStore) -> None
     asyncio.run(run())
 
 
-def test_what_is_kept_by_key(path: Path) -> None:
+def test_vocabularies_models_and_settings_are_saved_by_key(path: Path) -> None:
     async def save(store: SessionStore) -> None:
         await store.save_vocabulary("digest", [b"a", b"\xff\x00", b""])
         await store.save_model("model-a", {"name": "SmolLM2", "vocabulary": "digest"})

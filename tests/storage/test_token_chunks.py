@@ -1,4 +1,4 @@
-"""Token chunks: rescoring, several models, and damage that is named."""
+"""Token chunks: rescoring, several models, and named damage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def layout(tiles: list[StoredChunk]) -> list[tuple[int, int, bool]]:
     return [(tile.first, tile.count, tile.damaged) for tile in tiles]
 
 
-def test_scores_that_come_later_win_and_nothing_is_rewritten(store: SessionStore, path: Path) -> None:
+def test_later_scores_take_precedence_and_nothing_is_rewritten(store: SessionStore, path: Path) -> None:
     async def run() -> None:
         session = await store.create_session("s")
         node = await store.add_node(NewNode(session, None, "user", "x"), chunk(0, 6, logprob=None))
@@ -40,7 +40,7 @@ def test_scores_that_come_later_win_and_nothing_is_rewritten(store: SessionStore
     assert sql(path, "SELECT count(*) FROM token_chunks") == [(3,)]
 
 
-def test_each_end_and_origin_of_a_token_is_known() -> None:
+def test_every_finish_reason_and_origin_is_accepted() -> None:
     ends, origins = [*Finish], [*Origin]
     check_known({"ids": np.arange(len(ends)), "finish": np.array(ends, np.uint8)})
     check_known({"ids": np.arange(len(origins)), "origin": np.array(origins, np.uint8)})
@@ -63,12 +63,12 @@ def test_scores_for_other_ids_are_refused(store: SessionStore) -> None:
     asyncio.run(run())
 
 
-def test_a_second_models_tokens_stand_beside_the_first_ones(store: SessionStore) -> None:
+def test_the_tokens_of_a_second_model_are_stored_beside_the_first_ones(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.create_session("s")
         node = await store.add_node(NewNode(session, None, "user", "x"), chunk(0, 6))
         await store.rescore(node, chunk(0, 5, model="model-b", logprob=-3.0))
-        await store.rescore(node, chunk(5, 5, model="model-b", logprob=-4.0))  # another tokenizer: more tokens
+        await store.rescore(node, chunk(5, 5, model="model-b", logprob=-4.0))  # a different tokenizer: more tokens
         own = (await store.load_tokens([node]))[node]
         theirs = (await store.load_tokens([node], "model-b"))[node]
         unknown = (await store.load_tokens([node], "model-c"))[node]
@@ -82,7 +82,7 @@ def test_a_second_models_tokens_stand_beside_the_first_ones(store: SessionStore)
     asyncio.run(run())
 
 
-def test_a_flipped_bit_names_its_chunk_and_the_rest_is_read(path: Path) -> None:
+def test_a_flipped_bit_names_its_chunk_and_the_others_are_read(path: Path) -> None:
     session, _, answer = with_store(path, lambda store: chat(store, tokens=4))
     other, _, other_answer = with_store(path, lambda store: chat(store, "other"))
 
@@ -110,7 +110,7 @@ def test_a_flipped_bit_names_its_chunk_and_the_rest_is_read(path: Path) -> None:
     with_store(path, read)
 
 
-def test_an_older_intact_copy_steps_in_and_is_marked(path: Path) -> None:
+def test_an_older_intact_copy_replaces_a_damaged_one_and_is_marked(path: Path) -> None:
     async def make(store: SessionStore) -> int:
         session = await store.create_session("s")
         node = await store.add_node(NewNode(session, None, "user", "x"), chunk(0, 6, logprob=None))
@@ -140,7 +140,7 @@ def test_an_older_intact_copy_steps_in_and_is_marked(path: Path) -> None:
         "UPDATE token_chunks SET columns = 'text' WHERE first = 3",
     ],
 )
-def test_a_chunk_that_is_lost_or_astray_leaves_a_named_gap(path: Path, harm: str) -> None:
+def test_a_lost_or_misplaced_chunk_leaves_a_named_gap(path: Path, harm: str) -> None:
     async def make(store: SessionStore) -> tuple[int, int]:
         session, _, answer = await chat(store)
         node = await store.add_node(NewNode(session, answer, "assistant", status="open"))
@@ -163,7 +163,7 @@ def test_a_chunk_that_is_lost_or_astray_leaves_a_named_gap(path: Path, harm: str
     with_store(path, read)
 
 
-def test_a_run_that_lost_all_its_tokens_is_one_named_gap(path: Path) -> None:
+def test_a_run_without_any_of_its_tokens_is_one_named_gap(path: Path) -> None:
     session, user, answer = with_store(path, chat)
     sql(path, "DELETE FROM token_chunks WHERE node_id = ?", answer)
 
@@ -176,7 +176,7 @@ def test_a_run_that_lost_all_its_tokens_is_one_named_gap(path: Path) -> None:
     with_store(path, read)
 
 
-def test_scores_whose_range_is_damaged_make_the_whole_run_suspect(path: Path) -> None:
+def test_scores_with_a_damaged_range_mark_the_whole_run_as_damaged(path: Path) -> None:
     async def make(store: SessionStore) -> int:
         session = await store.create_session("s")
         node = await store.add_node(NewNode(session, None, "user", "x"), chunk(0, 6, logprob=None))

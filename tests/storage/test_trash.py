@@ -1,4 +1,4 @@
-"""What is cleared away, what stays, and copies of sessions."""
+"""Removal of empty sessions and failed answers, the trash, and copies of sessions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NEW = "New session"
 ROLES: Final[tuple[Role, ...]] = ("user", "assistant")
 
 
-def test_sessions_nothing_was_said_in_go_and_all_others_stay(store: SessionStore) -> None:
+def test_empty_sessions_are_dropped_and_all_others_stay(store: SessionStore) -> None:
     async def run() -> None:
-        # given: two that are empty, one of them with the root a failed message left behind
+        # given: two empty sessions, one of them with the root that a failed message left behind
         await store.create_session(NEW)
         await store.add_node(NewNode(await store.create_session(NEW), None, "system"))
-        # and some that are not, or are meant to stay
+        # and some that are not empty, or must be kept
         open_one = await store.create_session(NEW)
         pinned = await store.create_session(NEW)
         await store.pin_session(pinned)
@@ -55,7 +55,7 @@ def test_sessions_nothing_was_said_in_go_and_all_others_stay(store: SessionStore
     asyncio.run(run())
 
 
-def test_damage_deletes_nothing(path: Path) -> None:
+def test_damaged_flags_delete_nothing(path: Path) -> None:
     async def fill(store: SessionStore) -> None:
         await store.create_session(NEW)
         await chat(store, "thrown away by a flipped bit")
@@ -72,7 +72,7 @@ def test_damage_deletes_nothing(path: Path) -> None:
     with_store(path, tidy)
 
 
-def test_an_empty_session_that_lost_its_words_stays(path: Path) -> None:
+def test_a_session_that_lost_its_nodes_to_damage_is_not_dropped_as_empty(path: Path) -> None:
     async def fill(store: SessionStore) -> None:
         await chat(store, NEW)
 
@@ -81,7 +81,7 @@ def test_an_empty_session_that_lost_its_words_stays(path: Path) -> None:
     assert with_store(path, lambda store: store.drop_empty_sessions(NEW)) == 0
 
 
-def test_a_large_session_leaves_the_trash_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_session_is_purged_in_slices(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trash, "SLICE_SECONDS", 0)
     count = 2 * trash.SLICE + 3
 
@@ -93,7 +93,7 @@ def test_a_large_session_leaves_the_trash_in_slices(path: Path, monkeypatch: pyt
         await store.trash_session(session)
         purging = asyncio.ensure_future(store.purge_trash(days=0))
         seen = set()
-        while not purging.done():  # others read between the slices
+        while not purging.done():  # reads happen between the slices
             await asyncio.sleep(0)
             seen.add(sum(len(tiles) for tiles in (await store.load_tokens([node])).values()))
         assert await purging == 1
@@ -147,9 +147,7 @@ def test_many_turns_are_deleted_and_copied_in_slices(path: Path, monkeypatch: py
     with_store(path, run)
 
 
-def test_what_a_killed_app_left_half_deleted_or_half_copied_is_not_seen_and_goes(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_remains_of_a_killed_deletion_or_copy_are_hidden_and_cleared(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trash, "SLICE_SECONDS", 0)
     monkeypatch.setattr(importer, "SLICE_SECONDS", 0)
 
@@ -180,7 +178,7 @@ def test_what_a_killed_app_left_half_deleted_or_half_copied_is_not_seen_and_goes
     assert sql(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM settings)") == [(6, 0)]
 
 
-def test_a_copy_is_of_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_session_that_is_being_written_is_consistent(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importer, "SLICE_SECONDS", 0)
 
     async def run(store: SessionStore) -> None:
@@ -200,7 +198,7 @@ def test_a_copy_is_of_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with_store(path, run)
 
 
-def test_an_empty_session_that_something_was_set_for_stays(store: SessionStore) -> None:
+def test_an_empty_session_with_a_setup_is_not_dropped(store: SessionStore) -> None:
     async def run() -> None:
         kept, unset = await store.create_session(NEW), await store.create_session(NEW)
         await store.set_session_setup(kept, {"options": {"temperature": 0.3}})
@@ -212,7 +210,7 @@ def test_an_empty_session_that_something_was_set_for_stays(store: SessionStore) 
     asyncio.run(run())
 
 
-def test_an_answer_that_never_began_is_taken_away(store: SessionStore) -> None:
+def test_a_failed_answer_without_text_can_be_discarded(store: SessionStore) -> None:
     async def run() -> None:
         session, user, answer = await chat(store)
         failed = await store.add_node(NewNode(session, user, "assistant", status="open"), current=True)
@@ -220,7 +218,7 @@ def test_an_answer_that_never_began_is_taken_away(store: SessionStore) -> None:
             failed, replace_struct(chunk(0, 2), columns={**chunk(0, 2).columns, "origin": np.zeros(2, np.uint8)})
         )
         with pytest.raises(InvalidRowError):
-            await store.discard_node(failed)  # it is still written
+            await store.discard_node(failed)  # it is still open
         await store.finish_node(failed, finish_reason="error", stats={"message": "no model"}, text="")
         assert [row.branches for row in await store.sessions()] == [2]
         # when
@@ -232,7 +230,7 @@ def test_an_answer_that_never_began_is_taken_away(store: SessionStore) -> None:
         assert tree.session.branches == 1
         assert await store.load_tokens([failed]) == {}
         assert await store.verify() == []
-        # an answer with words stays, and so does what something goes on from
+        # an answer with text cannot be discarded, nor can a node with children
         for node in (answer, user):
             with pytest.raises(InvalidRowError):
                 await store.discard_node(node)
@@ -240,7 +238,7 @@ def test_an_answer_that_never_began_is_taken_away(store: SessionStore) -> None:
     asyncio.run(run())
 
 
-def test_taking_away_the_only_answer_leaves_its_question_as_the_tip(store: SessionStore) -> None:
+def test_discarding_the_only_answer_leaves_its_question_as_the_tip(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.create_session("first")
         user = await store.add_node(NewNode(session, None, "user", "hello"))
@@ -255,7 +253,7 @@ def test_taking_away_the_only_answer_leaves_its_question_as_the_tip(store: Sessi
     asyncio.run(run())
 
 
-def test_a_copy_is_the_same_and_apart(store: SessionStore) -> None:
+def test_a_copy_of_a_session_is_equal_and_independent(store: SessionStore) -> None:
     async def run() -> None:
         session, user, answer = await chat(store, "Paris", tokens=6)
         await store.rescore(answer, chunk(0, 6, logprob=-2.0))
@@ -278,7 +276,7 @@ def test_a_copy_is_the_same_and_apart(store: SessionStore) -> None:
         assert [row.id for row in await store.sessions("copy")] == [made.session_id]
         assert {row.id for row in await store.sessions("Rome")} == {session, made.session_id}
         assert await store.verify() == []
-        # and what happens to one does not happen to the other
+        # and changes of one do not affect the other
         await store.add_node(NewNode(made.session_id, made.nodes[branch], "user", "more"))
         assert len((await store.load_session(session)).nodes) == 3
 
@@ -288,7 +286,7 @@ def test_a_copy_is_the_same_and_apart(store: SessionStore) -> None:
 @pytest.mark.parametrize(
     "damage", ["UPDATE nodes SET text = 'other'", "UPDATE token_chunks SET count = 1", "UPDATE sessions SET branches = 9"]
 )
-def test_damage_is_not_copied_as_if_it_were_sound(path: Path, damage: str) -> None:
+def test_a_damaged_session_is_not_copied(path: Path, damage: str) -> None:
     with_store(path, chat)
     sql(path, damage)
 

@@ -1,4 +1,4 @@
-"""The views other tools query, through a plain connection of Python's own sqlite3."""
+"""The views that other tools query, through a plain connection of Python's own sqlite3."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tree(path: Path) -> tuple[int, int, int, int]:
     return with_store(path, make)
 
 
-def test_turns(path: Path, tree: tuple[int, int, int, int]) -> None:
+def test_the_turns_view_lists_the_turns_of_untrashed_sessions(path: Path, tree: tuple[int, int, int, int]) -> None:
     session, user, answer, sibling = tree
     rows = sql(path, "SELECT session_id, title, node_id, parent_id, at_token, role, turn_start, text FROM turns ORDER BY seq")
     assert rows == [
@@ -35,7 +35,7 @@ def test_turns(path: Path, tree: tuple[int, int, int, int]) -> None:
     ]
 
 
-def test_tokens(path: Path, tree: tuple[int, int, int, int]) -> None:
+def test_the_tokens_view_lists_the_current_scores(path: Path, tree: tuple[int, int, int, int]) -> None:
     _, _, answer, sibling = tree
     query = "SELECT position, token_id, text, logprob, rank, entropy, own FROM tokens WHERE node_id = ? ORDER BY position"
     rows = sql(path, query, answer)
@@ -46,7 +46,7 @@ def test_tokens(path: Path, tree: tuple[int, int, int, int]) -> None:
     assert bits == pytest.approx(2.885390, abs=1e-5)
 
 
-def test_branches_give_each_path_with_its_cuts(path: Path, tree: tuple[int, int, int, int]) -> None:
+def test_the_branches_view_lists_each_path_with_its_cuts(path: Path, tree: tuple[int, int, int, int]) -> None:
     session, user, answer, sibling = tree
     rows = sql(path, "SELECT tip_id, node_id, upto FROM branches WHERE session_id = ? ORDER BY tip_id, steps_from_tip", session)
     assert rows == [
@@ -59,14 +59,14 @@ def test_branches_give_each_path_with_its_cuts(path: Path, tree: tuple[int, int,
     assert (count, round(bits, 3)) == (2 + 3 + 4, round((2 * 1.25 + 2.0 + 4 * 1.25) / 0.6931471805599453, 3))
 
 
-def test_a_cycle_ends(path: Path, tree: tuple[int, int, int, int]) -> None:
+def test_a_cycle_of_parents_does_not_make_the_branches_view_endless(path: Path, tree: tuple[int, int, int, int]) -> None:
     _, user, answer, sibling = tree
     sql(path, "UPDATE nodes SET parent_id = ? WHERE id = ?", answer, user)
     rows = sql(path, "SELECT count(*) FROM branches WHERE tip_id = ? AND steps_from_tip < 10", sibling)
     assert rows == [(10,)]
 
 
-def test_the_example_in_the_documentation_runs(path: Path, tree: tuple[int, int, int, int]) -> None:
+def test_the_example_of_the_docstring_runs(path: Path, tree: tuple[int, int, int, int]) -> None:
     import storage.tables.views
 
     example = (storage.tables.views.__doc__ or "").split("::\n")[1].strip()
@@ -77,7 +77,7 @@ def test_the_example_in_the_documentation_runs(path: Path, tree: tuple[int, int,
 
 
 @pytest.mark.parametrize("view", ["turns", "tokens", "branches"])
-def test_the_page_names_every_column(path: Path, tree: tuple[int, int, int, int], view: str) -> None:
+def test_the_sql_page_names_every_column(path: Path, tree: tuple[int, int, int, int], view: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "sql.md").read_text("utf-8")
     row = next(line for line in page.splitlines() if line.startswith(f"| `{view}` |"))
     assert re.findall(r"`(\w+)`", row.rsplit("|", 2)[1]) == [
@@ -85,7 +85,7 @@ def test_the_page_names_every_column(path: Path, tree: tuple[int, int, int, int]
     ]
 
 
-def test_the_example_of_the_page_runs(path: Path, tree: tuple[int, int, int, int]) -> None:
+def test_the_example_of_the_sql_page_runs(path: Path, tree: tuple[int, int, int, int]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "sql.md").read_text("utf-8")
     query = page.partition('mode=ro" "')[2].partition('"\n')[0]
     assert [node for node, _ in sql(path, query)] == sorted(tree[2:])

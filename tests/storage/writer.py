@@ -1,4 +1,4 @@
-"""A process that is going to be killed, or whose disk is going to fail: saves chats and says what was acknowledged.
+"""A process that saves chats until it is killed or its disk fails; prints every acknowledged call.
 
 Each line on stdout is one JSON object, written after the store has returned: ["user" | "chunk" | "finish", node, tokens],
 ["failed", type, message] or ["done"]. Arguments: the sessions file, the number of rounds, a limit for the size of a file
@@ -45,7 +45,7 @@ async def main(path: Path, rounds: int, limit: int) -> None:
         await save(store, rounds)
     except StoreError as error:
         say("failed", type(error).__name__, str(error))
-        if limit:  # somebody made room
+        if limit:  # now there is room
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             await save(store, 1)
     await store.close()

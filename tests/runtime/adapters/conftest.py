@@ -18,7 +18,7 @@ from tests.tiny_models import tiny_path
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where adapters are written."""
+    """The folder for the adapters."""
     return tmp_path_factory.mktemp("adapters")
 
 
@@ -31,7 +31,7 @@ def folders(root: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def peft(folders: dict[str, Path]) -> Peft:
-    """peft's numbers for them."""
+    """peft's numbers for these adapters."""
     return Peft("llama", **folders)
 
 

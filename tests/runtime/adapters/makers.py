@@ -1,4 +1,4 @@
-"""Random adapters, written by peft itself, and peft's own numbers for them: the reference of everything about adapters."""
+"""Random adapters written by peft itself, and peft's own numbers for them: the reference for all adapter tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INVOCATION = (17, 23, 5)
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """peft's own warnings (what it uses of transformers is deprecated) are no concern of ours."""
+    """Ignores peft's own deprecation warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -56,7 +56,7 @@ def base_model(name: str) -> Any:
 
 @quiet()
 def save_adapter(folder: Path, name: str, *, seed: int, size: float = 0.15, **changes: Any) -> Path:
-    """Has peft write a random adapter for a tiny model; the folder."""
+    """Writes a random adapter for a tiny model with peft; returns the folder."""
     import torch
     from peft import get_peft_model
 
@@ -95,7 +95,7 @@ class Peft:
             if not stack:
                 with self.model.disable_adapter():
                     return log_softmax(self.model(input_ids=tokens, use_cache=False).logits[0].numpy())
-            self.model.set_adapter(stack[-1][0])  # whose invocation is looked for
+            self.model.set_adapter(stack[-1][0])  # the adapter whose invocation peft looks for
             self.model.base_model.set_adapter([name for name, _ in stack])
             for layer in self.model.modules():
                 if isinstance(layer, LoraLayer):
@@ -114,7 +114,7 @@ def adapters_of(name: str, root: Path) -> tuple[Path, Path]:
 
 
 def to_mlx_layout(peft_folder: Path, folder: Path, scale: float) -> Path:
-    """The same numbers as mlx-lm's trainer writes them: transposed, by its names, with a scale of its own."""
+    """The same numbers as mlx-lm's trainer writes them: transposed, with its names and its own scale."""
     with safe_open(peft_folder / "adapter_model.safetensors", framework="numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # a file is no mapping
     names = {".lora_A.weight": ".lora_a", ".lora_B.weight": ".lora_b"}

@@ -1,4 +1,4 @@
-"""What a model says, in every way it can be asked, so that two times can be compared to the bit."""
+"""The answers of a model to every kind of request, so that two states can be compared bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Said = tuple[list[Float32], list[list[TokenRecord]]]
 
 
 def what_it_says(model: LanguageModel) -> Said:
-    """Rows and streams of a model that begins with nothing in its cache: uncached, cold, after a cached prefix, warm."""
+    """Rows and streams of a model with an empty cache: uncached, cold, after a cached prefix, warm."""
     ids = random_ids(8, 40).tolist()
     options = GenerationOptions(
         max_tokens=20, sampling=SamplingOptions(temperature=0.9), seed=6, ignore_eos=True, resolve=False, stages=True
@@ -27,4 +27,4 @@ def what_it_says(model: LanguageModel) -> Said:
 def assert_same_bits(got: Said, wanted: Said) -> None:
     for row, other in zip(got[0], wanted[0], strict=True):
         np.testing.assert_array_equal(row, other)
-    assert got[1] == wanted[1]  # ids, texts, log-probabilities, entropies, the top tokens, and what each stage did
+    assert got[1] == wanted[1]  # ids, texts, log-probabilities, entropies, the top tokens, and the effect of each stage

@@ -1,4 +1,4 @@
-"""Activated LoRA: base numbers and base KV up to the invocation, the adapter's from there on, as peft has it."""
+"""Activated LoRA: base numbers and base KV up to the invocation, the adapter's from there on, as in peft."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def plain(seed: int, n: int) -> list[int]:
 
 @pytest.mark.slow
 @both_backends
-def test_tokens_before_the_invocation_are_the_base_s_and_share_its_kv(llama: LanguageModel, peft: Peft) -> None:
+def test_tokens_before_the_invocation_use_and_fill_the_kv_of_the_base(llama: LanguageModel, peft: Peft) -> None:
     prefix, after = plain(1, 40), plain(2, 6)
     ids = [*prefix, *INVOCATION, *after]
-    # given the base has computed the prefix
+    # given a prefix computed by the base
     llama.cache_kv(prefix)
     before = llama.metrics().tokens_computed
-    # when the whole is asked for under the activated adapter
+    # when the whole is requested under the activated adapter
     got = llama.next_token_logprobs_sync(ids, adapters=["act"])
     # then the prefix was not computed again, and the numbers are peft's
     assert llama.metrics().tokens_computed - before == len(INVOCATION) + len(after)
     np.testing.assert_allclose(got, peft.logprobs(ids, ("act", 1.0))[-1], atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(llama.next_token_logprobs_uncached(ids, adapters=["act"]), got, atol=TOLERANCE, rtol=0)
-    # and the other way round: what the adapter's request left of the prefix serves the base
+    # and vice versa: the prefix that the adapter's request cached serves the base
     longer = [*plain(3, 30)]
     llama.next_token_logprobs_sync([*longer, *INVOCATION], adapters=["act"])
     before = llama.metrics().tokens_computed
@@ -53,7 +53,7 @@ def test_tokens_before_the_invocation_are_the_base_s_and_share_its_kv(llama: Lan
 
 
 @both_backends
-def test_what_one_salt_has_cached_serves_no_other(llama: LanguageModel) -> None:
+def test_kv_cached_under_one_salt_serves_no_other(llama: LanguageModel) -> None:
     ids = [*plain(8, 25), *INVOCATION, 9]
     rows = []
     for adapters, own in (((), len(ids)), (("act",), len(INVOCATION) + 1)):  # the tokens before the invocation are the base's
@@ -70,7 +70,7 @@ def test_what_one_salt_has_cached_serves_no_other(llama: LanguageModel) -> None:
 
 @pytest.mark.slow
 @both_backends
-def test_a_salt_is_forgotten_when_nothing_of_it_is_left(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_salt_is_forgotten_when_none_of_its_kv_is_left(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers: dict[Hashable, set[int]] = {}
     own, ids, options = Tags.tag, plain(8, 12), GenerationOptions(max_tokens=40, ignore_eos=True, seed=3)
 
@@ -99,21 +99,21 @@ def test_a_salt_is_forgotten_when_nothing_of_it_is_left(llama: LanguageModel, mo
             llama.next_token_logprobs_sync(ids, cache_salt=f"again {other}")
             llama.clear_cache()
     assert others > 2
-    assert any(len(given) == 2 for given in numbers.values())  # the number of one that was forgotten is not given again
+    assert any(len(given) == 2 for given in numbers.values())  # the number of a forgotten salt is not reused
 
 
 @both_backends
-def test_the_scores_of_every_position_are_peft_s(llama: LanguageModel, peft: Peft) -> None:
+def test_the_scores_of_every_position_equal_peft(llama: LanguageModel, peft: Peft) -> None:
     ids = [*plain(4, 12), *INVOCATION, *plain(5, 9)]
     expected = peft.logprobs(ids, ("act", 1.0))
-    for _ in range(2):  # computed, then remembered
+    for _ in range(2):  # computed, then cached
         records = asyncio.run(llama.score(ids, adapters=["act"]))
         got = np.array([record.logprob for record in records[1:]], np.float32)
         np.testing.assert_allclose(got, expected[np.arange(len(ids) - 1), ids[1:]], atol=TOLERANCE, rtol=0)
 
 
 @both_backends
-def test_it_begins_at_the_last_invocation_and_nowhere_without_one(llama: LanguageModel, peft: Peft) -> None:
+def test_activation_begins_at_the_last_invocation_and_never_without_one(llama: LanguageModel, peft: Peft) -> None:
     twice = [*plain(6, 9), *INVOCATION, *plain(7, 9), *INVOCATION, 9, 8]
     got = llama.next_token_logprobs_sync(twice, adapters=["act"])
     np.testing.assert_allclose(got, peft.logprobs(twice, ("act", 1.0))[-1], atol=TOLERANCE, rtol=0)
@@ -121,12 +121,12 @@ def test_it_begins_at_the_last_invocation_and_nowhere_without_one(llama: Languag
     base = llama.next_token_logprobs_sync(never, adapters=())
     before = llama.metrics().tokens_computed
     np.testing.assert_array_equal(llama.next_token_logprobs_sync(never, adapters=["act"]), base)
-    assert llama.metrics().tokens_computed == before  # it is the very same request
+    assert llama.metrics().tokens_computed == before  # it is the same request
 
 
 @pytest.mark.slow
 @both_backends
-def test_base_and_adapters_go_through_the_model_in_one_forward(llama: LanguageModel, peft: Peft) -> None:
+def test_requests_of_the_base_and_of_adapters_share_one_forward(llama: LanguageModel, peft: Peft) -> None:
     ids = [*plain(9, 20), *INVOCATION, *plain(10, 3)]
     stacks = [(), (("A", 1.0),), (("act", 0.5),), (("B", 2.0),), (("A", 1.0), ("B", 0.5))]
 
@@ -141,18 +141,18 @@ def test_base_and_adapters_go_through_the_model_in_one_forward(llama: LanguageMo
 
 
 @both_backends
-def test_an_answer_goes_on_under_the_adapter(llama: LanguageModel, peft: Peft) -> None:
+def test_an_answer_continues_under_the_activated_adapter(llama: LanguageModel, peft: Peft) -> None:
     ids = [*plain(11, 20), *INVOCATION]
     greedy = GenerationOptions(max_tokens=8, resolve=False, adapters=("act",), seed=1)
     records = list(llama.generate_sync(ids, replace(greedy, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)))
     answer = [record.token_id for record in records]
-    # peft places the activation at the last invocation: the answer must not hold another one
+    # peft activates at the last invocation: the answer must not contain another one
     assert tuple(answer).count(INVOCATION[0]) == 0
     expected = peft.logprobs([*ids, *answer], ("act", 1.0))
     rows = expected[np.arange(len(ids) - 1, len(ids) + len(answer) - 1)]
     got = np.array([r.logprob for r in records], np.float32)
     np.testing.assert_allclose(got, rows[np.arange(len(answer)), answer], atol=TOLERANCE, rtol=0)
-    # and what it left in the cache is found again by the same stack alone
+    # and its cached KV is found by the same stack alone
     llama.cache_kv([*ids, *answer])
     assert llama.prefix_match([*ids, *answer], adapters=["act"]).tokens >= len(ids) + len(answer) - 1
     assert llama.prefix_match([*ids, *answer], adapters=["A"]).tokens == 0
@@ -160,7 +160,7 @@ def test_an_answer_goes_on_under_the_adapter(llama: LanguageModel, peft: Peft) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "lfm2", pytest.param("mamba", marks=pytest.mark.slow)])
-def test_on_sliding_and_recurrent_models(name: str, root: Path) -> None:
+def test_activated_adapters_match_peft_on_sliding_window_and_recurrent_models(name: str, root: Path) -> None:
     folder = save_adapter(root / name / "act", name, seed=4, alora_invocation_tokens=INVOCATION)
     peft = Peft(name, act=folder)
     ids = [*plain(12, 30), *INVOCATION, *plain(13, 5)]

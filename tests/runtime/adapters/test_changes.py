@@ -1,4 +1,4 @@
-"""Stacks that change while things run: who runs keeps its own, and namespaces never meet."""
+"""Stacks that change during requests: a running request keeps its own stack, and the KV of stacks is kept apart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fakes import TOLERANCE, Gate, fake_model, settled, some_ids, wait_for
 from tests.runtime.adapters.toys import GREEDY, INVOCATION, right, toy_adapter, wait_until_it_leaves
 
 
-def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: LanguageModel, gate: Gate) -> None:
+def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new_one(model: LanguageModel, gate: Gate) -> None:
     ids = some_ids(1, 20)
     alone = {name: [r.token_id for r in model.generate_sync(ids, GREEDY)] for name in ("base",)}
     model.push_lora("A")
@@ -33,7 +33,7 @@ def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: Langua
 
         gate.shut(after=3)
         running = asyncio.create_task(run())
-        assert await asyncio.to_thread(gate.reached.wait, 30)  # in the middle of the first
+        assert await asyncio.to_thread(gate.reached.wait, 30)  # in the middle of the first answer
         await model.push_lora_async("A")
         later = asyncio.create_task(run())
         await asyncio.to_thread(wait_for_jobs, model, 1)
@@ -46,7 +46,7 @@ def test_a_running_answer_keeps_its_stack_and_the_next_has_the_new(model: Langua
     assert first != second
 
 
-def test_unloading_waits_for_who_uses_it_and_refuses_newcomers(model: LanguageModel, gate: Gate) -> None:
+def test_unloading_waits_for_running_requests_and_refuses_new_ones(model: LanguageModel, gate: Gate) -> None:
     ids = some_ids(2, 10)
     expected = [r.token_id for r in model.generate_sync(ids, replace(GREEDY, adapters=("A",)))]
     gate.shut()
@@ -58,7 +58,7 @@ def test_unloading_waits_for_who_uses_it_and_refuses_newcomers(model: LanguageMo
     leaving = threading.Thread(target=model.unload_adapter, args=("A",))
     leaving.start()
     wait_until_it_leaves(model, leaving)
-    # while it waits, nothing new may begin under it, and it is there still
+    # while it waits, no new request may use it, and it is still loaded
     with pytest.raises(AdapterError, match="is being unloaded"):
         next(model.generate_sync(ids, options))
     with pytest.raises(AdapterError, match="being unloaded"):
@@ -70,17 +70,17 @@ def test_unloading_waits_for_who_uses_it_and_refuses_newcomers(model: LanguageMo
     leaving.join(30)
     assert got == expected
     assert "A_lora" not in model.list_adapters()
-    # loaded again, its KV is still warm
+    # after loading it again, its KV is still cached
     model.load_adapter("A")
     assert model.prefix_match(ids, adapters=["A"]).tokens == len(ids)
 
 
-def test_a_request_of_the_same_turn_is_waited_for(model: LanguageModel) -> None:
+def test_unloading_waits_for_a_request_of_the_same_loop_turn(model: LanguageModel) -> None:
     ids = some_ids(3, 9)
 
     async def turn() -> Float32:
         asked = asyncio.ensure_future(model.next_token_logprobs(ids, adapters=["A"]))
-        await asyncio.sleep(0)  # it was made, and leaves at the end of this turn
+        await asyncio.sleep(0)  # the request exists, and is sent at the end of this turn
         model.unload_adapter("A")
         return await asked
 
@@ -89,7 +89,7 @@ def test_a_request_of_the_same_turn_is_waited_for(model: LanguageModel) -> None:
     right(model, got, ids, (("A", 1.0),))
 
 
-def test_the_same_tokens_under_each_stack_stay_apart(model: LanguageModel) -> None:
+def test_the_kv_of_the_same_tokens_is_kept_apart_by_stack(model: LanguageModel) -> None:
     ids = some_ids(4, 30)
     stacks: list[tuple[tuple[str, float], ...]] = [(), (("A", 1.0),), (("A", 0.5),), (("B", 1.0),), (("A", 1.0), ("B", 1.0))]
     stacks.append((("B", 1.0), ("A", 1.0)))
@@ -97,24 +97,24 @@ def test_the_same_tokens_under_each_stack_stay_apart(model: LanguageModel) -> No
     for stack, got in zip(stacks, answers, strict=True):
         right(model, got, ids, stack)
     assert len({got.tobytes() for got in answers[:5]}) == 5
-    # and every one of them is warm, whatever was in force in between
+    # and each stays cached while others are in force
     computed = model.metrics().tokens_computed
     for stack, got in zip(stacks, answers, strict=True):
         assert model.prefix_match(ids, adapters=stack).tokens == len(ids)
         np.testing.assert_array_equal(model.next_token_logprobs_sync(ids, adapters=stack), got)
     assert model.metrics().tokens_computed == computed
-    # what a stack has not seen is said to be held for another one
+    # a miss is reported as held for another stack
     other = some_ids(5, 12)
     model.cache_kv(other)
     model.next_token_logprobs_sync(other, adapters=["A"])
     assert settled(model)[1].last_cause == "other"
 
 
-def test_random_requests_under_random_stacks_are_what_they_are_alone(model: LanguageModel) -> None:
+def test_random_requests_under_random_stacks_equal_uncached_ones(model: LanguageModel) -> None:
     rng = np.random.default_rng(6)
     names = [name for name in ("A", "B", "act") if name in {a.name for a in model.info.adapters}]
     texts = [some_ids(seed, 24) for seed in range(3)]
-    texts.append([*texts[0][:12], *INVOCATION, *texts[1][:9]])  # with the invocation of the activated one
+    texts.append([*texts[0][:12], *INVOCATION, *texts[1][:9]])  # with the invocation of the activated adapter
 
     async def storm() -> None:
         async def one() -> None:
@@ -130,10 +130,10 @@ def test_random_requests_under_random_stacks_are_what_they_are_alone(model: Lang
     asyncio.run(storm())
 
 
-def test_guesses_are_checked_under_the_answer_s_own_stack(model: LanguageModel) -> None:
+def test_speculation_is_verified_under_the_answers_own_stack(model: LanguageModel) -> None:
     ids = [7, 8, 9, 7, 8, 9, 7, 8]
     plain = replace(GREEDY, max_tokens=40, adapters=("A", ("B", 0.5)))
-    if "recurrent" in model.info.attention_kinds:  # its state cannot be cut back: refused whatever the stack
+    if "recurrent" in model.info.attention_kinds:  # recurrent state cannot be truncated: refused under any stack
         with pytest.raises(UnsupportedFeatureError, match="recurrent state"):
             next(model.generate_sync(ids, replace(plain, speculative=SpeculativeOptions())))
         return
@@ -158,14 +158,16 @@ def test_load_options_push_adapters_in_order(toys: dict[str, Path]) -> None:
             model.add_adapter(toys["act"])
 
 
-def test_an_id_on_the_shelf(toys: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_on_the_shelf_is_found_by_its_id(
+    toys: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))
     toy_adapter(tmp_path / "org--mine@v1", 9)
     with fake_model() as model:
         assert model.add_adapter("org/mine", "mine") == "mine"
         model.push_lora("org/mine@v1")
         assert model.lora_stack == (("org/mine@v1", 1.0),)
-        # the very same weights under two names: one goes, the other stays
+        # the same weights under two names: unloading one keeps the other
         model.load_adapter("mine")
         right(model, model.next_token_logprobs_sync([1, 2]), [1, 2], (("mine", 1.0),))
         model.unload_adapter("mine")
@@ -173,7 +175,7 @@ def test_an_id_on_the_shelf(toys: dict[str, Path], tmp_path: Path, monkeypatch: 
         assert toys
 
 
-def test_each_member_takes_adapters_of_its_own(model: LanguageModel) -> None:
+def test_every_kind_of_request_accepts_its_own_adapters(model: LanguageModel) -> None:
     ids, texts, beams = some_ids(8, 12), ["one text", "another"], BeamOptions(width=3, max_tokens=6, ignore_eos=True)
 
     async def all_of(adapters: Adapters) -> list[object]:
@@ -182,7 +184,7 @@ def test_each_member_takes_adapters_of_its_own(model: LanguageModel) -> None:
         found = await model.beam_generate(ids, beams, adapters=adapters)
         return [vectors.tolist(), [one.ids for one in found], await model.batch_sample([ids], 8, [], 1.0, 5, adapters=adapters)]
 
-    # given what each stack says where it is in force
+    # given the answers under each stack in force
     stacks: list[tuple[tuple[str, float], ...]] = [(), (("A", 1.0),), (("B", 0.5), ("A", 1.0))]
     expected = []
     for stack in stacks:
@@ -191,11 +193,11 @@ def test_each_member_takes_adapters_of_its_own(model: LanguageModel) -> None:
         expected.append(asyncio.run(all_of(None)))
         model.clear_loras()
     assert expected[0] != expected[1] != expected[2] != expected[0]
-    # then a request that names it is answered the same, whatever is in force
+    # then a request that names the stack gets the same, whatever is in force
     model.push_lora("B")
     for stack, before in zip(stacks, expected, strict=True):
         assert asyncio.run(all_of(stack)) == before
-    # and KV is kept for the stack that is named
+    # and KV is cached for the named stack
     other = some_ids(9, 15)
     model.cache_kv(other, adapters=["A"])
     assert model.prefix_match(other, adapters=["A"]).tokens == 15

@@ -1,4 +1,4 @@
-"""An answer that says an invocation sequence goes on as its own tokens would as a prompt."""
+"""An answer that contains an invocation sequence continues as if its tokens were a prompt."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tests.runtime.adapters.toys import INVOCATION, toy_adapter
 from tests.tiny_models import tiny_path
 
 LENGTH = 16
-SEED = 18  # whose draws say the sequence
+SEED = 18  # a seed whose draws contain the sequence
 
 
 def options(invocation: list[int], seed: int, **more: object) -> GenerationOptions:
-    """Draws nothing but what the sequence is made of."""
+    """Options that draw only tokens of the sequence."""
     sampling = SamplingOptions(temperature=8.0, logit_bias=dict.fromkeys(invocation, 100.0))
     adapters = (("B", 0.5), "act")
     made = GenerationOptions(max_tokens=LENGTH, sampling=sampling, seed=seed, ignore_eos=True, resolve=False, adapters=adapters)
-    return replace(made, **more)  # type: ignore[arg-type]  # fields of it
+    return replace(made, **more)  # type: ignore[arg-type]  # type: ignore[arg-type]  # fields of the dataclass
 
 
 def says(answer: list[int], invocation: list[int]) -> list[int]:
-    """After how many tokens an answer has said the sequence."""
+    """The numbers of tokens after which an answer has completed the sequence."""
     n = len(invocation)
     return [at for at in range(n, len(answer) + 1) if answer[at - n : at] == invocation]
 
 
-SLOW = ("overlapping", "hf-llama")  # as mlx-llama
+SLOW = ("overlapping", "hf-llama")  # these take as long as mlx-llama
 
 
 @pytest.fixture(
@@ -66,20 +66,20 @@ def drawn(model: LanguageModel, prompt: list[int], chosen: GenerationOptions) ->
 
 
 @pytest.mark.sampled(1)
-def test_it_goes_on_as_a_branch_and_a_score_would(case: tuple[LanguageModel, list[int]]) -> None:
+def test_an_answer_with_an_invocation_equals_a_branch_and_a_score(case: tuple[LanguageModel, list[int]]) -> None:
     model, invocation = case
-    prompt = [*some_ids(1, 12, 100), invocation[0]]  # the sequence may begin in the prompt as well
+    prompt = [*some_ids(1, 12, 100), invocation[0]]  # the sequence may also begin in the prompt
     chosen = options(invocation, SEED)
     records = drawn(model, prompt, chosen)
     answer = [record.token_id for record in records]
     ends = [end - 1 for end in says([prompt[-1], *answer], invocation)]
     assert ends
     for cut in sorted({at for end in ends[-2:] for at in (end - 1, end, end + 1) if 0 < at < LENGTH}):
-        # a branch there, computed anew, says the same
+        # a branch from there without a cache gives the same answer
         model.clear_cache()
         rest = drawn(model, [*prompt, *answer[:cut]], replace(chosen, max_tokens=LENGTH - cut))
         assert [record.token_id for record in rest] == answer[cut:]
-    # every number is what the tokens before it give, asked as a query
+    # every number equals that of a query with the tokens before it
     for at in (0, *(end for end in ends if end < LENGTH), LENGTH - 1):
         path = [*prompt, *answer[:at]]
         expected = model.next_token_logprobs_uncached(path, adapters=chosen.adapters)[answer[at]]
@@ -87,8 +87,8 @@ def test_it_goes_on_as_a_branch_and_a_score_would(case: tuple[LanguageModel, lis
 
 
 @pytest.mark.slow
-def test_what_it_leaves_in_the_cache_is_right(case: tuple[LanguageModel, list[int]]) -> None:
-    # given scores and KV that a stream left behind, some of them from before an activation
+def test_the_scores_and_kv_cached_by_an_answer_with_an_invocation_are_right(case: tuple[LanguageModel, list[int]]) -> None:
+    # given scores and KV cached by a stream, some of them from before an activation
     model, invocation = case
     model.clear_cache()
     prompt, chosen = some_ids(2, 10, 100), options(invocation, SEED)
@@ -96,7 +96,7 @@ def test_what_it_leaves_in_the_cache_is_right(case: tuple[LanguageModel, list[in
     warm = asyncio.run(model.score_run(path, adapters=chosen.adapters))
     assert model.prefix_match(path[:-1], adapters=chosen.adapters).tokens == len(path) - 1
     last = model.next_token_logprobs_sync(path, adapters=chosen.adapters)
-    # then they are those of the path computed anew
+    # then they equal those of the path without a cache
     model.clear_cache()
     cold = asyncio.run(model.score_run(path, adapters=chosen.adapters))
     np.testing.assert_allclose(warm.logprob, cold.logprob, atol=TOLERANCE * 10, rtol=0)
@@ -107,7 +107,7 @@ def test_what_it_leaves_in_the_cache_is_right(case: tuple[LanguageModel, list[in
 
 
 @pytest.mark.sampled(1)
-def test_branches_batches_and_guesses_say_the_same(case: tuple[LanguageModel, list[int]]) -> None:
+def test_branches_batches_and_speculation_give_the_same_answer(case: tuple[LanguageModel, list[int]]) -> None:
     model, invocation = case
     prompt, chosen = some_ids(3, 12, 100), options(invocation, SEED)
     alone = {branch: [r.token_id for r in drawn(model, prompt, replace(chosen, branch=branch))] for branch in range(3)}

@@ -1,4 +1,4 @@
-"""Two layouts, one adapter: each read by both backends, written for the other library, and read by that library."""
+"""The two adapter layouts: each is read by both backends, converted for the other library, and read by that library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def by_mlx_lm(folder: Path) -> Float32:
     import mlx.core as mx
     from mlx_lm.tuner.utils import load_adapters
 
-    from runtime.backends.mlx.loading import load_model  # the base as its config is meant; what is tried is the adapter
+    from runtime.backends.mlx.loading import load_model  # the base as its config says; the test is about the adapter
 
     base = load_model(tiny_folder("llama"), LoadOptions())
     base.limits.reset()
@@ -37,17 +37,17 @@ def by_mlx_lm(folder: Path) -> Float32:
 
 
 def test_both_backends_read_both_layouts(root: Path, tmp_path: Path) -> None:
-    # given no head: tied or not, mlx-lm does not train it by default
+    # given an adapter without the head, which mlx-lm does not train by default
     folder = save_adapter(root / "llama" / "plain", "llama", seed=5, target_modules=["q_proj", "down_proj"])
     as_mlx = to_mlx_layout(folder, tmp_path / "as-mlx", scale=6 / 4)
-    assert read_header(folder).read().digest == read_header(as_mlx).read().digest  # one adapter, whatever its file
+    assert read_header(folder).read().digest == read_header(as_mlx).read().digest  # the same adapter in another file
     expected = Peft("llama", plain=folder).logprobs(IDS, ("plain", 1.0))[-1]
     np.testing.assert_allclose(by_mlx_lm_with_keys(as_mlx), expected, atol=TOLERANCE, rtol=0)
     for backend in ("hf", "mlx"):
         with load(tiny_path("llama"), backend=backend) as model:
             model.push_lora(str(as_mlx))
             np.testing.assert_allclose(model.next_token_logprobs_sync(IDS), expected, atol=TOLERANCE, rtol=0)
-            # the very same numbers: what one has computed serves the other
+            # the same digest: the KV of one serves the other
             before = model.metrics().tokens_computed
             model.clear_loras()
             model.push_lora(str(folder))
@@ -56,7 +56,7 @@ def test_both_backends_read_both_layouts(root: Path, tmp_path: Path) -> None:
 
 
 def by_mlx_lm_with_keys(folder: Path) -> Float32:
-    """mlx-lm wants to be told which modules: its own trainer writes that too."""
+    """mlx-lm needs the list of modules, which its own trainer writes too."""
     import json
 
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -66,7 +66,7 @@ def by_mlx_lm_with_keys(folder: Path) -> Float32:
     return by_mlx_lm(folder)
 
 
-def test_what_is_converted_is_read_by_the_other_library(root: Path, tmp_path: Path) -> None:
+def test_a_converted_adapter_is_read_by_the_other_library(root: Path, tmp_path: Path) -> None:
     # given an adapter with ranks and alphas that differ by module, with rank-stabilised scaling
     patterns: dict[str, Any] = {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.self_attn.v_proj": 11}}
     folder = save_adapter(
@@ -87,7 +87,7 @@ def test_what_is_converted_is_read_by_the_other_library(root: Path, tmp_path: Pa
             model.pop_lora()
 
 
-def test_what_cannot_be_converted(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_conversion_that_cannot_be_expressed_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="cannot express"):
         convert_adapter(folders["act"], tmp_path / "mlx", "mlx")
     with pytest.raises(AdapterError, match="'peft' or 'mlx'"):
@@ -99,7 +99,7 @@ def test_what_cannot_be_converted(folders: dict[str, Path], tmp_path: Path) -> N
         convert_adapter(folders["A"], tmp_path / "full", "mlx")
 
 
-def test_mlx_settings_that_are_not_plain_lora(root: Path, tmp_path: Path) -> None:
+def test_mlx_settings_other_than_plain_lora_are_refused(root: Path, tmp_path: Path) -> None:
     a, _ = adapters_of("gemma3", root)
     folder = to_mlx_layout(a, tmp_path / "mlx", scale=1.5)
     config = (folder / "adapter_config.json").read_text()
@@ -122,7 +122,7 @@ def test_mlx_settings_that_are_not_plain_lora(root: Path, tmp_path: Path) -> Non
         read_header(folder)
 
 
-def test_sixteen_bits_are_read_as_they_are(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_sixteen_bit_tensors_are_read_without_loss(folders: dict[str, Path], tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file as save_torch
 

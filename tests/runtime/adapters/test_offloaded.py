@@ -1,4 +1,4 @@
-"""Adapters beside weights that stay on disk: the numbers are those of the model in memory, and of peft."""
+"""Adapters on weights that stay on disk: the numbers equal those of the model in memory, and peft's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
 WEIGHTS = "adapter_model.safetensors"
-TOLERANCE = 1e-4  # nats, as of all adapters
+TOLERANCE = 1e-4  # nats, as for all adapters
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 400_000], ids=["all on disk", "a part"])
-def test_they_do_what_they_do_in_memory(folders: dict[str, Path], peft: Peft, limit: int) -> None:
+def test_adapters_on_offloaded_weights_give_the_numbers_of_peft(folders: dict[str, Path], peft: Peft, limit: int) -> None:
     ids = random_ids(7, 30).tolist()
     with load(tiny_path("llama"), "hf", device="cpu", offload="disk", offload_memory_bytes=limit) as model:
         base = model.next_token_logprobs_sync(ids)
@@ -30,7 +30,7 @@ def test_they_do_what_they_do_in_memory(folders: dict[str, Path], peft: Peft, li
             got = model.next_token_logprobs_sync(ids, adapters=stack)
             np.testing.assert_allclose(got, peft.logprobs(ids, *stack)[-1], atol=TOLERANCE)
             assert np.abs(got - base).max() > 0.01
-        # swapped back and unloaded, the base is the base, and warm
+        # after swapping and unloading, the base is unchanged and still cached
         before = settled(model)[0].tokens_computed
         np.testing.assert_array_equal(model.next_token_logprobs_sync(ids, adapters=()), base)
         assert settled(model)[0].tokens_computed == before
@@ -40,8 +40,8 @@ def test_they_do_what_they_do_in_memory(folders: dict[str, Path], peft: Peft, li
         np.testing.assert_array_equal(model.next_token_logprobs_sync(ids), base)
 
 
-def test_a_copy_of_weights_on_disk_is_compared_as_in_memory(folders: dict[str, Path], tmp_path: Path) -> None:
-    # given an adapter for the head, which peft saved with the base's own head, and the same beside another head
+def test_base_weights_saved_with_an_adapter_are_compared_with_those_on_disk(folders: dict[str, Path], tmp_path: Path) -> None:
+    # given an adapter for the head, which peft saved with the base's head, and a copy with another head
     other = tmp_path / "other"
     other.mkdir()
     for file in folders["A"].iterdir():

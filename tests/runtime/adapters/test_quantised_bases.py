@@ -1,4 +1,4 @@
-"""Adapters on bases whose weights are held in fewer bits: they do what peft's do beside the same weights held whole."""
+"""Adapters on bases with quantised weights have the same effect as peft's on the dequantised weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Nats: how far rows and what moves them may lie from peft's, and rows after a cached prefix from those without."""
+    """Nats: the largest and mean difference from peft's rows and effects, and of rows after a cached prefix from uncached."""
 
     largest: float
     mean: float
@@ -42,8 +42,8 @@ CASES = [
     ("hf", "llama", "bfloat16", ROUNDED),
     ("hf", "llama", "int8", ROUNDED),
     ("hf", "llama", "int4", ROUNDED),
-    ("hf", "llama", "GGUF", EXACT),  # its own four bits
-    ("hf", "gpt2", "int8", ROUNDED),  # whose matrices lie the other way round
+    ("hf", "llama", "GGUF", EXACT),  # 4 bits, as in the file
+    ("hf", "gpt2", "int8", ROUNDED),  # with transposed matrices
     pytest.param(("mlx", "llama", "8 bits", EXACT), marks=pytest.mark.slow, id="mlx-llama-8-bits"),
     ("mlx", "llama", "4 bits", EXACT),
     ("mlx", "gemma3", "8 bits", EXACT),  # the head is the embeddings
@@ -53,7 +53,7 @@ STACKS = ((("A", 1.0),), (("B", 0.5),), (("A", 0.5), ("B", 1.0)))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A base, and peft on transformers' own model with the numbers that its weights stand for."""
+    """A base, and peft on transformers' own model with the base's dequantised weights."""
 
     model: LanguageModel
     peft: Peft
@@ -62,7 +62,7 @@ class Case:
 
 @pytest.fixture(scope="module", autouse=True)
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A shelf of the tests' own: what is measured of packed weights is kept there."""
+    """A shelf for these tests: measurements of packed weights are kept there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ELSEWISE_MODELS", str(tmp_path_factory.mktemp("shelf")))
         yield
@@ -83,7 +83,7 @@ def case(request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.Te
 
 
 def base(backend: str, name: str, form: str, folder: Path) -> LanguageModel:
-    """A tiny model in fewer bits; for mlx as our own conversion writes it into a folder."""
+    """A tiny model with quantised weights; for mlx converted into a folder."""
     if form == "GGUF":
         gguf = packed(tiny_path(name), lambda tensor: "F32" if tensor == "token_embd.weight" else "Q4_0")
         kept = import_model(gguf.write(folder / "base.gguf"), keep_quantised=True)
@@ -99,7 +99,7 @@ def base(backend: str, name: str, form: str, folder: Path) -> LanguageModel:
 
 
 def without_copies(adapter: Path, folder: Path) -> Path:
-    """The same adapter without the copy of the base's head that peft saves beside its own."""
+    """The same adapter without the copy of the base's head that peft saves with it."""
     for file in adapter.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     tensors = load_file(folder / WEIGHTS)
@@ -108,7 +108,7 @@ def without_copies(adapter: Path, folder: Path) -> Path:
 
 
 def packed_weights(backend: Any) -> dict[str, Float32]:
-    """``(out, in)`` by path: what a module answers to each input alone."""
+    """``(out, in)`` by path: the output of a module for each unit input."""
     modules = {path: m for path, m in backend.model.named_modules() if isinstance(m, PackedLinear)}
     return {path: m.product(torch.eye(m.in_features)).T.numpy() for path, m in modules.items()}
 
@@ -125,7 +125,7 @@ def quantised_weights(backend: Any) -> dict[str, Float32]:
 
 
 def hold(peft: Peft, weights: dict[str, Float32]) -> None:
-    """Puts numbers into peft's base; into what adapters stand beside as well."""
+    """Sets the weights of peft's base, including those under adapters."""
     model = peft.model.get_base_model()
     for path, weight in weights.items():
         module = model.get_submodule(path)
@@ -136,16 +136,16 @@ def hold(peft: Peft, weights: dict[str, Float32]) -> None:
 
 
 @pytest.mark.slow
-def test_an_adapter_moves_a_row_as_it_moves_that_of_the_same_weights_held_whole(
+def test_an_adapter_on_quantised_weights_has_the_effect_of_peft_on_dequantised_ones(
     case: Case, tell: Callable[[str], None], request: pytest.FixtureRequest
 ) -> None:
     model, peft = case.model, case.peft
     ids = random_ids(8, 45).tolist()
-    # given what the base says, before any adapter
+    # given the answers of the base before any adapter
     before = what_it_says(model)
     base, whole = model.next_token_logprobs_uncached(ids), peft.logprobs(ids)[-1]
     apart, kept, far = [np.abs(base - whole)], 0.0, []
-    # when adapters are loaded, and asked for after a prefix that is cached and without
+    # when adapters are loaded, and requested with and without a cached prefix
     for name in ("A", "B"):
         model.load_adapter(name)
     for stack in STACKS:
@@ -158,14 +158,14 @@ def test_an_adapter_moves_a_row_as_it_moves_that_of_the_same_weights_held_whole(
         moved, wanted = alone - base, peft.logprobs(ids, *stack)[-1] - whole
         apart.append(np.abs(moved - wanted))
         far.append(np.abs(wanted).max())
-    # then each moves the row far, as far as it should, and from the cache as well
+    # then each changes the row, by the right amount, also from the cache
     largest, mean = max(gaps.max() for gaps in apart), max(gaps.mean() for gaps in apart)
     tell(f"adapters on {request.node.callspec.id}: {largest:.2g} {mean:.2g} of {max(far):.2g}, cached {kept:.2g}")
     assert min(far) > 1
     assert largest <= case.bounds.largest
     assert mean <= case.bounds.mean
     assert kept <= case.bounds.cached
-    # and what the base says stays, also when they are gone
+    # and the base's answers stay the same, also after unloading
     assert_same_bits(what_it_says(model), before)
     for name in ("A", "B"):
         model.unload_adapter(name)
@@ -174,14 +174,14 @@ def test_an_adapter_moves_a_row_as_it_moves_that_of_the_same_weights_held_whole(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "form"), [("hf", "int8"), ("mlx", "8 bits")])
-def test_a_copy_of_weights_beside_an_adapter_cannot_be_compared_with_quantised_ones(
+def test_base_weights_saved_with_an_adapter_are_refused_on_a_quantised_base(
     backend: str, form: str, root: Path, tmp_path: Path
 ) -> None:
-    # given what peft saves of an adapter for the head: the base's own head as well
+    # given an adapter for the head as peft saves it: with the base's own head
     folder, _ = adapters_of("llama", root)
     with base(backend, "llama", form, tmp_path) as model:
         before = what_it_says(model)
-        # when it is loaded, then it is refused, and nothing is changed
+        # when it is loaded, then it is refused, and nothing changes
         with pytest.raises(AdapterError, match=r"weights of its own for lm_head, and this model's are quantised"):
             model.load_adapter(model.add_adapter(folder, "A", any_base=True))
         assert model.list_adapters() == []

@@ -1,4 +1,4 @@
-"""Adapters that cannot be used are refused by a typed error before anything is computed or changed."""
+"""Unusable adapters are refused with a typed error before anything is computed or changed."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
 def model() -> Iterator[LanguageModel]:
     with load(tiny_path("llama"), backend="hf") as made:
         yield made
-        assert made.info.adapters == ()  # nothing of what was refused has stayed
+        assert made.info.adapters == ()  # none of the refused adapters is left
         assert made.metrics().tokens_computed == 0
 
 
 @pytest.fixture
 def folder(folders: dict[str, Path], tmp_path: Path) -> Path:
-    """A copy of A that may be spoilt."""
+    """A copy of A that a test may damage."""
     copy = tmp_path / "A"
     copy.mkdir()
     for name in (WEIGHTS, CONFIG):
@@ -82,7 +82,9 @@ def spoil(folder: Path, act: Callable[[dict[str, Any]], None]) -> None:
         ({"base_model_name_or_path": "org/SomethingElse-7B"}, "made for org/SomethingElse-7B, and this is tiny-llama"),
     ],
 )
-def test_settings_that_are_not_plain_lora(model: LanguageModel, folder: Path, settings: dict[str, Any], says: str) -> None:
+def test_settings_other_than_plain_lora_are_refused(
+    model: LanguageModel, folder: Path, settings: dict[str, Any], says: str
+) -> None:
     change(folder, **settings)
     with pytest.raises(AdapterError, match=says):
         model.add_adapter(folder)
@@ -109,13 +111,15 @@ def test_settings_that_are_not_plain_lora(model: LanguageModel, folder: Path, se
         (lambda t: t.update({"lm_head.lora_embedding_A": np.ones((4, 1000), np.float32)}), "no part of a LoRA product"),
     ],
 )
-def test_tensors_that_do_not_fit(model: LanguageModel, folder: Path, act: Callable[[dict[str, Any]], None], says: str) -> None:
+def test_tensors_that_do_not_fit_are_refused(
+    model: LanguageModel, folder: Path, act: Callable[[dict[str, Any]], None], says: str
+) -> None:
     spoil(folder, act)
     with pytest.raises(AdapterError, match=says):
         model.add_adapter(folder)
 
 
-def test_folders_that_hold_no_adapter(
+def test_folders_without_an_adapter_are_refused(
     model: LanguageModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
@@ -160,7 +164,7 @@ def test_a_pickle_is_never_opened(model: LanguageModel, folder: Path, monkeypatc
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, "1", True, None])
-def test_scales_that_are_no_numbers(folder: Path, scale: Any) -> None:
+def test_scales_that_are_not_finite_numbers_are_refused(folder: Path, scale: Any) -> None:
     with load(tiny_path("llama"), backend="hf") as model:
         model.load_adapter(model.add_adapter(folder))
         with pytest.raises(AdapterError, match="scale of adapter 'A' must be a finite number"):
@@ -170,12 +174,12 @@ def test_scales_that_are_no_numbers(folder: Path, scale: Any) -> None:
         assert model.lora_stack == ()
 
 
-def test_names_that_nobody_has_or_that_are_not_loaded(folder: Path, folders: dict[str, Path]) -> None:
+def test_unknown_unloaded_and_ambiguous_names_are_refused(folder: Path, folders: dict[str, Path]) -> None:
     with load(tiny_path("llama"), backend="hf") as model:
         with pytest.raises(AdapterError, match="none is registered"):
             model.load_adapter("mine")
         assert model.add_adapter(folder, "mine") == "mine"
-        assert model.add_adapter(folder, "mine") == "mine"  # no news
+        assert model.add_adapter(folder, "mine") == "mine"  # adding it again changes nothing
         for act in (model.load_adapter, model.unload_adapter, model.push_lora):
             with pytest.raises(AdapterError, match="no adapter is called 'mime': did you mean 'mine"):
                 act("mime")
@@ -189,9 +193,9 @@ def test_names_that_nobody_has_or_that_are_not_loaded(folder: Path, folders: dic
             model.pop_lora()
         with pytest.raises(AdapterError, match="a sequence of names"):
             model.next_token_logprobs_sync([1, 2], adapters="mine")
-        model.unload_adapter("mine")  # it was not loaded: nothing to do
+        model.unload_adapter("mine")  # it was not loaded: no effect
         assert model.list_adapters() == []
-        # a plain and an activated one may share a name
+        # a plain and an activated adapter may share a name
         model.add_adapter(folders["act"], "mine")
         with pytest.raises(AdapterError, match="'mine' is two adapters: mine_alora and mine_lora"):
             model.load_adapter("mine")
@@ -200,7 +204,7 @@ def test_names_that_nobody_has_or_that_are_not_loaded(folder: Path, folders: dic
         assert model.metrics().tokens_computed == 0
 
 
-def test_numbers_that_are_not_finite_and_files_that_change(folder: Path) -> None:
+def test_nan_weights_changed_files_and_foreign_base_weights_are_refused(folder: Path) -> None:
     with load(tiny_path("llama"), backend="hf") as model:
         model.add_adapter(folder)
         good = (folder / WEIGHTS).read_bytes()
@@ -218,7 +222,7 @@ def test_numbers_that_are_not_finite_and_files_that_change(folder: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_model_that_reads_a_module_without_calling_it(root: Path) -> None:
+def test_an_adapter_for_a_module_that_the_model_never_calls_is_refused(root: Path) -> None:
     folder = save_adapter(root / "mamba" / "dt", "mamba", seed=1, target_modules=["in_proj", "dt_proj"])
     for backend in ("hf", "mlx"):
         with load(tiny_path("mamba"), backend=backend) as model:
@@ -229,7 +233,7 @@ def test_a_model_that_reads_a_module_without_calling_it(root: Path) -> None:
             np.testing.assert_array_equal(model.next_token_logprobs_uncached([1, 2, 3]), before)
 
 
-def test_backends_without_adapters_and_options_that_make_no_sense(folder: Path) -> None:
+def test_backends_without_adapters_and_invalid_adapter_options_are_refused(folder: Path) -> None:
     with load("anything", backend="mock") as model, pytest.raises(UnsupportedFeatureError, match="takes no adapters"):
         model.add_adapter(folder, any_base=True)
     with fake_model() as model, pytest.raises(AdapterError, match="no linear module"):
@@ -251,7 +255,7 @@ def test_backends_without_adapters_and_options_that_make_no_sense(folder: Path) 
         "tiny-llama-IQ3_xxs", "",
     ],
 )  # fmt: skip
-def test_the_same_base_in_another_form_is_the_same(model: LanguageModel, folder: Path, base: str) -> None:
+def test_other_spellings_and_formats_of_the_base_name_are_accepted(model: LanguageModel, folder: Path, base: str) -> None:
     change(folder, base_model_name_or_path=base)
     assert model.info.name == "tiny-llama"
     check_base(read_header(folder), local(model).names)
@@ -262,13 +266,13 @@ def test_the_same_base_in_another_form_is_the_same(model: LanguageModel, folder:
     ["llama", "tiny", "t", "tiny-llama-instruct", "tiny-llama-it", "tiny-llama-2", "org/tiny-llama-1b", "my-tiny-llama",
      "tiny-llamas", "tiny-llama-v0.1", "hf/llama", "org/tiny-llama-chat-4bit"],
 )  # fmt: skip
-def test_a_base_of_nearly_the_same_name_is_another(model: LanguageModel, folder: Path, base: str) -> None:
+def test_a_base_with_a_similar_name_is_refused(model: LanguageModel, folder: Path, base: str) -> None:
     change(folder, base_model_name_or_path=base)
     with pytest.raises(AdapterError, match=f"made for {base}, and this is tiny-llama; .*any_base=True"):
         model.add_adapter(folder)
 
 
-def test_a_model_that_lies_under_another_name_is_known_by_its_own(folder: Path, tmp_path: Path) -> None:
+def test_a_renamed_model_folder_is_recognised_by_its_own_name(folder: Path, tmp_path: Path) -> None:
     change(folder, base_model_name_or_path="org/Real-7B-Instruct")
     copy = tmp_path / "downloads"
     shutil.copytree(tiny_path("llama"), copy)
@@ -283,7 +287,7 @@ def test_a_model_that_lies_under_another_name_is_known_by_its_own(folder: Path, 
             change(folder, base_model_name_or_path="org/Real-7B-Instruct")
 
 
-def test_any_base_takes_one_that_names_another_model(folder: Path) -> None:
+def test_any_base_accepts_an_adapter_of_another_model(folder: Path) -> None:
     change(folder, base_model_name_or_path="org/SomethingElse-7B")
     with load(tiny_path("llama"), backend="hf") as model:
         model.load_adapter(model.add_adapter(folder, any_base=True))

@@ -1,4 +1,4 @@
-"""Adapters of the shelf: brought there checked, found by their ids wherever an adapter is named, never fetched."""
+"""Adapters on the shelf: checked when imported, found by their ids wherever an adapter is named, never fetched."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def names(shelf: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", ["peft", "mlx"])
-def test_an_import_takes_what_an_adapter_is_and_nothing_else(layout: str, shelf: Path, toy: Path, tmp_path: Path) -> None:
-    # given an adapter among files that are none of its business
+def test_an_import_copies_only_the_files_of_an_adapter(layout: str, shelf: Path, toy: Path, tmp_path: Path) -> None:
+    # given an adapter among unrelated files
     source = toy if layout == "peft" else convert_adapter(toy, tmp_path / "mlx", "mlx")
     for other in ("adapter_model.bin", "optimizer.pt", "README.md", "tokenizer.json"):
         (source / other).write_bytes(b"\x80\x04never opened")
@@ -74,15 +74,17 @@ def test_an_import_takes_what_an_adapter_is_and_nothing_else(layout: str, shelf:
     assert (got.name, got.layout, got.kind, got.problem) == ("org/mine@v1", layout, "lora", "")
     assert got.parameters == 2 * (16 + 16) + 2 * (16 + 259)
     assert list_shelf_adapters() == [got]
-    assert list_models() == []  # it is no model
+    assert list_models() == []  # it is not a model
     assert reports[-1].done == reports[-1].total > 0
     ModelShelf().verify("org/mine@v1")
-    ModelShelf().verify("org/mine")  # there is one revision
-    # and again there is nothing to do
+    ModelShelf().verify("org/mine")  # its only revision
+    # and a second import does nothing
     assert import_adapter(source, "org/mine@v1", reports.clear) == got  # type: ignore[arg-type]  # would fail if it were called
 
 
-def test_one_of_the_same_name_stands_beside_and_a_given_name_is_not_overwritten(shelf: Path, toy: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_the_same_name_gets_a_suffix_and_a_given_name_is_not_overwritten(
+    shelf: Path, toy: Path, tmp_path: Path
+) -> None:
     first = import_adapter(toy)
     other = toy_adapter(tmp_path / "other" / "toy", 2)
     second = import_adapter(other)
@@ -94,8 +96,8 @@ def test_one_of_the_same_name_stands_beside_and_a_given_name_is_not_overwritten(
     assert len(names(shelf)) == 2
 
 
-def test_what_was_put_there_by_hand_is_not_replaced(shelf: Path, toy: Path) -> None:
-    # given folders that no import made
+def test_folders_put_on_the_shelf_by_hand_are_not_replaced(shelf: Path, toy: Path) -> None:
+    # given folders without an import
     by_hand = toy_adapter(shelf / "org--mine", 3)
     shutil.copytree(tiny_path("llama"), shelf / "tiny")
     before = {path: path.read_bytes() for path in shelf.rglob("*") if path.is_file()}
@@ -105,7 +107,7 @@ def test_what_was_put_there_by_hand_is_not_replaced(shelf: Path, toy: Path) -> N
     with pytest.raises(ModelLoadError, match=r"another model is called 'tiny' \(put there by hand\)"):
         import_model(tiny_path("qwen3"), "tiny")
     assert {path: path.read_bytes() for path in before} == before
-    # but one may be taken over as it is
+    # but a folder may be imported in place
     assert import_adapter(by_hand, "org/mine").path == by_hand
     assert (by_hand / "elsewise.json").is_file()
 
@@ -137,7 +139,7 @@ def as_pickle(folder: Path) -> None:
     ],
     ids=["pickle", "no weights", "cut short", "NaN", "another kind", "no JSON"],
 )
-def test_what_is_no_sound_adapter_is_refused_and_leaves_nothing(
+def test_an_unsound_adapter_is_refused_and_leaves_nothing(
     act: Callable[[Path], Any], says: str, shelf: Path, toy: Path
 ) -> None:
     act(toy)
@@ -152,7 +154,7 @@ def test_a_cancelled_import_leaves_nothing(shelf: Path, toy: Path) -> None:
     class Cancelled(Exception):
         pass
 
-    for stage in ("copy", "check"):  # what was written is checked as well
+    for stage in ("copy", "check"):  # also in the check of the copy
         told: list[str] = []
 
         def cancel(progress: Progress, stage: str = stage, told: list[str] = told) -> None:
@@ -165,17 +167,17 @@ def test_a_cancelled_import_leaves_nothing(shelf: Path, toy: Path) -> None:
         assert names(shelf) == []
 
 
-def test_an_adapter_that_was_changed_on_the_shelf_is_listed_as_such_and_refused(shelf: Path, toy: Path) -> None:
+def test_an_adapter_changed_on_the_shelf_is_listed_as_damaged_and_refused(shelf: Path, toy: Path) -> None:
     got = import_adapter(toy, "org/mine")
     spoilt(got.path, lambda t: t.update({name: 2 * array for name, array in t.items()}))
     (listed,) = list_shelf_adapters()
     assert "is damaged or was changed" in listed.problem
     with fake_model() as model, pytest.raises(AdapterError, match=r"remove the model \(org/mine\) and import toy again"):
         model.push_lora("org/mine")
-    assert import_adapter(toy, "org/mine").problem == ""  # and that helps
+    assert import_adapter(toy, "org/mine").problem == ""  # importing it again repairs it
 
 
-def test_an_adapter_is_no_model(shelf: Path, toy: Path) -> None:
+def test_an_adapter_cannot_be_loaded_or_imported_as_a_model(shelf: Path, toy: Path) -> None:
     import_adapter(toy, "org/mine")
     for source in ("org/mine", str(toy)):
         with pytest.raises(ModelLoadError, match=r"an adapter, no model; .* \(`--adapter`, `push_lora`\)"):
@@ -194,7 +196,7 @@ def loaded_by_hand(folder: Path) -> Any:
 
 
 def name_it(model: LanguageModel, way: str, said: str) -> str:
-    """Brings an adapter of the shelf in, and says its name."""
+    """Uses an adapter of the shelf in one of three ways; returns its full name."""
     if way == "push":
         model.push_lora(said, 0.5)
         return model.lora_stack[0][0]
@@ -210,14 +212,14 @@ def name_it(model: LanguageModel, way: str, said: str) -> str:
 @pytest.mark.parametrize("layout", ["peft", "mlx"])
 @pytest.mark.parametrize("way", ["add", "load", "push"])
 @pytest.mark.parametrize("said", ["org/mine", "org/mine@v1"])
-def test_an_id_is_enough_with_its_revision_or_without(
+def test_an_id_is_found_with_and_without_its_revision(
     said: str, way: str, layout: str, shelf: Path, toy: Path, tmp_path: Path
 ) -> None:
     source = toy if layout == "peft" else convert_adapter(toy, tmp_path / "mlx", "mlx")
     import_adapter(source, "org/mine@v1")
     with fake_model() as model:
         assert name_it(model, way, said) == "org/mine@v1"
-        assert [entry.name for entry in model.info.adapters] == ["org/mine@v1"]  # one, however it is called
+        assert [entry.name for entry in model.info.adapters] == ["org/mine@v1"]  # registered once under its full name
         expected = loaded_by_hand(toy)
         for each in ("org/mine", "org/mine@v1"):
             got = model.next_token_logprobs_sync(IDS, adapters=[(each, 0.5)])
@@ -228,7 +230,7 @@ def test_an_id_is_enough_with_its_revision_or_without(
 
 
 @pytest.mark.slow
-def test_an_engine_process_knows_them_too(shelf: Path, toy: Path) -> None:
+def test_an_engine_process_finds_adapters_on_the_shelf(shelf: Path, toy: Path) -> None:
     import_adapter(toy, "org/mine@v1")
 
     async def scenario() -> None:
@@ -244,7 +246,7 @@ def test_an_engine_process_knows_them_too(shelf: Path, toy: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_revisions_that_could_both_be_meant_are_named(shelf: Path) -> None:
+def test_ambiguous_revisions_are_refused_by_name(shelf: Path) -> None:
     for seed, revision in enumerate(("v1", "v2")):
         toy_adapter(shelf / f"org--mine@{revision}", seed)
     with fake_model() as model:
@@ -256,7 +258,7 @@ def test_revisions_that_could_both_be_meant_are_named(shelf: Path) -> None:
             model.next_token_logprobs_sync(IDS, adapters=["org/mine"])
 
 
-def test_an_id_that_is_not_here_says_what_is_and_what_to_do(shelf: Path, toy: Path) -> None:
+def test_the_error_for_an_unknown_id_lists_the_shelf_and_the_command(shelf: Path, toy: Path) -> None:
     do = "elsewise models import FOLDER"
     with fake_model() as model:
         for act in (model.load_adapter, model.push_lora):
@@ -270,7 +272,7 @@ def test_an_id_that_is_not_here_says_what_is_and_what_to_do(shelf: Path, toy: Pa
         for act in (model.load_adapter, model.push_lora, model.unload_adapter):
             with pytest.raises(AdapterError, match=f"no adapter is called 'org/none': .*on the shelf: org/mine; `{do}"):
                 act("org/none")
-        # a request loads nothing: it says who does
+        # a request loads nothing: the error names the call that does
         with pytest.raises(AdapterError, match=r"org/mine is on the shelf, and not loaded; load_adapter\('org/mine'\)"):
             model.next_token_logprobs_sync(IDS, adapters=["org/mine"])
         assert model.info.adapters == ()
@@ -279,7 +281,7 @@ def test_an_id_that_is_not_here_says_what_is_and_what_to_do(shelf: Path, toy: Pa
         load("anything", backend="fake", adapters=["org/none"])
 
 
-def test_many_are_named_in_part(shelf: Path) -> None:
+def test_a_long_list_of_adapters_is_shortened_in_the_error(shelf: Path) -> None:
     for seed in range(10):
         toy_adapter(shelf / f"a{seed}", seed)
     toy_adapter(shelf / ".importing-half", 11)
@@ -287,7 +289,7 @@ def test_many_are_named_in_part(shelf: Path) -> None:
         model.push_lora("b")
 
 
-def test_an_entry_of_the_shelf_tells_its_base(shelf: Path, toy: Path) -> None:
+def test_an_entry_has_its_base_model_or_its_problem(shelf: Path, toy: Path) -> None:
     told = json.loads((toy / CONFIG).read_text()) | {"base_model_name_or_path": "org/Base-1B"}
     (toy / CONFIG).write_text(json.dumps(told))
     assert import_adapter(toy).base == "org/Base-1B"

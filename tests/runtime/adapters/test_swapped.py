@@ -1,4 +1,4 @@
-"""On real backends: a stack that is changed in the middle of an answer is the next one's; this one keeps its own."""
+"""On real backends: a stack that changes during an answer applies to the next answer; the running one keeps its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def alone(model: LanguageModel, stack: Stack, options: GenerationOptions) -> lis
 
 @pytest.mark.slow
 @both_backends
-def test_answers_keep_the_stack_they_began_with(llama: LanguageModel, peft: Peft) -> None:
+def test_answers_keep_the_stack_that_they_began_with(llama: LanguageModel, peft: Peft) -> None:
     expected = {stack: alone(llama, stack, GREEDY) for stack in (BASE, A, AB)}
     assert len({tuple(ids) for ids in expected.values()}) == 3
     llama.clear_cache()
@@ -41,7 +41,7 @@ def test_answers_keep_the_stack_they_began_with(llama: LanguageModel, peft: Peft
         return [record.token_id async for record in llama.generate(IDS, GREEDY)]  # under the stack in force now
 
     async def begun() -> asyncio.Task[list[int]]:
-        """An answer that stands in its middle, with a forward that waits."""
+        """Begins an answer and stops it before a forward in its middle."""
         gate.shut()
         answer = asyncio.create_task(one())
         for _ in range(5):
@@ -51,7 +51,7 @@ def test_answers_keep_the_stack_they_began_with(llama: LanguageModel, peft: Peft
         return answer
 
     async def scene() -> list[list[int]]:
-        # when one begins under the base, and the stack is changed in its middle, and so on with others
+        # when one begins under the base, the stack changes in its middle, and so on with others
         answers = [await begun()]
         await llama.push_lora_async("A")
         gate.open()
@@ -66,9 +66,9 @@ def test_answers_keep_the_stack_they_began_with(llama: LanguageModel, peft: Peft
         gate.open()
         return list(await asyncio.gather(*answers))
 
-    # then each is to its end what it is alone under the stack it began with
+    # then each equals the answer alone under the stack that it began with
     assert asyncio.run(scene()) == [expected[BASE], expected[A], expected[AB]]
-    # and all of them are peft's numbers
+    # and all of them have peft's numbers
     for stack, ids in expected.items():
         for at in (1, len(ids) - 1):
             row = peft.logprobs([*IDS, *ids[:at]], *stack)[-1]
@@ -77,7 +77,7 @@ def test_answers_keep_the_stack_they_began_with(llama: LanguageModel, peft: Peft
 
 @pytest.mark.slow
 @both_backends
-def test_an_answer_in_the_middle_of_which_its_adapter_is_unloaded_ends_under_it(llama: LanguageModel) -> None:
+def test_an_answer_finishes_under_an_adapter_that_is_unloaded_meanwhile(llama: LanguageModel) -> None:
     expected = {stack: alone(llama, stack, WARM) for stack in (BASE, A)}
     llama.clear_cache()
 
@@ -94,7 +94,7 @@ def test_an_answer_in_the_middle_of_which_its_adapter_is_unloaded_ends_under_it(
             await asyncio.to_thread(gate.wait)
             gate.let_through()
         await asyncio.to_thread(gate.wait)
-        # when it is to be unloaded in the middle
+        # when it is unloaded in the middle
         leaving = asyncio.create_task(llama.unload_adapter_async("A"))
         await asyncio.to_thread(wait_until_it_leaves, llama)
         assert not answer.done()
@@ -107,6 +107,6 @@ def test_an_answer_in_the_middle_of_which_its_adapter_is_unloaded_ends_under_it(
 
     got, base = asyncio.run(scene())
     assert (got, base) == (expected[A], expected[BASE])
-    # loaded again, it says the same
+    # loaded again, it gives the same answer
     llama.load_adapter("A")
     assert alone(llama, A, WARM) == expected[A]

@@ -1,4 +1,4 @@
-"""Unloading waits for whoever uses an adapter: a search, embeddings, the rest of a batch."""
+"""Unloading waits for every use of an adapter: a beam search, embeddings, the rest of a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.adapters.toys import GREEDY, wait_until_it_leaves
 
 
 def while_leaving(model: LanguageModel, name: str, gate: Gate) -> threading.Thread:
-    """Unloads from another thread; returns when nothing new may use the adapter, and opens the gate then."""
+    """Unloads from another thread; opens the gate once new requests for the adapter are refused."""
     leaving = threading.Thread(target=model.unload_adapter, args=(name,))
     leaving.start()
     wait_until_it_leaves(model, leaving)
@@ -74,7 +74,7 @@ def test_unloading_waits_for_embeddings(model: LanguageModel, gate: Gate) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, True])
 def test_unloading_waits_for_the_rest_of_a_batch(model: LanguageModel, *, blocking: bool) -> None:
-    # given more prompts than run at a time
+    # given more prompts than can run at a time
     prompts = [some_ids(seed, 6) for seed in range(70)]
     options = replace(GREEDY, max_tokens=3, adapters=("A",))
 
@@ -83,7 +83,7 @@ def test_unloading_waits_for_the_rest_of_a_batch(model: LanguageModel, *, blocki
         leaving: asyncio.Future[None] | None = None
         async for i, record in model.generate_many(prompts, options):
             said.setdefault(i, []).append(record.token_id)
-            if unload and leaving is None:  # when the adapter is unloaded after the first token of one
+            if unload and leaving is None:  # when the adapter is unloaded after the first token of one prompt
                 leaving = asyncio.ensure_future(asyncio.sleep(0) if blocking else model.unload_adapter_async("A"))
                 if blocking:
                     model.unload_adapter("A")
@@ -93,13 +93,13 @@ def test_unloading_waits_for_the_rest_of_a_batch(model: LanguageModel, *, blocki
 
     expected = asyncio.run(all_of(unload=False))
     model.clear_cache()
-    # then every prompt is answered under it, and it has gone
+    # then every prompt is answered under it, and it is unloaded
     assert asyncio.run(all_of(unload=True)) == expected
     assert len(expected) == 70
     assert "A_lora" not in model.list_adapters()
 
 
-def test_a_batch_that_is_given_up_lets_go(model: LanguageModel) -> None:
+def test_an_abandoned_batch_releases_its_adapter(model: LanguageModel) -> None:
     async def left() -> None:
         prompts = [some_ids(seed, 6) for seed in range(70)]
         async with aclosing(model.generate_many(prompts, replace(GREEDY, adapters=("A",)))) as records:
@@ -119,7 +119,7 @@ def begun(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_unloading_one_beside_the_load_of_another_ends(model: LanguageModel) -> None:
+def test_unloading_one_adapter_while_another_is_loaded_does_not_deadlock(model: LanguageModel) -> None:
     model.unload_adapter("B")
     turnstile = Turnstile()
     turnstile.stand_before(model)
@@ -144,7 +144,7 @@ def test_unloading_one_beside_the_load_of_another_ends(model: LanguageModel) -> 
     assert {"A_lora", "B_lora"} & {*model.list_adapters()} == {"B_lora"}
 
 
-def test_unloading_ends_where_the_model_is_closed(toys: dict[str, Path], gate: Gate) -> None:
+def test_unloading_ends_when_the_model_is_closed(toys: dict[str, Path], gate: Gate) -> None:
     closed: list[str] = []
 
     def unload() -> None:
@@ -163,7 +163,7 @@ def test_unloading_ends_where_the_model_is_closed(toys: dict[str, Path], gate: G
         assert gate.reached.wait(30)
         leaving = begun(unload)
         wait_for_jobs(model, 1)
-        # when it is closed before the unloading was looked at
+        # when the model is closed before the unloading was handled
         closing = begun(model.close)
         wait_for_close(model)
         gate.open()
@@ -171,6 +171,6 @@ def test_unloading_ends_where_the_model_is_closed(toys: dict[str, Path], gate: G
             thread.join(30)
             assert not thread.is_alive()
         assert closed == ["A"]
-        # and afterwards
+        # and later calls
         with pytest.raises(SessionClosedError):
             model.unload_adapter("B")

@@ -38,7 +38,7 @@ def right(model: LanguageModel, got: Float32, ids: list[int], stack: tuple[tuple
 
 
 def wait_until_it_leaves(model: LanguageModel, unloading: threading.Thread | None = None) -> None:
-    """Until nothing new may use an adapter that is being unloaded, by a thread that must still be about it."""
+    """Waits until new requests for an adapter that is being unloaded are refused; the thread must still be unloading it."""
     until(lambda: leaves(model) or not (unloading is None or unloading.is_alive()))
     assert leaves(model), "it was unloaded without having waited for anybody"
 

@@ -1,4 +1,4 @@
-"""Blocks as bytes: what comes out is what went in, and what is broken is said to be."""
+"""Blocks as bytes: a lossless round trip, and damage is detected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARRAYS = {
 DATA = b"".join(pack(ARRAYS, {"key": "abc"}))
 
 
-def test_what_was_packed_is_unpacked_without_a_copy() -> None:
+def test_packed_arrays_are_unpacked_without_a_copy() -> None:
     arrays, metadata = unpack(DATA)
     assert metadata == {"key": "abc"}
     assert arrays.keys() == ARRAYS.keys()
@@ -31,18 +31,18 @@ def test_what_was_packed_is_unpacked_without_a_copy() -> None:
         assert not array.flags.owndata
 
 
-def test_the_parts_are_the_arrays_own_memory() -> None:
+def test_the_packed_parts_share_the_memory_of_the_arrays() -> None:
     parts = pack(ARRAYS, {})
     assert np.shares_memory(np.frombuffer(parts[2], np.uint8), ARRAYS["keys.0"])
 
 
-def test_it_is_the_safetensors_format() -> None:
+def test_the_packed_bytes_are_a_safetensors_file() -> None:
     theirs = load_safetensors(DATA)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(theirs[name], array)
 
 
-def test_every_cut_is_noticed() -> None:
+def test_every_truncation_is_refused() -> None:
     for end in range(len(DATA)):
         with pytest.raises(SnapshotFormatError, match="damaged or not ours"):
             unpack(DATA[:end])
@@ -50,7 +50,7 @@ def test_every_cut_is_noticed() -> None:
         unpack(DATA + b"x")
 
 
-def test_no_flipped_bit_of_the_header_does_harm() -> None:
+def test_a_flipped_bit_in_the_header_is_refused_or_harmless() -> None:
     size = 8 + int.from_bytes(DATA[:8], "little")
     for at in range(0, 8 * size, 3):
         bent = bytearray(DATA)

@@ -1,4 +1,4 @@
-"""The block thread's end: whoever asks hears of it, whenever that is."""
+"""The end of the block thread: every job gets a result or an error, whenever it was submitted."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from runtime.errors import BlockFileError, SessionClosedError
 from tests.block_stores import MemoryBlocks
 from tests.fakes import until
 
-SECONDS = 20.0  # that a wait in vain takes
+SECONDS = 20.0  # how long a wait without success takes
 
 
 def look(_: BlockStore) -> str:
     return "seen"
 
 
-def test_who_asks_after_the_end_is_told_so() -> None:
+def test_a_job_submitted_after_close_is_refused() -> None:
     store = MemoryBlocks()
     thread = BlockThread(lambda: store, lambda fault: None)
     assert thread.ask(Urgency.READ, look).result(SECONDS) == "seen"
     thread.close(1.0)
-    until(lambda: store.closed)  # which a busy machine may make later than the second that is waited for it
+    until(lambda: store.closed)  # on a busy machine this takes longer than the second that close waits
     for urgency in (Urgency.READ, Urgency.WRITE):
         with pytest.raises(SessionClosedError, match="the model is closed; load it again"):
             thread.ask(urgency, look).result(30.0)
@@ -33,7 +33,7 @@ def test_who_asks_after_the_end_is_told_so() -> None:
     assert store.closed == 1
 
 
-def test_who_asks_while_it_ends_is_told_so() -> None:
+def test_a_job_submitted_during_close_is_refused() -> None:
     asked: list[Future[str]] = []
 
     def ask(name: str) -> None:
@@ -46,7 +46,7 @@ def test_who_asks_while_it_ends_is_told_so() -> None:
         asked[0].result(30.0)
 
 
-def test_what_there_is_no_time_for_is_told_so() -> None:
+def test_a_job_that_close_leaves_no_time_for_is_refused() -> None:
     gate, reached = threading.Event(), threading.Event()
 
     def hold(_: BlockStore) -> str:
@@ -60,7 +60,7 @@ def test_what_there_is_no_time_for_is_told_so() -> None:
     second = thread.ask(Urgency.WRITE, look)
     given_up = thread.ask(Urgency.WRITE, look)
     assert given_up.cancel()
-    thread.close(-1.0)  # which waits a second longer than that: not at all
+    thread.close(-1.0)  # close adds a second to this: it does not wait at all
     gate.set()
     assert first.result(SECONDS) == "done"
     with pytest.raises(SessionClosedError):
@@ -68,7 +68,7 @@ def test_what_there_is_no_time_for_is_told_so() -> None:
     assert given_up.cancelled()
 
 
-def test_a_thread_without_a_store_says_that_there_is_none() -> None:
+def test_a_thread_whose_store_cannot_be_opened_refuses_every_job() -> None:
     def broken() -> BlockStore:
         raise OSError(5, "Input/output error")
 

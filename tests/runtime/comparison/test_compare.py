@@ -33,7 +33,7 @@ def compared(left: LanguageModel, right: LanguageModel, text: Any, **how: Any) -
 
 
 def log_likelihood(rows: Any, ids: list[int]) -> Any:
-    """``(n,)``: NaN for the first."""
+    """``(n,)`` float: NaN for the first token."""
     return np.array([np.nan, *(rows[i, token] for i, token in enumerate(ids[1:]))])
 
 
@@ -45,14 +45,14 @@ def llama() -> Iterator[LanguageModel]:
 
 @pytest.fixture(scope="module")
 def toy() -> Iterator[LanguageModel]:
-    """A model whose tokens are bytes."""
+    """A model whose tokens are single bytes."""
     with load("x", backend="fake") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[LanguageModel]:
-    """A tiny llama with a tokenizer of its own, whose borders are neither a part of llama's nor hold them all."""
+    """A tiny llama with another tokenizer: neither side's token borders contain the other's."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
@@ -79,7 +79,7 @@ def slowly(*names: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["gemma3", "falcon_h1", *slowly("qwen3", "mistral", "mamba", "lfm2")])
-def test_two_models_of_one_vocabulary(llama: LanguageModel, name: str) -> None:
+def test_two_models_with_one_vocabulary_are_compared_by_token(llama: LanguageModel, name: str) -> None:
     with load(tiny_path(name), backend="hf") as right:
         found = compared(llama, right, np.array(IDS), kl_start=0)
     p, q = expected("llama", IDS), expected(name, IDS)
@@ -106,7 +106,7 @@ def test_two_models_of_one_vocabulary(llama: LanguageModel, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", *slowly("gemma3", "falcon_h1")])
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_model_and_itself_differ_nowhere(name: str, backend: str) -> None:
+def test_a_model_compared_with_itself_has_no_difference(name: str, backend: str) -> None:
     with load(tiny_path(name), backend=backend) as model:
         found = compared(model, model, IDS, kl_start=0)
     assert found.difference[1:].tolist() == [0.0] * (len(IDS) - 1)
@@ -116,7 +116,7 @@ def test_a_model_and_itself_differ_nowhere(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", *slowly("mamba")])
-def test_hf_and_mlx(name: str) -> None:
+def test_hf_and_mlx_differ_within_the_tolerance(name: str) -> None:
     with load(tiny_path(name), backend="hf") as left, load(tiny_path(name), backend="mlx") as right:
         found = compared(left, right, IDS, kl_start=0)
     assert [side.name for side in found.sides] == [f"tiny-{name} on hf", f"tiny-{name} on mlx"]
@@ -126,7 +126,7 @@ def test_hf_and_mlx(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_one_model_under_other_adapters(tmp_path: Path) -> None:
+def test_a_model_with_adapters_is_compared_with_its_base(tmp_path: Path) -> None:
     a, b = adapters_of("llama", tmp_path)
     peft = Peft("llama", A=a, B=b)
     with load(tiny_path("llama"), backend="hf") as model:
@@ -143,11 +143,11 @@ def test_one_model_under_other_adapters(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.kl[10:], (np.exp(p) * (p - q)).sum(-1), atol=2 * TOLERANCE)
 
 
-def test_the_same_model_in_another_dtype(llama: LanguageModel) -> None:
+def test_a_model_is_compared_with_itself_in_another_dtype(llama: LanguageModel) -> None:
     with load(tiny_path("llama"), backend="hf", dtype="bfloat16") as right:
         found = compared(llama, right, IDS)
         rows = np.stack([right.next_token_logprobs_uncached(IDS[:i]) for i in range(1, len(IDS))])
-    assert found.kl is None  # nobody asked for it
+    assert found.kl is None  # not requested
     own = log_likelihood(rows, IDS)
     np.testing.assert_allclose(found.difference, own - log_likelihood(expected("llama", IDS), IDS), atol=0.2)
     assert np.abs(found.difference[1:]).max() > 1e-3
@@ -159,14 +159,14 @@ def spans(found: ModelComparison) -> Iterator[tuple[tuple[bytes, ...], tuple[byt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
-def test_other_tokenizers_are_aligned_by_their_bytes(llama: LanguageModel, other: LanguageModel, *, turned: bool) -> None:
+def test_different_tokenizers_are_aligned_by_their_bytes(llama: LanguageModel, other: LanguageModel, *, turned: bool) -> None:
     left, right = (other, llama) if turned else (llama, other)
     found = compared(left, right, TEXT, kl_start=0)
     assert (found.aligned_by, found.kl) == ("bytes", None)
     assert b"".join(data for one, _ in spans(found) for data in one) == TEXT.encode()
     assert all(b"".join(one) == b"".join(two) for one, two in spans(found))
     counts = {(len(one), len(two)) for one, two in spans(found)}
-    assert {(1, 1)} < counts  # and several of one side for several of the other
+    assert {(1, 1)} < counts  # and also several of one side for several of the other
     assert any(min(count) > 1 for count in counts)
     for side, model in ((found.left, left), (found.right, right)):
         ids = model.tokenize(TEXT)
@@ -184,7 +184,7 @@ def test_other_tokenizers_are_aligned_by_their_bytes(llama: LanguageModel, other
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_token_that_begins_every_text_is_no_text(toy: LanguageModel, *, turned: bool) -> None:
+def test_a_bos_of_one_model_does_not_count_as_text(toy: LanguageModel, *, turned: bool) -> None:
     with load(tiny_path("llama"), backend="hf", add_bos="yes") as begun:
         ids = begun.tokenize(TEXT)
         assert ids == begun.tokenize("") + begun.tokenize(TEXT, add_special_tokens=False)
@@ -201,13 +201,13 @@ def test_a_token_that_begins_every_text_is_no_text(toy: LanguageModel, *, turned
     assert all(b"".join(sides[0].tokens_of(i)) == b"".join(sides[1].tokens_of(i)) for i in range(1, len(found)))
 
 
-def test_characters_that_are_cut_over_tokens(llama: LanguageModel, toy: LanguageModel) -> None:
+def test_characters_split_over_several_tokens_are_aligned(llama: LanguageModel, toy: LanguageModel) -> None:
     found = compared(toy, llama, "上海 🌧 é")
-    assert len(found) == len(llama.tokenize("上海 🌧 é"))  # every border of llama's is one of bytes
+    assert len(found) == len(llama.tokenize("上海 🌧 é"))  # llama's token borders are all byte borders
     assert [len(b"".join(one)) for one, _ in spans(found)] == [len(one) for one, _ in spans(found)]
 
 
-def test_a_character_that_is_not_finished_is_the_first_models_alone(llama: LanguageModel, toy: LanguageModel) -> None:
+def test_an_unfinished_character_at_the_end_belongs_to_the_first_model_alone(llama: LanguageModel, toy: LanguageModel) -> None:
     ids = list("so 海".encode())[:-1]
     found = compared(toy, llama, ids)
     assert list(spans(found))[-1] == ((b"\xe6", b"\xb5"), ())
@@ -215,7 +215,7 @@ def test_a_character_that_is_not_finished_is_the_first_models_alone(llama: Langu
     assert found.totals()[0].bytes == found.totals()[1].bytes <= len(b"so ")
 
 
-def test_control_tokens_that_both_have_stay_what_they_are(other: LanguageModel, toy: LanguageModel) -> None:
+def test_control_tokens_of_both_models_stay_control_tokens(other: LanguageModel, toy: LanguageModel) -> None:
     start = toy.render_chat([{"role": "user", "content": "rain"}])[0]
     found = compared(toy, other, [start, *b"rain", start, *b"x<|im_start|>"])
     control = other.byte_vocab.index(b"<|im_start|>")
@@ -224,8 +224,8 @@ def test_control_tokens_that_both_have_stay_what_they_are(other: LanguageModel, 
     assert ids.count(control) == 2
 
 
-def test_bytes_that_are_no_text_are_read_one_by_one(toy: LanguageModel, llama: LanguageModel) -> None:
-    data = b"rain \xff\xfe caf\xc3 au \xf0\x9f lait \xe6"  # the last one may yet be finished
+def test_invalid_utf8_is_tokenised_byte_by_byte(toy: LanguageModel, llama: LanguageModel) -> None:
+    data = b"rain \xff\xfe caf\xc3 au \xf0\x9f lait \xe6"  # the last byte may be the beginning of a character
     found = compared(toy, llama, list(data))
     whole = b"".join(b"".join(two) for _, two in spans(found))
     assert whole == data[:-1]
@@ -238,7 +238,7 @@ def test_bytes_that_are_no_text_are_read_one_by_one(toy: LanguageModel, llama: L
     assert compared(toy, toy, [65, 0xFF, 66]).aligned_by == "tokens"
 
 
-def test_a_byte_that_the_other_vocabulary_lacks_is_named(toy: LanguageModel, llama: LanguageModel) -> None:
+def test_a_byte_missing_from_the_other_vocabulary_is_refused_by_name(toy: LanguageModel, llama: LanguageModel) -> None:
     class Lacking:
         @property
         def byte_vocab(self) -> list[bytes]:
@@ -251,7 +251,7 @@ def test_a_byte_that_the_other_vocabulary_lacks_is_named(toy: LanguageModel, lla
         compared(toy, cast("LanguageModel", Lacking()), [65, 0xFF, 66])
 
 
-def test_the_same_model_with_other_options_is_told_apart(llama: LanguageModel, toy: LanguageModel) -> None:
+def test_the_same_model_with_other_load_options_gets_another_name(llama: LanguageModel, toy: LanguageModel) -> None:
     with load(tiny_path("llama"), backend="hf", device="cpu", weights="int8", kv_dtype="q8") as right:
         found = compared(llama, right, TEXT, kl_start=0)
         beside = compared(right, toy, TEXT)
@@ -264,7 +264,7 @@ def test_the_same_model_with_other_options_is_told_apart(llama: LanguageModel, t
     assert np.nanmax(found.kl) > 0
 
 
-def test_a_tokenizer_that_reads_other_bytes_is_named(llama: LanguageModel) -> None:
+def test_a_tokenizer_that_changes_the_text_is_refused(llama: LanguageModel) -> None:
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
@@ -281,7 +281,7 @@ def test_a_tokenizer_that_reads_other_bytes_is_named(llama: LanguageModel) -> No
         compared(llama, wordy, "Hello rain")
 
 
-def test_empty_and_one_token(llama: LanguageModel, toy: LanguageModel) -> None:
+def test_an_empty_text_is_refused_and_a_single_token_has_no_totals(llama: LanguageModel, toy: LanguageModel) -> None:
     for nothing in ("", list[int]()):
         with pytest.raises(InvalidRequestError, match="nothing to compare"):
             compared(llama, toy, nothing)
@@ -294,7 +294,7 @@ def test_empty_and_one_token(llama: LanguageModel, toy: LanguageModel) -> None:
     assert np.isnan(found.kl).all()
 
 
-def test_the_top_tokens_agree_where_one_begins_the_other(llama: LanguageModel, other: LanguageModel) -> None:
+def test_the_top_tokens_agree_when_one_is_a_prefix_of_the_other(llama: LanguageModel, other: LanguageModel) -> None:
     found = compared(llama, other, TEXT)
     for i, disagree in enumerate(found.disagree.tolist()):
         one, two = found.left.top_of(i), found.right.top_of(i)
@@ -302,12 +302,12 @@ def test_the_top_tokens_agree_where_one_begins_the_other(llama: LanguageModel, o
     assert 0 < found.disagrees() < len(found)
 
 
-def test_a_text_that_is_too_long_for_one_of_them(llama: LanguageModel, other: LanguageModel) -> None:
+def test_a_text_too_long_for_one_of_the_models_is_refused(llama: LanguageModel, other: LanguageModel) -> None:
     with pytest.raises(ContextOverflowError, match="512"):
         compared(llama, other, "rain " * 600)
 
 
-def test_progress_rises_to_the_end_and_the_text_is_read_behind_others(llama: LanguageModel, toy: LanguageModel) -> None:
+def test_progress_rises_to_the_total_and_scoring_has_background_priority(llama: LanguageModel, toy: LanguageModel) -> None:
     told: list[tuple[int, int]] = []
     shown: list[tuple[int, int | None]] = []
     hears = {"on_progress": lambda done, total: told.append((done, total))}
@@ -326,11 +326,11 @@ def test_progress_rises_to_the_end_and_the_text_is_read_behind_others(llama: Lan
             asked.append(priority)
             return await toy.score_run(*ids, priority=priority, **how)
 
-    compared(Listening(), Listening(), "rain")  # type: ignore[arg-type]  # all else is passed on
+    compared(Listening(), Listening(), "rain")  # type: ignore[arg-type]  # the rest is delegated
     assert asked == [Priority.BACKGROUND] * 2
 
 
-def test_rows_are_asked_for_a_few_at_a_time(toy: LanguageModel) -> None:
+def test_rows_for_kl_are_requested_in_small_batches(toy: LanguageModel) -> None:
     sizes: list[int] = []
 
     class Counting:
@@ -346,10 +346,10 @@ def test_rows_are_asked_for_a_few_at_a_time(toy: LanguageModel) -> None:
 
 
 @pytest.mark.slow
-def test_smollm2_against_a_toy_of_bytes(toy: LanguageModel) -> None:
+def test_smollm2_is_compared_with_a_model_of_bytes(toy: LanguageModel) -> None:
     with load("smollm2", backend="hf") as model:
         found = compared(model, toy, TEXT)
-        assert len(found) == len(model.tokenize(TEXT))  # every border of its own is one of bytes
+        assert len(found) == len(model.tokenize(TEXT))  # its token borders are all byte borders
     assert b"".join(data for one, _ in spans(found) for data in one) == TEXT.encode()
     one, two = found.totals()
     assert one.byte_perplexity is not None
@@ -358,7 +358,7 @@ def test_smollm2_against_a_toy_of_bytes(toy: LanguageModel) -> None:
 
 
 @pytest.mark.slow
-def test_logits_of_another_width_have_no_kl(llama: LanguageModel) -> None:
+def test_logits_of_different_width_have_no_kl(llama: LanguageModel) -> None:
     with load(tiny_path("llama_wide"), backend="hf") as wide:
         found = compared(llama, wide, IDS, kl_start=0)
     assert (found.aligned_by, found.kl) == ("tokens", None)

@@ -25,7 +25,7 @@ Fetch = Callable[..., str]
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty models folder of the test's own."""
+    """An empty models folder for one test."""
     folder = tmp_path / "models"
     monkeypatch.setenv("ELSEWISE_MODELS", str(folder))
     return folder
@@ -33,7 +33,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[None]:
-    """huggingface_hub's own client, made once, with the child's limits and without a proxy."""
+    """huggingface_hub's own client, created once, with the child's limits and without a proxy."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             patch.delenv(name, raising=False)
@@ -47,11 +47,11 @@ def client() -> Iterator[None]:
 
 @pytest.fixture
 def hub(client: None, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
-    """A hub on loopback, which children take for the only one."""
+    """A hub on loopback that child processes use as the only hub."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # which the hf backend sets in this process: children inherit it
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # set by the hf backend in this process and inherited by child processes
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with running() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.address)
@@ -59,7 +59,7 @@ def hub(client: None, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Keychain(KeyringBackend):
-    """The system's, of one test."""
+    """A system keychain for one test."""
 
     priority = 5
 
@@ -87,7 +87,7 @@ class Keychain(KeyringBackend):
 
 @pytest.fixture
 def keychain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keychain]:
-    """A keychain in place of none; no token in the environment."""
+    """Replaces the missing keychain; removes the token from the environment."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     before, own = keyring.get_keyring(), Keychain()
@@ -98,26 +98,26 @@ def keychain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keychain]:
 
 @pytest.fixture
 def tiny() -> Files:
-    """The files of a tiny model, and some that nobody should take."""
+    """The files of a tiny model, and some that a download must leave out."""
     files = {path.name: path.read_bytes() for path in tiny_path("llama").iterdir() if path.is_file()}
     return files | {"README.md": b"# hi", "pytorch_model.bin": b"\x80\x04K\x01.", "modeling_tiny.py": b"raise SystemExit"}
 
 
 @pytest.fixture
 def steps() -> list[DownloadProgress]:
-    """What a fetch told."""
+    """The progress reports of a fetch."""
     return []
 
 
 @pytest.fixture
 def waits() -> list[float]:
-    """How long a fetch waited, in seconds; it did not really."""
+    """The waits of a fetch in seconds; they are recorded, not slept."""
     return []
 
 
 @pytest.fixture
 def fetch(hub: LocalHub, steps: list[DownloadProgress], waits: list[float]) -> Fetch:
-    """Fetches in this process, as the child does."""
+    """Fetches in this process, with the code that the child runs."""
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
@@ -129,7 +129,7 @@ def fetch(hub: LocalHub, steps: list[DownloadProgress], waits: list[float]) -> F
 
 
 def failed(fetch: Fetch, model: str = "org/tiny") -> DownloadError:
-    """Fetches in vain, and looks that nothing half-installed is listed."""
+    """Expects a fetch to fail, and checks that no incomplete model is listed."""
     with pytest.raises(DownloadError) as raised:
         fetch(model)
     assert ModelShelf().models() == []

@@ -1,4 +1,4 @@
-"""A hub on loopback that speaks the routes of the real one, and misbehaves where a test asks for it."""
+"""A hub on loopback that serves the routes of the real one, and misbehaves where a test asks for it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 PATIENCE_SECONDS = 20
-LARGE = 10_000  # bytes from which a file is stored apart from git, under its SHA-256
+LARGE = 10_000  # files of this size or more are stored apart from git, under their SHA-256
 
 Files = dict[str, bytes]
-Reply = Callable[["Request"], bool]  # answers in place of the hub; False where it does not
+Reply = Callable[["Request"], bool]  # answers in place of the hub; False leaves the request to the hub
 
 
 @dataclass
@@ -27,11 +27,11 @@ class Repository:
 
     commits: dict[str, Files] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    owner: str = ""  # whose token may read it; empty for everybody
-    told: dict[str, Any] = field(default_factory=dict)  # what a search says of it beside its files
+    owner: str = ""  # the user whose token may read it; empty: public
+    told: dict[str, Any] = field(default_factory=dict)  # what a search reports about it beside its files
 
     def commit(self, files: Files, *names: str) -> str:
-        """A new one, which branches or tags point to from now on."""
+        """A new commit, which branches or tags point to from now on."""
         told = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
         sha = hashlib.sha1(told.encode()).hexdigest()
         self.commits[sha] = dict(files)
@@ -40,13 +40,13 @@ class Repository:
 
 
 class LocalHub:
-    """Repositories by their ids; `asked` has the requests, `before` may answer one itself."""
+    """Repositories by id; `asked` lists the requests, `before` may answer one in place of the hub."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.asked: list[tuple[str, str, str | None]] = []  # method, path, range
         self.before: list[Reply] = []
-        self.tokens: dict[str, str] = {}  # whose they are
+        self.tokens: dict[str, str] = {}  # token -> user
         self.queries: list[dict[str, list[str]]] = []
         self.address = ""
         self.tags: Any = []  # of every repository
@@ -56,11 +56,11 @@ class LocalHub:
         return self.repositories.setdefault(repository, Repository()).commit(files)
 
     def fetched(self) -> list[str]:
-        """The names of files whose content was asked for, in order."""
+        """The names of files whose content was requested, in order."""
         return [path.rpartition("/")[2] for method, path, _ in self.asked if method == "GET" and "/resolve/" in path]
 
     def ranges(self, name: str) -> list[str | None]:
-        """The ranges that a file was asked for by."""
+        """The ranges that were requested of a file."""
         return [asked for method, path, asked in self.asked if method == "GET" and path.endswith(f"/{name}")]
 
 
@@ -71,7 +71,7 @@ class Request:
     hub: LocalHub
     handler: BaseHTTPRequestHandler
     path: str
-    data: bytes | None  # of the file that is asked for
+    data: bytes | None  # of the requested file
 
     @property
     def method(self) -> str:
@@ -79,12 +79,12 @@ class Request:
 
     @property
     def offset(self) -> int:
-        """Where the range begins that is asked for."""
+        """First byte of the requested range."""
         found = re.fullmatch(r"bytes=(\d+)-", self.handler.headers.get("Range", ""))
         return int(found[1]) if found else 0
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> bool:
-        """Everything at once; `Content_Length` and so on as keywords."""
+        """Sends the whole answer at once; headers as keywords such as `Content_Length`."""
         told = {name.replace("_", "-"): value for name, value in headers.items()}
         told.setdefault("Content-Length", str(len(body)))
         self.handler.send_response(status)
@@ -99,13 +99,13 @@ class Request:
         return self.answer(status, json.dumps(value).encode(), Content_Type="application/json", **headers)
 
     def hang_up(self) -> None:
-        """Ends the connection, whatever was promised."""
+        """Ends the connection, even before all promised bytes are sent."""
         self.handler.wfile.flush()
         self.handler.close_connection = True
 
 
 def for_file(name: str, reply: Reply, *, times: int = 1_000_000) -> Reply:
-    """Answers the content of one file, so many times."""
+    """Applies the reply to requests for the content of one file, at most `times` times."""
     left = times
 
     def answer(request: Request) -> bool:
@@ -119,7 +119,7 @@ def for_file(name: str, reply: Reply, *, times: int = 1_000_000) -> Reply:
 
 
 def stop_after(count: int) -> Reply:
-    """Sends so many bytes of what is asked for, then nothing."""
+    """Sends the given number of bytes of the requested content, then ends the connection."""
 
     def reply(request: Request) -> bool:
         assert request.data is not None
@@ -135,7 +135,7 @@ def stop_after(count: int) -> Reply:
 
 
 def once(ready: Callable[[], bool], reply: Reply) -> Reply:
-    """Answers when something else is done: files come side by side."""
+    """Answers only once a condition holds: files are fetched in parallel."""
 
     def answer(request: Request) -> bool:
         until = time.monotonic() + PATIENCE_SECONDS
@@ -148,7 +148,7 @@ def once(ready: Callable[[], bool], reply: Reply) -> Reply:
 
 
 def held(request: Request) -> bool:
-    """Sends half of a file, and the rest only when the client has gone."""
+    """Sends half of a file, and the rest only after the client has disconnected."""
     assert request.data is not None
     half = len(request.data) // 2
     request.answer(200, request.data[:half], Content_Length=str(len(request.data)))
@@ -159,7 +159,7 @@ def held(request: Request) -> bool:
 
 
 def status(code: int, **headers: str) -> Reply:
-    """An error instead of anything."""
+    """Answers with an error status."""
     return lambda request: request.answer(code, b"no", **headers)
 
 
@@ -170,7 +170,7 @@ def running() -> Iterator[LocalHub]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # an answer leaves as one
+        wbufsize = -1  # sends an answer in one write
         disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
@@ -186,7 +186,7 @@ def running() -> Iterator[LocalHub]:
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            pass  # a client that went away
+            pass  # a client that disconnected
 
     server = Server(("127.0.0.1", 0), Handler)
     hub.address = f"http://127.0.0.1:{server.server_port}"
@@ -242,12 +242,12 @@ def _serve(hub: LocalHub, handler: BaseHTTPRequestHandler) -> None:
 
 
 def _user(hub: LocalHub, handler: BaseHTTPRequestHandler) -> str:
-    """Whose token a request carries; empty for nobody's."""
+    """The user of a request's token; empty without a known token."""
     return hub.tokens.get(handler.headers.get("Authorization", "").removeprefix("Bearer "), "")
 
 
 def _found(hub: LocalHub, asked: dict[str, list[str]], user: str) -> Iterator[dict[str, Any]]:
-    """What a search tells, the most fetched first."""
+    """The results of a search, the most downloaded first."""
     plain = {"downloads": 0, "likes": 0, "gated": False, "tags": []}
     for id_, repository in sorted(hub.repositories.items(), key=lambda pair: -pair[1].told.get("downloads", 0)):
         words = asked["search"][0].lower().split()
@@ -274,7 +274,7 @@ def _send(request: Request, data: bytes, commit: str) -> None:
 
 
 def oid(data: bytes) -> str:
-    """As the hub names content: git's SHA-1, or the SHA-256 of large files."""
+    """The name of a content on the hub: git's SHA-1, or the SHA-256 of large files."""
     if len(data) >= LARGE:
         return hashlib.sha256(data).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

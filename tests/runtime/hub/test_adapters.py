@@ -1,4 +1,4 @@
-"""An adapter fetched from a hub: by the same way as a model, found by its id wherever an adapter is named."""
+"""Adapters fetched from a hub: as models are, and found by their ids wherever an adapter is named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def content(folder: Path) -> Files:
-    """A repository with an adapter, and with what nobody should take."""
+    """A repository with an adapter, and with files that a download must leave out."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     return files | {"README.md": b"# hi", "training_args.bin": b"\x80\x04K\x01.", "tokenizer.json": b"{}"}
 
@@ -41,7 +41,7 @@ def test_an_adapter_is_fetched_and_used_by_its_id(layout: str, hub: LocalHub, fe
     commit = hub.add("org/mine", content(source))
     # when
     name = fetch("org/mine")
-    # then: it is here, of this commit, and nothing else came along
+    # then: it is installed at this commit, and no other file came along
     (listed,) = list_shelf_adapters()
     assert listed.name == name == f"org/mine@{commit[:12]}"
     assert (listed.layout, listed.kind, listed.problem) == (layout, "lora", "")
@@ -50,23 +50,23 @@ def test_an_adapter_is_fetched_and_used_by_its_id(layout: str, hub: LocalHub, fe
     assert set(hub.fetched()) == {CONFIG, weights}
     assert ModelShelf().models() == []
     ModelShelf().verify(name)
-    # and it does what the folder does
+    # and it gives the same numbers as the folder
     with fake_model() as model:
         model.push_lora(str(source))
         expected = model.next_token_logprobs_sync(IDS)
         model.pop_lora()
         model.push_lora("org/mine")
         np.testing.assert_array_equal(model.next_token_logprobs_sync(IDS), expected)
-    # and once more there is nothing to fetch but what tells so
+    # and a second fetch downloads no weights
     hub.asked.clear()
     assert fetch("org/mine") == name
     assert weights not in hub.fetched()
-    # and it goes as it came
+    # and removing it leaves nothing
     assert ModelShelf().remove(name) >= len((source / weights).read_bytes())
     assert list_shelf_adapters() == []
 
 
-def test_a_damaged_adapter_is_fetched_once_more(hub: LocalHub, fetch: Fetch, toy: Path) -> None:
+def test_a_damaged_adapter_is_fetched_again(hub: LocalHub, fetch: Fetch, toy: Path) -> None:
     hub.add("org/mine", content(toy))
     name = fetch("org/mine")
     (listed,) = list_shelf_adapters()
@@ -113,7 +113,7 @@ def no_json(files: Files) -> None:
         (no_json, "not readable as JSON"),
     ],
 )
-def test_what_is_no_sound_adapter_is_refused_and_not_listed(
+def test_an_unsound_adapter_is_refused_and_not_listed(
     spoil: Callable[[Files], None], said: str, hub: LocalHub, fetch: Fetch, toy: Path
 ) -> None:
     files = content(toy)
@@ -126,7 +126,9 @@ def test_what_is_no_sound_adapter_is_refused_and_not_listed(
     assert "adapter_model.bin" not in hub.fetched()
 
 
-def test_what_is_the_other_of_the_two_is_refused_before_its_weights(hub: LocalHub, toy: Path, tiny: Files) -> None:
+def test_a_model_fetched_as_an_adapter_or_the_reverse_is_refused_before_its_weights(
+    hub: LocalHub, toy: Path, tiny: Files
+) -> None:
     hub.add("org/mine", content(toy))
     hub.add("org/tiny", tiny)
     for wanted, repository, said in (
@@ -138,7 +140,9 @@ def test_what_is_the_other_of_the_two_is_refused_before_its_weights(hub: LocalHu
     assert hub.fetched() == []
 
 
-def test_a_model_beside_an_adapter_is_a_model(hub: LocalHub, fetch: Fetch, toy: Path, tiny: Files) -> None:
+def test_a_repository_with_a_model_and_an_adapter_is_fetched_as_a_model(
+    hub: LocalHub, fetch: Fetch, toy: Path, tiny: Files
+) -> None:
     hub.add("org/both", {**content(toy), **tiny})
     fetch("org/both")
     assert len(ModelShelf().models()) == 1
@@ -146,7 +150,7 @@ def test_a_model_beside_an_adapter_is_a_model(hub: LocalHub, fetch: Fetch, toy: 
 
 
 @pytest.mark.slow
-def test_the_child_fetches_it_too(hub: LocalHub, toy: Path) -> None:
+def test_the_child_process_fetches_adapters(hub: LocalHub, toy: Path) -> None:
     # given
     commit = hub.add("org/mine", content(toy))
     plan = plan_download("org/mine")

@@ -1,4 +1,4 @@
-"""Repositories whose bytes are what the hub says, and whose content is bad: nothing of them is ever listed as usable."""
+"""Repositories whose bytes match the hub's digests but whose content is bad: none of them is listed as usable."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(kind: str, hub: LocalHub, fe
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "chat_template.jinja"])
-def test_a_small_file_that_is_none_is_refused(name: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_small_file_that_cannot_be_read_is_refused(name: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", {**tiny, name: b"\xff\xfe{"})
     fault = failed(fetch)
     assert fault.reason == "unsuitable"
     assert name in str(fault)
 
 
-def test_a_template_that_loops_is_no_matter_for_a_fetch_and_stopped_when_it_is_used(
+def test_a_looping_chat_template_does_not_affect_the_fetch_and_is_stopped_when_rendered(
     hub: LocalHub, fetch: Fetch, tiny: Files
 ) -> None:
     hub.add("org/tiny", {**tiny, "chat_template.jinja": FOREVER.encode()})
@@ -64,8 +64,8 @@ def test_a_template_that_loops_is_no_matter_for_a_fetch_and_stopped_when_it_is_u
     assert template.child_pid is None
 
 
-def test_names_that_lead_elsewhere_are_left_alone(hub: LocalHub, fetch: Fetch, tiny: Files, tmp_path: Path) -> None:
-    # given a repository that lists them beside a sound model
+def test_file_names_that_lead_out_of_the_folder_are_ignored(hub: LocalHub, fetch: Fetch, tiny: Files, tmp_path: Path) -> None:
+    # given a repository that lists such names beside a sound model
     tricks = [
         "../model.safetensors",
         "../../config.json",
@@ -78,7 +78,7 @@ def test_names_that_lead_elsewhere_are_left_alone(hub: LocalHub, fetch: Fetch, t
         "~/.profile",
     ]
     hub.add("org/tiny", {**tiny, **dict.fromkeys(tricks, b"!" * 20)})
-    # then none is asked for, and nothing lies where it should not
+    # then none is requested, and no file lies outside the model's folder
     folder = resolve(fetch()).path
     assert b"!" * 20 not in {path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path for method, path, _ in hub.asked if ".." in path or "~" in path} == set()
@@ -89,15 +89,15 @@ def test_names_that_lead_elsewhere_are_left_alone(hub: LocalHub, fetch: Fetch, t
 @pytest.mark.parametrize(
     "name", ["model\\..\\up.safetensors", "model\0.safetensors", "model ..safetensors", "model-\u202e.safetensors"]
 )
-def test_weights_by_an_odd_name_are_refused(name: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_weights_with_an_odd_file_name_are_refused(name: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", {**{key: data for key, data in tiny.items() if key != WEIGHTS}, name: tiny[WEIGHTS]})
     fault = failed(fetch)
     assert fault.reason == "unsuitable"
     assert "is no safetensors file of the repository's top folder" in str(fault)
 
 
-def test_a_listing_may_not_name_where_a_file_is_put(hub: LocalHub, fetch: Fetch, tiny: Files, tmp_path: Path) -> None:
-    # given a digest, which a part file is called by, that is a path
+def test_a_digest_in_a_listing_cannot_be_used_as_a_path(hub: LocalHub, fetch: Fetch, tiny: Files, tmp_path: Path) -> None:
+    # given a digest that is a path: part files are named by the digest
     commit = hub.add("org/tiny", tiny)
     siblings = [
         {"rfilename": name, "size": 5, "blobId": "0" * 40, "lfs": {"sha256": "../" * 20 + "up00", "size": 5, "pointerSize": 9}}
@@ -112,10 +112,10 @@ def test_a_listing_may_not_name_where_a_file_is_put(hub: LocalHub, fetch: Fetch,
     assert not list(tmp_path.rglob("*up00*"))
 
 
-def test_a_large_tokenizer_is_taken_as_far_as_loading_takes_it(
+def test_a_tokenizer_may_be_larger_than_other_json_up_to_the_limit_of_loading(
     hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given one that is larger than other JSON may be (Gemma's has 34 MB)
+    # given a tokenizer larger than other JSON may be (Gemma's has 34 MB)
     size = len(tiny["tokenizer.json"])
     monkeypatch.setattr(repository, "MAX_JSON_BYTES", size - 1)
     hub.add("org/tiny", tiny)

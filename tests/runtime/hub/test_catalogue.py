@@ -1,4 +1,4 @@
-"""What the catalogue proposes, asked of a hub by its names: each is planned at a commit; one that is gone says what to do."""
+"""The catalogue's entries, requested from a hub: each is planned at a commit; a missing one says what to do."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_every_entry_is_planned_at_a_commit(
     assert (plan.repository, plan.commit, plan.kind) == (variant.source, commit, "model")
     assert plan.name == f"{variant.source}@{commit[:12]}"
     assert (plan.backends, plan.context, plan.licence) == (variant.backends, model.context, model.licence.lower())
-    # and at that commit it is fetched, wherever its branch is by then
+    # and it is fetched at that commit even after the branch has moved
     hub.add(variant.source, tiny)
     assert planned(hub, f"{variant.source}@{plan.commit}", tmp_path).commit == commit
 
 
-def test_one_that_is_gone_says_where_to_look(hub: LocalHub, fetch: Fetch) -> None:
+def test_the_error_for_a_missing_catalogue_entry_says_where_to_look(hub: LocalHub, fetch: Fetch) -> None:
     fault = failed(fetch, catalogue()[0].source)
     assert fault.reason == "missing"
     assert "gone or renamed" in str(fault)
@@ -45,8 +45,8 @@ def test_one_that_is_gone_says_where_to_look(hub: LocalHub, fetch: Fetch) -> Non
     assert "elsewise models login" in str(fault)
 
 
-def test_one_that_was_renamed_is_found_by_its_old_name(hub: LocalHub, fetch: Fetch, tiny: Files, tmp_path: Path) -> None:
-    """The hub leads from the old name to the new one; what is on the shelf is called as it was asked for."""
+def test_a_renamed_repository_is_found_by_its_old_name(hub: LocalHub, fetch: Fetch, tiny: Files, tmp_path: Path) -> None:
+    """The hub redirects from the old name to the new one; the shelf lists the model under the requested name."""
     source = catalogue()[0].source
     commit = hub.add("org/new", tiny)
 
@@ -59,7 +59,7 @@ def test_one_that_was_renamed_is_found_by_its_old_name(hub: LocalHub, fetch: Fet
     assert fetch(source) == f"{source}@{commit[:12]}"
 
 
-def test_one_that_became_gated_says_where_to_consent(hub: LocalHub, tmp_path: Path) -> None:
+def test_the_error_for_a_gated_catalogue_entry_says_where_to_consent(hub: LocalHub, tmp_path: Path) -> None:
     source = catalogue()[0].source
     hub.before.append(lambda request: request.answer(403, b"", X_Error_Code="GatedRepo"))
     with pytest.raises(DownloadError, match=f"consent; give it on {hub.address}/{source}, then log in") as raised:

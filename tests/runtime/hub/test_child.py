@@ -1,4 +1,4 @@
-"""Fetching through the child process: as the command line and the window do it. Killed, stopped, gone on with."""
+"""Fetching through the child process, as the command line and the window do: killed, stopped, resumed."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Stopped(Exception):
 
 
 def arrived(count: int) -> bool:
-    """Whether so many bytes are here."""
+    """Whether at least `count` bytes of a download are kept."""
     return any(note.kept >= count for note in unfinished_downloads())
 
 
 def small(tiny: Files) -> int:
-    """Bytes of the files that come before the weights."""
+    """Bytes of the files that are fetched before the weights."""
     return sum(len(data) for name, data in tiny.items() if name.endswith((".json", ".jinja")))
 
 
 @pytest.mark.slow
-def test_a_model_is_planned_fetched_and_here(hub: LocalHub, tiny: Files) -> None:
+def test_a_model_is_planned_and_fetched_through_the_child(hub: LocalHub, tiny: Files) -> None:
     # given
     commit = hub.add("org/tiny", tiny)
     plan = plan_download("org/tiny")
@@ -56,14 +56,14 @@ def test_a_model_is_planned_fetched_and_here(hub: LocalHub, tiny: Files) -> None
 
 
 @pytest.mark.slow
-def test_the_child_ends_in_peace(hub: LocalHub, tiny: Files) -> None:
+def test_the_child_exits_cleanly_while_its_stdin_is_open(hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     command = [sys.executable, "-m", "runtime.hub.child"]
     pipe, environment = subprocess.PIPE, {**os.environ, "HF_HUB_OFFLINE": "0"}
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as child:
         assert child.stdin is not None
         child.stdin.write(msgspec.json.encode(Order("plan", "org/tiny")) + b"\n")
-        child.stdin.flush()  # and left open, as whoever asks leaves it
+        child.stdin.flush()  # and left open, as the parent process leaves it
         assert child.stdout is not None
         assert child.stderr is not None
         assert b'"commit"' in child.stdout.read()
@@ -71,7 +71,7 @@ def test_the_child_ends_in_peace(hub: LocalHub, tiny: Files) -> None:
 
 
 @pytest.mark.slow
-def test_what_went_wrong_arrives_as_it_was(hub: LocalHub, tiny: Files) -> None:
+def test_an_error_in_the_child_arrives_with_its_type_message_and_kept_bytes(hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(403))]
     with pytest.raises(DownloadError, match=r"org/tiny@main: model.safetensors: the hub refuses \(HTTP 403\)") as refused:
@@ -81,7 +81,7 @@ def test_what_went_wrong_arrives_as_it_was(hub: LocalHub, tiny: Files) -> None:
 
 
 @pytest.mark.slow
-def test_who_listens_can_stop_it_and_goes_on_later(hub: LocalHub, tiny: Files) -> None:
+def test_an_exception_in_the_progress_callback_stops_the_download_which_can_be_resumed(hub: LocalHub, tiny: Files) -> None:
     # given a download in the middle of its weights
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, held, times=1)]
@@ -96,7 +96,7 @@ def test_who_listens_can_stop_it_and_goes_on_later(hub: LocalHub, tiny: Files) -
     # when
     with pytest.raises(Stopped):
         fetch_model("org/tiny", stop)
-    # then nobody goes on behind one's back, and the next one needs the rest alone
+    # then no child process remains, and the next fetch requests only the rest
     assert running("runtime.hub.child") == []
     assert ModelShelf().models() == []
     fetch_model("org/tiny")
@@ -104,7 +104,7 @@ def test_who_listens_can_stop_it_and_goes_on_later(hub: LocalHub, tiny: Files) -
 
 
 @pytest.mark.slow
-def test_a_pause_keeps_what_came_and_is_gone_on_with_at_its_commit(hub: LocalHub, tiny: Files) -> None:
+def test_a_paused_download_keeps_its_bytes_and_resumes_at_its_commit(hub: LocalHub, tiny: Files) -> None:
     # given a download in the middle of its weights
     commit = hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, held, times=1)]
@@ -123,7 +123,7 @@ def test_a_pause_keeps_what_came_and_is_gone_on_with_at_its_commit(hub: LocalHub
     assert (paused.value.reason, paused.value.kept) == ("paused", here)
     assert running("runtime.hub.child") == []
     assert ModelShelf().models() == []
-    # when it is gone on with after a restart, and the branch has moved meanwhile
+    # when it is resumed after a restart, and the branch has moved meanwhile
     hub.add("org/tiny", {**tiny, WEIGHTS: b"another"})
     [note] = unfinished_downloads()
     folder = fetch_model(note.source)
@@ -132,7 +132,7 @@ def test_a_pause_keeps_what_came_and_is_gone_on_with_at_its_commit(hub: LocalHub
 
 
 @pytest.mark.slow
-def test_what_is_paused_before_it_begins_asks_nobody_for_weights(hub: LocalHub, tiny: Files) -> None:
+def test_a_download_paused_before_it_begins_requests_no_weights(hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     pause = threading.Event()
     pause.set()
@@ -143,8 +143,8 @@ def test_what_is_paused_before_it_begins_asks_nobody_for_weights(hub: LocalHub, 
 
 
 @pytest.mark.slow
-def test_kill_9_of_both_processes_loses_nothing_that_came(hub: LocalHub, tiny: Files, shelf: Path) -> None:
-    # given another process that fetches, killed in the middle of the weights
+def test_kill_9_of_both_processes_keeps_the_downloaded_bytes(hub: LocalHub, tiny: Files, shelf: Path) -> None:
+    # given another process that fetches, killed during the weights
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, held, times=1)]
     count = small(tiny) + len(tiny[WEIGHTS]) // 2
@@ -156,7 +156,7 @@ def test_kill_9_of_both_processes_loses_nothing_that_came(hub: LocalHub, tiny: F
         grandchildren = psutil.Process(other.pid).children()
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
-    gone, alive = psutil.wait_procs(grandchildren, PATIENCE_SECONDS)  # it ends with whoever asked
+    gone, alive = psutil.wait_procs(grandchildren, PATIENCE_SECONDS)  # the child ends with its parent
     assert (len(gone), alive) == (1, [])
     # when
     fetch_model("org/tiny")
@@ -166,8 +166,8 @@ def test_kill_9_of_both_processes_loses_nothing_that_came(hub: LocalHub, tiny: F
 
 
 @pytest.mark.slow
-def test_of_two_processes_that_fetch_the_same_at_once_one_does(hub: LocalHub, tiny: Files) -> None:
-    # given one in the middle of the weights
+def test_a_second_process_that_fetches_the_same_repository_is_refused(hub: LocalHub, tiny: Files) -> None:
+    # given a fetch in the middle of the weights
     hub.add("org/tiny", tiny)
     go_on = threading.Event()
 
@@ -189,20 +189,20 @@ def test_of_two_processes_that_fetch_the_same_at_once_one_does(hub: LocalHub, ti
         assert taken.value.reason == "taken"
         go_on.set()
         name = other.communicate()[0].strip()
-    assert fetch_model("org/tiny").path.name == name  # it is here now
+    assert fetch_model("org/tiny").path.name == name  # it is installed now
     assert [entry.complete for entry in ModelShelf().models()] == [True]
     assert hub.fetched().count(WEIGHTS) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_stops_at_any_moment_lose_nothing(seed: int, hub: LocalHub, tiny: Files) -> None:
+def test_stops_at_any_moment_lose_no_downloaded_bytes(seed: int, hub: LocalHub, tiny: Files) -> None:
     draw = random.Random(seed)
     hub.add("org/tiny", tiny)
     size = len(tiny[WEIGHTS])
     kept = 0
     for _ in range(5):
-        # given a server that ends at some byte, and somebody who pauses or gives up at some report
+        # given a server that ends at some byte, and a caller that pauses or stops at some report
         hub.before = [for_file(WEIGHTS, stop_after(draw.randrange(size // 3)), times=1)]
         pause, left, gives_up = threading.Event(), draw.randrange(1, 25), draw.random() < 0.5
 
@@ -224,7 +224,7 @@ def test_stops_at_any_moment_lose_nothing(seed: int, hub: LocalHub, tiny: Files)
             stopped = fault.reason
         if not stopped:
             break
-        # then what came stays, and nothing is listed before it is whole
+        # then the downloaded bytes stay, and nothing is listed before it is complete
         assert stopped in ("given up", "paused")
         assert ModelShelf().models() == []
         here = sum(note.kept for note in unfinished_downloads())
@@ -236,6 +236,6 @@ def test_stops_at_any_moment_lose_nothing(seed: int, hub: LocalHub, tiny: Files)
     assert unfinished_downloads() == []
 
 
-def test_asking_needs_no_network_library_in_this_process() -> None:
+def test_importing_the_hub_functions_loads_no_network_library() -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
     assert done.stdout == "False\n"

@@ -24,14 +24,14 @@ class Reports:
 
 
 def test_every_report_counts_all_files() -> None:
-    # given two of which a part is here
+    # given two files, one of them partly downloaded
     reports = Reports()
     reports.reporter.begin((A, B), (400, 0))
-    # when both go on
+    # when both continue
     reports.now += 1
     reports.reporter.fetch(A, 600)
     reports.reporter.fetch(B, 100)
-    # then what was here is no speed
+    # then the bytes of earlier downloads do not count for the rate
     assert (reports.last.file, reports.last.file_done, reports.last.file_total) == ("b", 100, 3000)
     assert (reports.last.done, reports.last.total) == (700, 4000)
     assert reports.last.rate == pytest.approx(300)
@@ -40,7 +40,7 @@ def test_every_report_counts_all_files() -> None:
     assert (reports.last.file, reports.last.file_done, reports.last.done) == ("a", 1000, 1100)
 
 
-def test_a_file_that_begins_anew_is_taken_off() -> None:
+def test_the_bytes_of_a_restarted_file_are_subtracted() -> None:
     reports = Reports()
     reports.reporter.begin((A, B), (900, 50))
     reports.now += 1
@@ -52,7 +52,7 @@ def test_a_file_that_begins_anew_is_taken_off() -> None:
     assert reports.last.rate == pytest.approx(500)
 
 
-def test_one_file_that_waits_does_not_stop_the_clock_of_another() -> None:
+def test_one_waiting_file_does_not_stop_the_rate_of_another() -> None:
     reports = Reports()
     reports.reporter.begin((A, B), (0, 0))
     reports.now += 1
@@ -67,7 +67,7 @@ def test_one_file_that_waits_does_not_stop_the_clock_of_another() -> None:
     assert reports.last.eta is None
 
 
-def test_no_file_is_told_of_too_often_nor_kept_silent_by_another() -> None:
+def test_reports_are_rate_limited_per_file() -> None:
     reports = Reports()
     reports.reporter.begin((A, B), (0, 0))
     for done in range(100):
@@ -79,7 +79,7 @@ def test_no_file_is_told_of_too_often_nor_kept_silent_by_another() -> None:
     assert 9 <= names.count("b") <= 11
 
 
-def test_before_the_plan_there_is_no_total() -> None:
+def test_the_total_is_unknown_before_the_plan() -> None:
     reports = Reports()
     reports.reporter.state("look up")
     reports.reporter.fetch(A, 10)
@@ -94,7 +94,7 @@ class Clock:
         return self.now
 
 
-def test_a_rate_is_that_of_the_last_seconds() -> None:
+def test_the_rate_is_measured_over_the_last_seconds() -> None:
     clock = Clock()
     rate = TransferRate(clock)
     assert (rate.per_second, rate.left(10)) == (0.0, None)
@@ -109,7 +109,7 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
     assert rate.left(500) == pytest.approx(10, rel=0.02)
 
 
-def test_silence_slows_it_down() -> None:
+def test_the_rate_falls_while_no_bytes_arrive() -> None:
     clock = Clock()
     rate = TransferRate(clock)
     rate.note(0)
@@ -119,7 +119,7 @@ def test_silence_slows_it_down() -> None:
     assert rate.per_second == pytest.approx(10)
 
 
-def test_a_beginning_from_nothing_begins_anew() -> None:
+def test_the_rate_starts_over_when_the_count_returns_to_zero() -> None:
     clock = Clock()
     rate = TransferRate(clock)
     rate.note(1000)

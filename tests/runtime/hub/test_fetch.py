@@ -1,4 +1,4 @@
-"""A model fetched from a hub: what is taken, under which name, how it goes on after a stop."""
+"""Fetching a model from a hub: which files are taken, under which name, and how a stopped download resumes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ TAKEN = {WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "to
 
 
 def remains(shelf: Path) -> list[str]:
-    """Files of downloads that are not done."""
+    """Files of unfinished downloads."""
     return sorted(str(path.relative_to(shelf)) for path in (shelf / ".fetching").rglob("*") if path.is_file())
 
 
 def are_here(count: int) -> bool:
-    """Whether so many bytes of a download are."""
+    """Whether at least `count` bytes of a download are kept."""
     return any(note.kept >= count for note in unfinished_downloads())
 
 
 def small(tiny: Files) -> int:
-    """Bytes of all files that are taken but the weights."""
+    """Bytes of all fetched files except the weights."""
     return sum(len(tiny[name]) for name in TAKEN - {WEIGHTS})
 
 
@@ -44,7 +44,7 @@ def test_a_model_is_fetched_and_loads(hub: LocalHub, fetch: Fetch, tiny: Files, 
     commit = hub.add("org/tiny", tiny)
     # when
     name = fetch("org/tiny")
-    # then: it is what it was, pinned to its commit, and nothing else came along
+    # then: its weights are unchanged, its name has the commit, and no other file came along
     assert name == f"org/tiny@{commit[:12]}"
     folder = resolve("org/tiny").path
     assert {path.name for path in folder.iterdir() if path.is_file()} == TAKEN | {"elsewise.json"}
@@ -59,7 +59,9 @@ def test_a_model_is_fetched_and_loads(hub: LocalHub, fetch: Fetch, tiny: Files, 
     assert manifest.template_digest == hashlib.sha256(tiny["chat_template.jinja"]).hexdigest()
 
 
-def test_the_answers_are_readable_by_their_owner_alone(hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path) -> None:
+def test_folders_of_fetched_models_are_accessible_to_their_owner_alone(
+    hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path
+) -> None:
     hub.add("org/tiny", tiny)
     fetch()
     folders = [path for path in shelf.rglob("*") if path.is_dir()]
@@ -67,7 +69,7 @@ def test_the_answers_are_readable_by_their_owner_alone(hub: LocalHub, fetch: Fet
 
 
 def test_the_real_client_finds_nothing_left_to_fetch(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
-    # given what we fetched, and the same files asked for by huggingface_hub into that folder
+    # given a fetched model, and the same files requested by huggingface_hub into that folder
     hub.add("org/tiny", tiny)
     fetch()
     folder = resolve("org/tiny").path
@@ -81,8 +83,8 @@ def test_the_real_client_finds_nothing_left_to_fetch(hub: LocalHub, fetch: Fetch
 
 
 @pytest.mark.parametrize("revision", ["v1", "refs/pr/3", "COMMIT", "SHORT"])
-def test_any_name_of_a_revision_finds_it_again(revision: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
-    # given two commits, of which the older has other names
+def test_every_name_of_a_revision_finds_the_same_commit(revision: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    # given two commits, of which the older one has other names
     commit = hub.add("org/tiny", tiny)
     hub.repositories["org/tiny"].names |= {"v1": commit, "refs/pr/3": commit, commit[:9]: commit}
     hub.add("org/tiny", {**tiny, "generation_config.json": b"{}"})
@@ -94,7 +96,7 @@ def test_any_name_of_a_revision_finds_it_again(revision: str, hub: LocalHub, fet
         assert resolve(f"org/tiny@{asked}").path == resolve(name).path
 
 
-def test_two_commits_stand_side_by_side(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_two_commits_are_installed_side_by_side(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     first = fetch()
     hub.add("org/tiny", {**tiny, "generation_config.json": b'{"temperature": 0.5}'})
@@ -104,15 +106,15 @@ def test_two_commits_stand_side_by_side(hub: LocalHub, fetch: Fetch, tiny: Files
         resolve("org/tiny")
 
 
-def test_what_is_here_is_not_fetched_again(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_an_installed_model_is_not_fetched_again(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     name = fetch()
     hub.asked.clear()
     assert fetch() == name
-    assert set(hub.fetched()) <= {"config.json"}  # which decides whether it is a model at all
+    assert set(hub.fetched()) <= {"config.json"}  # needed to tell a model from an adapter
 
 
-def test_a_damaged_download_is_made_good(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_damaged_download_is_repaired_by_fetching_again(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     name = fetch()
     weights = resolve(name).path / WEIGHTS
@@ -123,7 +125,7 @@ def test_a_damaged_download_is_made_good(hub: LocalHub, fetch: Fetch, tiny: File
     assert resolve(name).weights_digest == resolve(tiny_path("llama")).weights_digest
 
 
-def test_weights_in_parts_are_taken_as_the_index_names_them(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_only_the_weight_shards_named_by_the_index_are_fetched(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     shard = "model-00001-of-00001.safetensors"
     index = json.dumps({"weight_map": {"a": shard}}).encode()
     weights = tiny.pop(WEIGHTS)
@@ -133,17 +135,17 @@ def test_weights_in_parts_are_taken_as_the_index_names_them(hub: LocalHub, fetch
     assert "consolidated.safetensors" not in hub.fetched()
 
 
-def test_a_download_goes_on_where_it_stopped(
+def test_a_download_resumes_where_it_stopped(
     hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path, steps: list[DownloadProgress]
 ) -> None:
-    # given a server that ends in the middle and then refuses
+    # given a server that ends halfway and then refuses
     hub.add("org/tiny", tiny)
     half = len(tiny[WEIGHTS]) // 2
     refused = once(lambda: are_here(small(tiny) + half), status(403))
     hub.before = [for_file(WEIGHTS, stop_after(half), times=1), for_file(WEIGHTS, refused)]
     with pytest.raises(DownloadError, match="refuses") as stopped:
         fetch()
-    # then what came is kept and said, and nothing is listed as a model
+    # then the received bytes are kept and counted, and nothing is listed as a model
     assert stopped.value.kept > half
     assert f"({stopped.value.kept:,} bytes are kept; `elsewise models fetch org/tiny@main` goes on with them)" in str(
         stopped.value
@@ -151,11 +153,11 @@ def test_a_download_goes_on_where_it_stopped(
     assert ModelShelf().models() == []
     [note] = unfinished_downloads()
     assert (note.repository, note.kept) == ("org/tiny", stopped.value.kept)
-    # when another process asks again, later
+    # when it is fetched again later
     hub.before, hub.asked = [], []
     steps.clear()
     fetch()
-    # then only the rest is asked for
+    # then only the rest is requested
     assert hub.ranges(WEIGHTS) == [f"bytes={half}-"]
     assert set(hub.fetched()) == {WEIGHTS}
     assert unfinished_downloads() == []
@@ -163,8 +165,8 @@ def test_a_download_goes_on_where_it_stopped(
     assert next(step.done for step in steps if step.total) == stopped.value.kept  # of all files, from the first report on
 
 
-def test_files_that_two_commits_share_are_fetched_once(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
-    # given a download that stopped, and a branch that moved meanwhile
+def test_files_shared_by_two_commits_are_fetched_once(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    # given a stopped download, and a branch that moved meanwhile
     hub.add("org/tiny", tiny)
     refused = once(lambda: are_here(small(tiny) + 5000), status(404))
     hub.before = [for_file(WEIGHTS, stop_after(5000), times=1), for_file(WEIGHTS, refused)]
@@ -178,7 +180,7 @@ def test_files_that_two_commits_share_are_fetched_once(hub: LocalHub, fetch: Fet
     assert hub.ranges(WEIGHTS) == ["bytes=5000-"]
 
 
-def test_progress_counts_every_file_and_all_together(
+def test_progress_counts_each_file_and_the_total(
     hub: LocalHub, fetch: Fetch, tiny: Files, steps: list[DownloadProgress]
 ) -> None:
     hub.add("org/tiny", tiny)
@@ -208,7 +210,7 @@ def test_a_plan_fetches_no_weights_and_leaves_nothing(hub: LocalHub, tiny: Files
     assert not shelf.exists()
 
 
-def test_an_unfinished_download_can_be_given_up(hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path) -> None:
+def test_an_unfinished_download_can_be_discarded(hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(404))]
     with pytest.raises(DownloadError) as stopped:
@@ -218,14 +220,14 @@ def test_an_unfinished_download_can_be_given_up(hub: LocalHub, fetch: Fetch, tin
     assert (remains(shelf), unfinished_downloads(), discard_download("org/tiny")) == ([], [], None)
 
 
-def test_small_and_large_files_are_both_compared(tiny: Files) -> None:
+def test_the_fetched_files_include_small_and_large_ones(tiny: Files) -> None:
     assert {len(data) >= LARGE for name, data in tiny.items() if name in TAKEN} == {True, False}
 
 
-def test_a_token_goes_to_the_hub_and_nowhere_else(
+def test_the_token_is_sent_to_the_hub_and_to_no_other_server(
     hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a private repository whose weights lie on another server
+    # given a private repository whose weights are on another server
     hub.add("org/tiny", tiny)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     seen: list[tuple[str, str | None]] = []
@@ -258,7 +260,7 @@ def test_a_token_goes_to_the_hub_and_nowhere_else(
         ([7, None, "license:" + "x" * 1000], "x" * 40),
     ],
 )
-def test_the_licence_is_what_the_page_says(
+def test_the_licence_is_taken_from_the_tags_and_cleaned(
     tags: list[object], licence: str, hub: LocalHub, tiny: Files, steps: list[DownloadProgress], tmp_path: Path
 ) -> None:
     hub.add("org/tiny", tiny)

@@ -1,4 +1,4 @@
-"""Answers of a hub that are endless, packed or too slow: given up, as a typed error."""
+"""Answers of a hub that are endless, compressed or too slow: given up with a typed error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.runtime.hub.local_hub import Files, LocalHub, Request
 
 
 def endless(request: Request) -> bool:
-    """Spaces, which JSON may begin with, as long as somebody listens."""
+    """Sends spaces, which may precede JSON, until the client disconnects."""
     request.handler.send_response(200)
     request.handler.send_header("Connection", "close")
     request.handler.end_headers()
@@ -28,12 +28,12 @@ def endless(request: Request) -> bool:
 
 
 def packed(request: Request) -> bool:
-    """A bomb of a kind: a thousand times as much as is sent."""
+    """A decompression bomb: a thousand times larger than what is sent."""
     return request.answer(200, gzip.compress(b" " * 10_000_000 + b"[]"), Content_Encoding="gzip")
 
 
 @pytest.mark.parametrize(("reply", "said"), [(endless, "it has more than 1,000,000 bytes"), (packed, "it is compressed")])
-def test_an_answer_without_end_is_given_up(
+def test_an_endless_or_compressed_answer_is_given_up(
     reply: object, said: str, hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses, "MOST_BYTES", 1_000_000)
@@ -45,10 +45,10 @@ def test_an_answer_without_end_is_given_up(
     assert said in str(fault)
     with pytest.raises(DownloadError, match=f"answer cannot be read .*{said}"):
         search("tiny", 5, lambda seconds, why: None, endpoint=hub.address)
-    assert len(hub.asked) == 2  # nobody asks again for more of it
+    assert len(hub.asked) == 2  # no retry
 
 
-def test_an_answer_that_takes_forever_is_given_up(
+def test_an_answer_that_takes_too_long_is_given_up(
     hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("org/tiny", tiny)
@@ -56,7 +56,7 @@ def test_an_answer_that_takes_forever_is_given_up(
     assert "it takes longer than -1 s" in str(failed(fetch))
 
 
-def test_nothing_packed_is_asked_for(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_compressed_answers_are_not_requested(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     asked: set[str | None] = set()
 
@@ -67,4 +67,4 @@ def test_nothing_packed_is_asked_for(hub: LocalHub, fetch: Fetch, tiny: Files) -
     hub.before = [noted]
     fetch()
     assert asked == {"identity"}
-    assert json.loads(tiny["config.json"])  # the hub had something to pack
+    assert json.loads(tiny["config.json"])  # the hub had content to compress

@@ -1,4 +1,4 @@
-"""Models that a hub finds, asked for through the child process."""
+"""Searching models on a hub through the child process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MLX: dict[str, Any] = {"library_name": "mlx", "tags": ["mlx", "4-bit"]}
 
 
 def found(hub: LocalHub, query: str = "tiny", limit: int = 10) -> tuple[HubModel, ...]:
-    """Searches in this process, as the child does, without waiting."""
+    """Searches in this process, with the code that the child runs, without waiting."""
     return search(query, limit, lambda seconds, why: None, endpoint=hub.address)
 
 
 @pytest.mark.slow
-def test_what_is_found_says_what_can_run_here(hub: LocalHub, tiny: Files) -> None:
+def test_search_results_say_which_backends_can_run_them(hub: LocalHub, tiny: Files) -> None:
     # given
     config = json.loads(tiny["config.json"])
     hub.add("org/tiny", tiny)
@@ -43,7 +43,7 @@ def test_what_is_found_says_what_can_run_here(hub: LocalHub, tiny: Files) -> Non
     assert packed == HubModel("org/tiny-4bit", backends=("mlx",), parameters=12_000, quantisation="4 bit (mlx)", downloads=800)
     [asked] = hub.queries
     assert (asked["search"], asked["limit"], asked["pipeline_tag"]) == (["Tiny"], ["20"], ["text-generation"])
-    assert hub.fetched() == []  # one question, and nothing else
+    assert hub.fetched() == []  # a single request
     assert len(hub.asked) == 1
 
 
@@ -61,7 +61,7 @@ def test_what_is_found_says_what_can_run_here(hub: LocalHub, tiny: Files) -> Non
         (set(), {}, {"model_type": None}, "the hub does not say what it is"),
     ],
 )
-def test_what_cannot_run_here_is_named_with_its_reason(
+def test_a_result_that_cannot_run_here_states_the_reason(
     without: set[str], more: Files, config: dict[str, Any], problem: str, hub: LocalHub, tiny: Files
 ) -> None:
     told = json.dumps(json.loads(tiny["config.json"]) | config).encode()
@@ -72,14 +72,14 @@ def test_what_cannot_run_here_is_named_with_its_reason(
     assert problem in model.problem
 
 
-def test_an_adapter_is_found_as_one(hub: LocalHub) -> None:
+def test_an_adapter_is_listed_as_an_adapter(hub: LocalHub) -> None:
     hub.add("org/tiny", {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"})
     [model] = found(hub)
     assert (model.kind, model.backends, model.problem) == ("adapter", ("hf", "mlx"), "")
 
 
 @pytest.mark.slow
-def test_gated_and_private_ones_are_marked(hub: LocalHub, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gated_and_private_models_are_marked(hub: LocalHub, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("org/tiny-a", "org/tiny-b", "org/tiny-c"):
         hub.add(name, tiny)
     hub.repositories["org/tiny-a"].told = {"gated": "auto", "downloads": 2}
@@ -111,7 +111,7 @@ def test_gated_and_private_ones_are_marked(hub: LocalHub, tiny: Files, monkeypat
         (lambda request: request.json(200, {"error": "no"}), "server", "a dict, no list"),
     ],
 )
-def test_a_hub_that_does_not_answer_is_a_typed_error(reply: Reply, reason: str, said: str, hub: LocalHub) -> None:
+def test_a_hub_that_does_not_answer_properly_is_a_typed_error(reply: Reply, reason: str, said: str, hub: LocalHub) -> None:
     hub.before = [reply]
     with pytest.raises(DownloadError, match=said) as fault:
         found(hub)
@@ -120,21 +120,21 @@ def test_a_hub_that_does_not_answer_is_a_typed_error(reply: Reply, reason: str, 
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://no-such-hub.invalid"])
-def test_no_network_and_no_such_name_are_said_so(address: str, hub: LocalHub) -> None:
+def test_an_unreachable_hub_is_a_network_error(address: str, hub: LocalHub) -> None:
     hub.address = address
     with pytest.raises(DownloadError, match=r"cannot be reached .*; check the network") as fault:
         found(hub)
     assert fault.value.reason == "network"
 
 
-def test_a_busy_hub_is_asked_again(hub: LocalHub, tiny: Files) -> None:
+def test_a_busy_hub_is_asked_again_by_a_search(hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     left = [503, 429]
     hub.before = [lambda request: bool(left) and request.answer(left.pop(), b"")]
     assert len(found(hub)) == 1
 
 
-def test_entries_that_make_no_sense_do_no_harm(hub: LocalHub) -> None:
+def test_malformed_entries_are_skipped_or_listed_with_a_problem(hub: LocalHub) -> None:
     odd: list[Any] = [
         3,
         {"id": "../../up"},
@@ -162,7 +162,7 @@ def test_entries_that_make_no_sense_do_no_harm(hub: LocalHub) -> None:
 
 
 @pytest.mark.parametrize(("query", "limit"), [("", 5), ("  ", 5), ("a\0b", 5), ("x" * 201, 5), ("a", 0), ("a", 101)])
-def test_what_is_no_question_is_not_asked(query: str, limit: int, hub: LocalHub) -> None:
+def test_an_invalid_query_is_refused_without_a_request(query: str, limit: int, hub: LocalHub) -> None:
     with pytest.raises(InvalidRequestError):
         search_models(query, limit)
     assert hub.asked == []

@@ -1,4 +1,4 @@
-"""Several files of a download at once: how many, what one that fails does to the others, and files of one content."""
+"""Parallel downloads of a repository's files: how many, the effect of one failure on the others, files with equal content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def named(index: int) -> str:
 
 @pytest.fixture
 def sharded(tiny: Files) -> Files:
-    """The tiny model with its weights in parts."""
+    """The tiny model with its weights in shards."""
     tensors = load(tiny.pop("model.safetensors"))
     parts: list[list[str]] = [sorted(tensors)[index::SHARDS] for index in range(SHARDS)]
     table = {name: named(index) for index, part in enumerate(parts) for name in part}
@@ -35,8 +35,8 @@ def sharded(tiny: Files) -> Files:
     return {**tiny, **files, "model.safetensors.index.json": json.dumps({"weight_map": table}).encode()}
 
 
-def test_three_files_come_at_once_and_no_more(hub: LocalHub, fetch: Fetch, sharded: Files) -> None:
-    # given a hub that answers a part only once as many are asked for as may be
+def test_three_files_are_fetched_at_once_and_no_more(hub: LocalHub, fetch: Fetch, sharded: Files) -> None:
+    # given a hub that answers a shard only once the maximum number is requested
     hub.add("org/tiny", sharded)
     lock, full = threading.Lock(), threading.Event()
     now, most = 0, 0
@@ -63,10 +63,10 @@ def test_three_files_come_at_once_and_no_more(hub: LocalHub, fetch: Fetch, shard
     assert sorted(hub.fetched()) == sorted(name for name in sharded if name in hub.fetched())  # each once
 
 
-def test_one_that_fails_stops_the_others_and_keeps_what_they_have(
+def test_a_failing_file_stops_the_others_and_keeps_their_bytes(
     hub: LocalHub, fetch: Fetch, sharded: Files, shelf: Path, waits: list[float]
 ) -> None:
-    # given one part that stands still in the middle, and one that is refused once that has come
+    # given one shard that stalls halfway, and another that is refused after that
     hub.add("org/tiny", sharded)
     half = len(sharded[named(0)]) // 2
 
@@ -78,7 +78,7 @@ def test_one_that_fails_stops_the_others_and_keeps_what_they_have(
     # when
     with pytest.raises(DownloadError, match=rf"{named(1)}: not there \(HTTP 404\) \([\d,]+ bytes are kept") as fault:
         fetch()
-    # then nobody waited for the one that stands still, and nothing of it is lost
+    # then the fetch did not wait for the stalled shard, and its bytes are kept
     assert waits == []
     assert fault.value.kept == unfinished_downloads()[0].kept >= half
     assert ModelShelf().models() == []
@@ -87,7 +87,7 @@ def test_one_that_fails_stops_the_others_and_keeps_what_they_have(
     assert hub.ranges(named(0)) == [f"bytes={half}-"]
 
 
-def test_parts_that_break_all_at_once_are_all_gone_on_with(
+def test_interrupted_parallel_downloads_are_all_resumed(
     hub: LocalHub, fetch: Fetch, sharded: Files, steps: list[DownloadProgress]
 ) -> None:
     hub.add("org/tiny", sharded)
@@ -104,7 +104,7 @@ def test_parts_that_break_all_at_once_are_all_gone_on_with(
     assert ends == {file: len(sharded[file]) for file in ends}
 
 
-def test_two_names_of_one_content_are_fetched_once(
+def test_two_files_of_equal_content_are_fetched_once(
     hub: LocalHub, fetch: Fetch, tiny: Files, steps: list[DownloadProgress]
 ) -> None:
     same = {"special_tokens_map.json": b'{"a": 1}', "added_tokens.json": b'{"a": 1}'}
@@ -116,7 +116,7 @@ def test_two_names_of_one_content_are_fetched_once(
     assert [step.done for step in steps if step.state == "fetch"][-1] == steps[-1].total
 
 
-def test_two_names_of_one_content_survive_a_disk_without_links(
+def test_two_files_of_equal_content_are_installed_on_a_disk_without_links(
     hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The token of private models: kept in a keychain, sent to its hub alone, and never shown."""
+"""The token for private models: kept in a keychain, sent to its hub alone, and never shown."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def private(hub: LocalHub, keychain: Keychain, tiny: Files) -> LocalHub:
 
 @pytest.mark.slow
 def test_a_token_is_kept_used_and_forgotten(private: LocalHub, keychain: Keychain) -> None:
-    # given nobody is logged in
+    # given no login
     assert not is_token_kept()
     with pytest.raises(DownloadError, match="no such repository, or a private one: log in with `elsewise models login`"):
         plan_download("me/tiny")
@@ -63,7 +63,7 @@ def test_a_token_is_kept_used_and_forgotten(private: LocalHub, keychain: Keychai
 
 
 @pytest.mark.slow
-def test_it_is_kept_for_one_hub_and_sent_to_no_other(
+def test_a_token_is_kept_for_one_hub_and_not_sent_to_another(
     private: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keychain.kept["elsewise", "https://huggingface.co"] = SECRET
@@ -77,7 +77,9 @@ def test_it_is_kept_for_one_hub_and_sent_to_no_other(
 
 
 @pytest.mark.slow
-def test_the_environments_token_wins(private: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_of_the_environment_takes_precedence(
+    private: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keep_token("hf_old")
     monkeypatch.setenv("HF_TOKEN", SECRET)
     assert token_in_environment() == "HF_TOKEN"
@@ -85,7 +87,7 @@ def test_the_environments_token_wins(private: LocalHub, keychain: Keychain, monk
 
 
 @pytest.mark.slow
-def test_a_token_that_the_hub_does_not_know_is_said_so(private: LocalHub) -> None:
+def test_a_token_unknown_to_the_hub_is_refused_and_not_kept(private: LocalHub) -> None:
     page = f"{private.address}/settings/tokens"
     with pytest.raises(DownloadError, match=f"the hub does not know this token; make one on {page}") as fault:
         owner_of_token("hf_wrong", lambda seconds, why: None, endpoint=private.address)
@@ -93,11 +95,11 @@ def test_a_token_that_the_hub_does_not_know_is_said_so(private: LocalHub) -> Non
     with pytest.raises(DownloadError, match="no token is kept; keep one with `elsewise models login`"):
         owner_of_token("", lambda seconds, why: None)
     assert token_owner(SECRET) == "me"
-    assert not is_token_kept()  # to ask is not to keep
+    assert not is_token_kept()  # checking a token does not keep it
 
 
 @pytest.mark.parametrize("text", ["", "  ", "two words", "two\nlines", "h\u00e9", "\x1b[31m", "x" * 1001])
-def test_what_is_no_token_is_not_kept_and_not_shown(text: str, keychain: Keychain) -> None:
+def test_an_invalid_token_is_neither_kept_nor_shown(text: str, keychain: Keychain) -> None:
     with pytest.raises(InvalidRequestError, match="this is no token") as fault:
         keep_token(text)
     assert not text.strip() or text not in str(fault.value)
@@ -105,8 +107,8 @@ def test_what_is_no_token_is_not_kept_and_not_shown(text: str, keychain: Keychai
 
 
 @pytest.mark.slow
-def test_a_machine_without_a_keychain_says_what_to_do(keychain: Keychain, hub: LocalHub, tiny: Files) -> None:
-    # given keyring finds none, or one that keeps nothing
+def test_the_error_on_a_machine_without_a_keychain_says_what_to_do(keychain: Keychain, hub: LocalHub, tiny: Files) -> None:
+    # given keyring finds no keychain, or one that stores nothing
     from keyring.backends.fail import Keyring as Fail
 
     for none in (Fail(), Null()):  # type: ignore[no-untyped-call]  # keyring's own
@@ -116,12 +118,12 @@ def test_a_machine_without_a_keychain_says_what_to_do(keychain: Keychain, hub: L
                 act()
             assert SECRET not in str(fault.value)
         assert not is_token_kept()
-    # then what everybody may read is fetched all the same
+    # then public repositories are fetched all the same
     hub.add("org/tiny", tiny)
     assert plan_download("org/tiny").repository == "org/tiny"
 
 
-def test_a_servers_key_without_a_keychain_has_variables_of_its_own(keychain: Keychain) -> None:
+def test_the_keychain_error_for_a_server_key_names_its_own_variables(keychain: Keychain) -> None:
     server = "https://big.example/v1"
     assert keep_key(server, SECRET) == keychain.name
     assert (kept_key(server), kept_key("https://other.example/v1")) == (SECRET, "")
@@ -149,19 +151,21 @@ def test_a_keychain_that_refuses_is_a_typed_error(kind: type[Exception], keychai
 
 
 @pytest.mark.slow
-def test_nobody_can_read_it_of_the_process_that_has_it(private: LocalHub, keychain: Keychain) -> None:
-    # given a child in the middle of its work
+def test_the_token_is_not_visible_in_the_arguments_environment_or_progress_of_the_child(
+    private: LocalHub, keychain: Keychain
+) -> None:
+    # given a working child
     keep_token(SECRET)
     seen: list[str] = []
 
     def look(progress: DownloadProgress) -> None:
         for process in psutil.Process().children():
-            with suppress(psutil.NoSuchProcess):  # its last report may be heard when it has ended
+            with suppress(psutil.NoSuchProcess):  # the last report may arrive after the child has ended
                 words = process.cmdline()
                 if "runtime.hub.child" in words:
                     seen.extend([*words, *process.environ().values(), str(progress)])
 
-    private.before = [once(lambda: bool(seen), lambda _: False)]  # it goes on when it has been looked at
+    private.before = [once(lambda: bool(seen), lambda _: False)]  # the hub answers after the child was inspected
     # when
     fetch_model("me/tiny", look)
     # then
@@ -171,7 +175,7 @@ def test_nobody_can_read_it_of_the_process_that_has_it(private: LocalHub, keycha
 
 
 @pytest.mark.slow
-def test_a_hub_that_quotes_it_is_not_repeated(private: LocalHub, keychain: Keychain, tiny: Files) -> None:
+def test_a_token_quoted_by_the_hub_is_masked_in_the_error(private: LocalHub, keychain: Keychain, tiny: Files) -> None:
     keep_token(SECRET)
 
     def quoting(request: Request) -> bool:
@@ -184,7 +188,7 @@ def test_a_hub_that_quotes_it_is_not_repeated(private: LocalHub, keychain: Keych
 
 
 @pytest.mark.parametrize("text", ["hf_tok\u00e9n", "hf_tok en", "hf_tok\x7fen", "hf_tok" * 200])
-def test_a_token_that_no_header_can_carry_is_refused_unseen(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_invalid_in_a_header_is_refused_without_showing_it(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", text)
     with pytest.raises(DownloadError, match="has characters that no token has; log in with") as fault:
         token_to_send("")
@@ -193,8 +197,10 @@ def test_a_token_that_no_header_can_carry_is_refused_unseen(text: str, monkeypat
     assert token_to_send(SECRET) == SECRET
 
 
-def test_a_fault_of_ours_does_not_show_it_either(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    # given the child, in this process, with a fault that names what it was sent
+def test_a_traceback_of_the_child_does_not_show_the_token(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given the child, in this process, with an exception that quotes the token
     def broken(asked: Order, token: str) -> None:
         raise ZeroDivisionError(f"sent {token} to {asked}")
 
@@ -213,6 +219,6 @@ def test_a_fault_of_ours_does_not_show_it_either(monkeypatch: pytest.MonkeyPatch
     assert SECRET not in said.err
 
 
-def test_a_child_that_nobody_asks_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_child_ends_when_its_stdin_is_closed_without_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert child.main() == 3

@@ -1,4 +1,4 @@
-"""Hubs that refuse, are busy or not there; a disk that is full. Always a typed error, and never half a model on the shelf."""
+"""Hubs that refuse, are busy or unreachable; a full disk: always a typed error, and no incomplete model on the shelf."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def listing(reply: Reply) -> Reply:
-    """Answers the question for the repository's files."""
+    """Replies to the request for the repository's list of files."""
     return lambda request: "/api/models/" in request.path and reply(request)
 
 
@@ -52,7 +52,9 @@ def listing(reply: Reply) -> Reply:
         ),
     ],
 )
-def test_a_refusal_says_what_it_was(reply: Reply, reason: str, said: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_an_error_answer_to_the_listing_is_reported_with_its_reason(
+    reply: Reply, reason: str, said: str, hub: LocalHub, fetch: Fetch, tiny: Files
+) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [listing(reply)]
     fault = failed(fetch)
@@ -64,23 +66,23 @@ def test_a_refusal_says_what_it_was(reply: Reply, reason: str, said: str, hub: L
 @pytest.mark.parametrize(
     "sibling", [{"size": -1}, {"size": "1"}, {"size": None}, {"blobId": "../x"}, {"blobId": None}, {"rfilename": 3}]
 )
-def test_a_listing_that_makes_no_sense_is_refused(sibling: dict[str, Any], hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_malformed_listing_is_refused(sibling: dict[str, Any], hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     commit = hub.add("org/tiny", tiny)
     odd = {"rfilename": "config.json", "size": 3, "blobId": "0" * 40} | sibling
     hub.before = [listing(lambda request: request.json(200, {"id": "org/tiny", "sha": commit, "siblings": [odd]}))]
     failed(fetch)
 
 
-def test_a_repository_and_a_revision_that_are_not_there(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_missing_repository_and_a_missing_revision_are_named(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     repository, revision = failed(fetch, "org/other"), failed(fetch, "org/tiny@v9")
     assert repository.reason == revision.reason == "missing"
-    # and each says what can be done
+    # and each error says what can be done
     assert "org/other: no such repository, or a private one: log in with `elsewise models login`" in str(repository)
     assert "org/tiny has no revision 'v9'; give a branch, a tag or a commit that it has" in str(revision)
 
 
-def test_a_commit_that_went_away_since_it_was_begun_is_said_so(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_resuming_at_a_deleted_commit_is_refused_and_keeps_the_bytes(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     commit = hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(404))]
     failed(fetch)
@@ -89,11 +91,11 @@ def test_a_commit_that_went_away_since_it_was_begun_is_said_so(hub: LocalHub, fe
     hub.before = [lambda request: request.json(404, {"error": "gone"}, X_Error_Code="RevisionNotFound")]
     fault = failed(fetch, note.source)
     assert (fault.reason, f"org/tiny has no revision {commit!r}; give a branch" in str(fault)) == ("missing", True)
-    assert unfinished_downloads() == [note]  # what came is kept: another commit may share it
+    assert unfinished_downloads() == [note]  # the bytes are kept: another commit may share them
 
 
 @pytest.mark.parametrize(("code", "reason"), [(401, "denied"), (403, "denied"), (404, "missing"), (400, "server")])
-def test_a_file_that_is_refused_is_not_asked_for_again(
+def test_a_refused_file_is_not_requested_again(
     code: int, reason: str, hub: LocalHub, fetch: Fetch, tiny: Files, waits: list[float]
 ) -> None:
     hub.add("org/tiny", tiny)
@@ -106,10 +108,10 @@ def test_a_file_that_is_refused_is_not_asked_for_again(
 
 
 @pytest.mark.parametrize("code", [408, 429, 503])
-def test_a_busy_server_is_asked_again_later_and_later(
+def test_a_busy_server_is_retried_with_growing_delays(
     code: int, hub: LocalHub, fetch: Fetch, tiny: Files, waits: list[float], steps: list[DownloadProgress]
 ) -> None:
-    # given one that recovers
+    # given a server that recovers
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(code), times=3)]
     fetch()
@@ -128,7 +130,7 @@ def test_a_server_that_stays_busy_is_given_up(hub: LocalHub, fetch: Fetch, tiny:
 
 
 @pytest.mark.parametrize(("asked", "waited"), [("7", 7), ("100000", 60), ("soon", 1), ("-5", 1)])
-def test_a_server_may_say_when_to_ask_again(
+def test_the_retry_after_header_of_a_server_is_respected_within_limits(
     asked: str, waited: int, hub: LocalHub, fetch: Fetch, tiny: Files, waits: list[float]
 ) -> None:
     hub.add("org/tiny", tiny)
@@ -138,15 +140,15 @@ def test_a_server_may_say_when_to_ask_again(
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://no-such-hub.invalid"])
-def test_a_hub_that_is_not_there_is_said_to_be(address: str, hub: LocalHub, fetch: Fetch) -> None:
-    hub.address = address  # where nobody listens, and which nobody can look up
+def test_an_unreachable_hub_is_named_as_such(address: str, hub: LocalHub, fetch: Fetch) -> None:
+    hub.address = address  # a port without a listener, and a name that does not resolve
     fault = failed(fetch)
     assert fault.reason == "network"
     assert "cannot be reached" in str(fault)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/blob", "http://no-such-store.invalid/blob"])
-def test_weights_on_a_server_that_is_not_there_are_asked_for_again(
+def test_weights_on_an_unreachable_server_are_retried(
     address: str, hub: LocalHub, fetch: Fetch, tiny: Files, waits: list[float]
 ) -> None:
     hub.add("org/tiny", tiny)
@@ -168,14 +170,14 @@ def test_a_redirect_that_leads_nowhere_is_a_typed_error(address: str, hub: Local
     assert failed(fetch).reason == "network"
 
 
-def test_an_offline_process_says_why(hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_is_named_as_the_reason(hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/tiny", tiny)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE forbids the network" in str(failed(fetch))
     assert hub.asked == []
 
 
-def test_too_little_room_is_said_before_the_weights(
+def test_too_little_disk_space_is_reported_before_the_weights(
     hub: LocalHub, fetch: Fetch, tiny: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("org/tiny", tiny)
@@ -188,7 +190,7 @@ def test_too_little_room_is_said_before_the_weights(
 
 @pytest.fixture
 def small_disk() -> Iterator[None]:
-    """Files of more than 100,000 bytes cannot be written: the kernel's own refusal."""
+    """Limits files to 100,000 bytes: the kernel refuses further writes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     yield

@@ -1,4 +1,4 @@
-"""Repositories that hold nothing for us: refused before their weights are fetched."""
+"""Repositories without a usable model: refused before their weights are fetched."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_repository_without_a_model_is_refused(
         ({"model_type": None}, "model_type is 'None'"),
     ],
 )
-def test_a_config_that_cannot_be_run_is_refused_before_the_weights(
+def test_a_config_that_cannot_run_is_refused_before_the_weights(
     changes: dict[str, Any], said: str, hub: LocalHub, fetch: Fetch, tiny: Files
 ) -> None:
     config = json.loads(tiny["config.json"]) | changes
@@ -74,7 +74,7 @@ def test_a_config_that_cannot_be_run_is_refused_before_the_weights(
 
 
 @pytest.mark.parametrize("config", [b"not json", b"[]", b'{"a": NaN}', b"\xff\xfe", b"[" * 5000])
-def test_a_config_that_is_no_json_is_refused(config: bytes, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_config_that_is_not_valid_json_is_refused(config: bytes, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", {**tiny, "config.json": config})
     fault = failed(fetch)
     assert fault.reason == "unsuitable"
@@ -85,14 +85,16 @@ def test_a_config_that_is_no_json_is_refused(config: bytes, hub: LocalHub, fetch
     "shard",
     ["../up.safetensors", "/etc/model.safetensors", "a/b.safetensors", "a\\b.safetensors", "w.bin", "", "..safetensors"],
 )
-def test_an_index_that_points_elsewhere_is_refused(shard: str, hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path) -> None:
+def test_an_index_that_points_out_of_the_folder_is_refused(
+    shard: str, hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path
+) -> None:
     index = json.dumps({"weight_map": {"a": shard}}).encode()
     hub.add("org/tiny", {**tiny, "model.safetensors.index.json": index, shard or "x": b"!" * 20})
     assert failed(fetch).reason == "unsuitable"
     assert not (shelf.parent / "up.safetensors").exists()
 
 
-def test_an_index_whose_parts_are_not_there_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_an_index_that_names_missing_shards_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
     hub.add("org/tiny", {**tiny, "model.safetensors.index.json": index, "model-1.safetensors": b"x"})
     fault = failed(fetch)
@@ -103,6 +105,6 @@ def test_an_index_whose_parts_are_not_there_is_refused(hub: LocalHub, fetch: Fet
 @pytest.mark.parametrize(
     "name", ["", "a b/c", "../x", "org/name/more", "org/na--me", "org/name@", "org/name@../x", "-x/y", "org/n@a//b"]
 )
-def test_what_is_no_repository_is_not_asked_for(name: str) -> None:
+def test_an_invalid_repository_id_is_refused(name: str) -> None:
     with pytest.raises(DownloadError, match="is no repository: give org/name"):
         HubId.parse(name)

@@ -1,4 +1,4 @@
-"""Hubs that lie, stop in the middle and change what they have."""
+"""Hubs that send wrong content, stop halfway or change their files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tiny_models import tiny_path
 WEIGHTS = "model.safetensors"
 
 
-def test_a_server_that_stops_again_and_again_is_gone_on_with(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_download_is_resumed_each_time_the_server_stops(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     piece = len(tiny[WEIGHTS]) // 4 + 1
     hub.before = [for_file(WEIGHTS, stop_after(piece), times=3)]
@@ -25,7 +25,7 @@ def test_a_server_that_stops_again_and_again_is_gone_on_with(hub: LocalHub, fetc
     assert resolve(name).weights_digest == resolve(tiny_path("llama")).weights_digest
 
 
-def test_a_server_that_brings_nothing_is_given_up(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_server_that_makes_no_progress_is_given_up(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, stop_after(10))]
     fault = failed(fetch)
@@ -37,7 +37,7 @@ def without_ranges(request: Request) -> bool:
     return request.answer(200, request.data)
 
 
-def test_a_server_without_ranges_begins_anew(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_download_from_a_server_without_ranges_starts_over(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, stop_after(5000), times=1), for_file(WEIGHTS, without_ranges)]
     assert resolve(fetch()).weights_digest == resolve(tiny_path("llama")).weights_digest
@@ -50,7 +50,7 @@ def other_range(request: Request) -> bool:
 
 
 @pytest.mark.parametrize("odd", [other_range, status(416), status(206), lambda r: r.answer(206, b"x", Content_Range="bytes x")])
-def test_a_part_that_was_not_asked_for_is_thrown_away(odd: Reply, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_range_that_was_not_requested_is_discarded(odd: Reply, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, stop_after(5000), times=1), for_file(WEIGHTS, odd, times=1)]
     assert resolve(fetch()).weights_digest == resolve(tiny_path("llama")).weights_digest
@@ -67,7 +67,7 @@ def shorter(request: Request) -> bool:
 
 
 def endless(request: Request) -> bool:
-    """No length, and more than there is."""
+    """Sends no length, and more bytes than the file has."""
     assert request.data is not None
     request.handler.send_response(200)
     request.handler.send_header("Connection", "close")
@@ -78,13 +78,13 @@ def endless(request: Request) -> bool:
 
 
 @pytest.mark.parametrize("lie", [longer, shorter, endless, lambda r: r.answer(200, b"", Content_Length="18446744073709551616")])
-def test_a_length_that_is_a_lie_is_refused(lie: Reply, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_wrong_content_length_is_refused(lie: Reply, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, lie)]
     assert failed(fetch).reason == "changed"
 
 
-def test_a_file_that_changed_between_two_parts_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_file_whose_size_changed_between_two_ranges_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     # given another size behind the range
     hub.add("org/tiny", tiny)
 
@@ -97,8 +97,8 @@ def test_a_file_that_changed_between_two_parts_is_refused(hub: LocalHub, fetch: 
     assert failed(fetch).reason == "changed"
 
 
-def test_a_part_of_other_content_costs_one_more_attempt(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
-    # given what came first is damaged: the digest tells at the end
+def test_damaged_first_bytes_cost_one_more_attempt(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    # given a damaged beginning, found by the digest at the end
     hub.add("org/tiny", tiny)
 
     def damaged(request: Request) -> bool:
@@ -112,8 +112,8 @@ def test_a_part_of_other_content_costs_one_more_attempt(hub: LocalHub, fetch: Fe
     assert hub.ranges(WEIGHTS) == [None, "bytes=5000-", None]
 
 
-def test_a_file_that_changed_for_good_between_two_parts_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
-    # given as many bytes of something else from now on
+def test_a_file_whose_content_changed_between_two_ranges_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    # given other content of the same size from now on
     hub.add("org/tiny", tiny)
     other = bytes(len(tiny[WEIGHTS]))
 
@@ -127,7 +127,7 @@ def test_a_file_that_changed_for_good_between_two_parts_is_refused(hub: LocalHub
     assert hub.ranges(WEIGHTS) == [None, "bytes=5000-", None]
 
 
-def test_wrong_bytes_behind_a_line_that_breaks_are_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_wrong_bytes_after_a_broken_connection_are_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     other, half = bytes(len(tiny[WEIGHTS])), len(tiny[WEIGHTS]) // 2
 
@@ -145,7 +145,7 @@ def test_wrong_bytes_behind_a_line_that_breaks_are_refused(hub: LocalHub, fetch:
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "tokenizer_config.json"])
-def test_a_wrong_digest_is_refused_and_not_kept(name: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+def test_a_file_with_a_wrong_digest_is_refused_and_not_kept(name: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
 
     def other(request: Request) -> bool:
@@ -158,10 +158,10 @@ def test_a_wrong_digest_is_refused_and_not_kept(name: str, hub: LocalHub, fetch:
     assert f"{name}: its digest is not the one that the repository names" in str(fault)
     hub.before, hub.asked = [], []
     fetch()
-    assert hub.ranges(name) == [None]  # nothing of it was kept
+    assert hub.ranges(name) == [None]  # nothing was kept
 
 
-def test_a_part_that_is_longer_than_its_file_begins_anew(hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path) -> None:
+def test_a_part_file_longer_than_its_file_starts_over(hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path) -> None:
     hub.add("org/tiny", tiny)
     part = shelf / ".fetching" / "org--tiny" / f"{oid(tiny[WEIGHTS])}.part"
     part.parent.mkdir(parents=True)
@@ -181,7 +181,7 @@ def test_compressed_content_is_refused(hub: LocalHub, fetch: Fetch, tiny: Files)
     assert "compressed" in str(failed(fetch))
 
 
-def test_weights_that_are_sound_bytes_but_no_weights_are_not_put_on_the_shelf(
+def test_matching_bytes_that_are_no_safetensors_file_are_not_put_on_the_shelf(
     hub: LocalHub, fetch: Fetch, tiny: Files, shelf: Path
 ) -> None:
     hub.add("org/tiny", {**tiny, WEIGHTS: b"\xff" * 20_000})

@@ -36,27 +36,27 @@ GEMMA_NAMES = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # of model types that llama.cpp calls otherwise
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # model types with another name in llama.cpp
 
 
 def permuted(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """llama.cpp's row order, as its converter makes it for llama."""
+    """llama.cpp's row order, as its converter writes it for llama."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def as_gguf(folder: Path, path: Path, *, pre: str = "gpt-2", vocabulary: tuple[Pair, ...] | None = None) -> Path:
-    """Writes the file of a model folder; as `gguf_of`."""
+    """Writes the GGUF file of a model folder; arguments as in `gguf_of`."""
     return gguf_of(folder, pre=pre, vocabulary=vocabulary).write(path)
 
 
 def gguf_of(folder: Path, *, pre: str = "gpt-2", vocabulary: tuple[Pair, ...] | None = None) -> Gguf:
-    """The file of a model folder.
+    """The GGUF file of a model folder.
 
     Args:
         folder: config.json, model.safetensors, and a tokenizer.json of byte-level BPE where no vocabulary is given.
-        pre: What the file says of how text is cut.
-        vocabulary: In place of the folder's own.
+        pre: The name of the pre-tokenizer in the file.
+        vocabulary: Replaces the vocabulary of the folder.
     """
     config = json.loads((folder / "config.json").read_text("utf-8"))
     family = ARCHITECTURES.get(config["model_type"], config["model_type"])
@@ -83,12 +83,12 @@ def gguf_of(folder: Path, *, pre: str = "gpt-2", vocabulary: tuple[Pair, ...] | 
 
 
 def head_size(config: dict[str, Any]) -> int:
-    """Numbers of a head."""
+    """The number of values per head."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def llama3_divisors(rope: dict[str, Any], head: int) -> npt.NDArray[np.float32]:
-    """The tensor that llama.cpp's converter writes for Llama 3, number by number as it does."""
+    """The tensor that llama.cpp's converter writes for Llama 3, computed as the converter does."""
     divisors = []
     low, high = (rope["original_max_position_embeddings"] / rope[f"{end}_freq_factor"] for end in ("low", "high"))
     for i in range(0, head, 2):
@@ -122,7 +122,7 @@ def _sizes(family: str, config: dict[str, Any]) -> tuple[Pair, ...]:
 
 
 def _features(family: str, config: dict[str, Any]) -> Iterator[Pair]:
-    """What llama.cpp's converters write of rotary positions, windows and caps."""
+    """The metadata of rotary positions, windows and caps that llama.cpp's converters write."""
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
     yield Pair(f"{family}.rope.freq_base", F32, rope["rope_theta"])

@@ -1,4 +1,4 @@
-"""GGUF files for tests, written byte by byte: a small sound llama, and every way to spoil it."""
+"""GGUF files for tests, written byte by byte: a small sound llama, and files with every kind of damage."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor: `shape` as numpy has it; `offset` and `dims` override what would be right."""
+    """One tensor: `shape` as in numpy; `offset` and `dims` override the right values."""
 
     name: str
     shape: tuple[int, ...]
@@ -177,7 +177,7 @@ def _edit(at: int, data: bytes) -> Callable[[bytes], bytes]:
 
 
 def bad_files() -> dict[str, bytes]:
-    """Spoiled files by what is wrong with them; each must be refused before a native parser sees it."""
+    """Damaged files by their fault; each must be refused before a native parser sees it."""
     good = small_llama()
     whole = good.pack()
     u64 = struct.Struct("<Q").pack
@@ -231,7 +231,7 @@ def bad_files() -> dict[str, bytes]:
 
 
 def unsuitable_files() -> dict[str, GgufFile]:
-    """Sound GGUF files that are no model we can convert."""
+    """Sound GGUF files that cannot be imported as a model."""
     good = small_llama()
     tokens = vocabulary()
     one = np.ones(8, np.float32)

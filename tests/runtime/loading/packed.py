@@ -1,4 +1,4 @@
-"""GGUF files whose matrices are packed in ggml's blocks: random bits with scales that make honest weights."""
+"""GGUF files with matrices in ggml's block formats: random bits with scales that give plausible weights."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SPANS = {  # of the numbers
     "Q6_K": 1400.0,
 }
 
-Choice = Callable[[str], str]  # a tensor's name in GGUF to its format, "F32" for what stays
+Choice = Callable[[str], str]  # from a tensor's name in GGUF to its format, "F32" for unpacked ones
 
 
 def packed(folder: Path, choice: Choice) -> GgufFile:
-    """The file of a model folder, its matrices of other, random values in the formats chosen."""
+    """The file of a model folder, with random values in its matrices, in the chosen formats."""
     file = gguf_of(folder)
     return dataclasses.replace(file, tensors=tuple(_packed(tensor, choice) for tensor in file.tensors))
 
@@ -54,7 +54,7 @@ def in_blocks(tensor: Stored, name: str) -> Stored:
 
 
 def k_quants(folder: Path, better: Collection[str], most: str = "Q4_K", form: str = "Q6_K") -> GgufFile:
-    """As Q4_K_M files are, some matrices in another format than most. `folder` gets the model's original."""
+    """Like Q4_K_M files, with some matrices in another format than most. `folder` gets the original model."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}  # whole blocks

@@ -1,4 +1,4 @@
-"""Small vocabularies of SentencePiece, trained with the library itself, and what a GGUF says of them."""
+"""Small SentencePiece vocabularies, trained with the library itself, and their form in a GGUF file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.loading.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32,
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SIZE = 1000
-# Text that is cut in surprising ways where something is wrong
+# Text with unusual boundaries, which reveals differences
 NASTY = (
     "",
     " ",
@@ -30,7 +30,7 @@ NASTY = (
     "▁ already ▁▁ there▁",
     "مرحبا بالعالم नमस्ते Здравствуйте 안녕하세요 𝕏𝟘",
 )
-LONGEST = 8  # spaces that are one token of Gemma's; its own has 31
+LONGEST = 8  # runs of spaces that are one token of Gemma's; the real one has 31
 GEMMA_OWN = (
     *("<mask>", "<start_of_turn>", "<end_of_turn>", "\n", "\n\n", "\n\n\n"),
     *("▁" * n for n in range(2, LONGEST + 1)),
@@ -55,7 +55,7 @@ class Vocabulary:
         return sentencepiece.SentencePieceProcessor(model_proto=self.model)
 
     def pairs(self, **changes: Any) -> tuple[Pair, ...]:
-        """The metadata. `changes` replace lists by their names here."""
+        """The metadata. `changes` replace lists by name."""
         of = {"tokens": self.tokens, "scores": self.scores, "kinds": self.kinds, **changes}
         ids = {"bos": 2, "eos": 1, "unknown": 3} if "<bos>" in self.tokens else {"bos": 1, "eos": 2, "unknown": 0}
         return (
@@ -71,13 +71,13 @@ class Vocabulary:
 
 @functools.cache
 def llama_pieces() -> Vocabulary:
-    """As Llama 2's and Mistral's: a space before the text, digits one by one, bytes for what is missing."""
+    """Like Llama 2's and Mistral's: a space before the text, single digits, bytes for missing characters."""
     return _listed(_trained(), {}, prefixed=True)
 
 
 @functools.cache
 def gemma_pieces() -> Vocabulary:
-    """As Gemma's: no space before the text; line ends, runs of spaces and tags are tokens of the user's own."""
+    """Like Gemma's: no space before the text; line ends, runs of spaces and tags are user-defined tokens."""
     ids: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
     names: dict[str, Any] = {"pad_piece": "<pad>", "eos_piece": "<eos>", "bos_piece": "<bos>"}
     model = _trained(add_dummy_prefix=False, user_defined_symbols=list(GEMMA_OWN), **ids, **names)
@@ -87,7 +87,7 @@ def gemma_pieces() -> Vocabulary:
 
 @functools.cache
 def phi3_pieces() -> Vocabulary:
-    """As Phi-3's: Llama 2's with control tokens behind its end, and tokens for nothing to fill up."""
+    """Like Phi-3's: Llama 2's with control tokens after its end, and unused tokens as padding."""
     trained = SIZE - 8
     llama = _listed(_trained(vocab_size=trained), {}, prefixed=True)
     tokens = [*llama.tokens, *PHI3_OWN, *(f"[PAD{i}]" for i in range(trained + 4, SIZE))]
@@ -97,14 +97,14 @@ def phi3_pieces() -> Vocabulary:
 
 @functools.cache
 def training_text() -> str:
-    """CPython's documentation, as the tiny models' own tokenizer has it."""
+    """CPython's documentation, which the tiny models' own tokenizer is trained on too."""
     from pydoc_data import topics
 
     return "".join(topics.topics[key] for key in sorted(topics.topics))[:200_000]
 
 
 def random_texts(count: int) -> list[str]:
-    """Words of the training text, and characters that pieces end at."""
+    """Words of the training text, and characters at which pieces end."""
     draw = np.random.default_rng(5)
     words, signs = training_text().split(" "), list("abcdeo=-_ \n\t .,()é日😀\u0301\x00<s>aaaa     ****#")
     texts = []

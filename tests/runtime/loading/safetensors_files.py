@@ -1,4 +1,4 @@
-"""Safetensors files for tests, written byte by byte: what is wrong with each, and what is said of it."""
+"""Safetensors files for tests, written byte by byte: files with each kind of damage, and the expected message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DATA = bytes(range(32))
 
 
 def packed(header: bytes | dict[str, Any], data: bytes = DATA, *, length: int | None = None) -> bytes:
-    """A file; `length` is what it says of its header, where that is not the truth."""
+    """A file; `length` overrides the true length of its header."""
     head = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(head) if length is None else length) + head + data
 
@@ -25,7 +25,7 @@ _LINE = b'{"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}}'
 
 
 def bad_files() -> dict[str, bytes]:
-    """Spoiled files by what is wrong with them."""
+    """Damaged files by their fault."""
     half = entry(shape=(4,), offsets=(0, 16))
     return {
         "empty": b"",

@@ -1,4 +1,4 @@
-"""Configurations with a value that makes no sense: a load, or a refusal that names the file and the field; nothing else."""
+"""Configurations with an invalid value: the model loads, or is refused with the file and the field; nothing else happens."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BAD: tuple[Any, ...] = (
     ABSENT,
 )
 ARCHITECTURES = ("llama", "qwen3", "gpt2", "gemma3", "gemma2", "mistral", "phi3", "mamba", "lfm2", "falcon_h1")
-SAMPLE = 20  # of each of the fast ones
+SAMPLE = 20  # per architecture in the fast test
 Site = tuple[str, ...]
 
 
 def sites(config: dict[str, Any], before: Site = ()) -> Iterator[Site]:
-    """Every field of a configuration, those of its objects too."""
+    """Every field of a configuration, including those of nested objects."""
     for name, value in config.items():
         yield (*before, name)
         if isinstance(value, dict) and "__float__" not in value:
@@ -46,7 +46,7 @@ def changed(config: dict[str, Any], site: Site, value: Any) -> dict[str, Any]:
 
 
 class Spoiled:
-    """A tiny model whose config.json is written anew for each case."""
+    """A tiny model whose config.json is rewritten for each case."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class Spoiled:
         return [(site, bad) for site in sites(self.config) for bad in BAD]
 
     def share(self) -> list[tuple[Site, Any]]:
-        """Those of this architecture, where the cases of all are shared out: each is in one share."""
+        """The cases for this architecture when those of all are distributed: each case is in one share."""
         having: dict[Site, list[str]] = {}
         for name in ARCHITECTURES:
             for site in sites(json.loads((tiny_path(name) / "config.json").read_text())):
@@ -71,7 +71,7 @@ class Spoiled:
         return shares
 
     def outcome(self, site: Site, bad: Any, engine: str) -> str:
-        """What comes of loading it: "" for a load, or a refusal's words. Anything else is raised."""
+        """The result of loading: "" for a load, or the message of a refusal. Any other exception is raised."""
         (self.folder / "config.json").write_text(json.dumps(changed(self.config, site, bad)))
         try:
             load(self.folder, engine, threads=1).close()
@@ -80,12 +80,12 @@ class Spoiled:
         return ""
 
     def check(self, site: Site, bad: Any) -> str:
-        """Both engines; the fault that was found, or ""."""
+        """Loads with both engines; returns the fault that was found, or ""."""
         for engine in ("hf", "mlx"):
             case = f"{engine}: {'.'.join(site)} = {'nothing' if bad is ABSENT else json.dumps(bad)}"
             try:
                 words = self.outcome(site, bad, engine)
-            except Exception as error:  # noqa: BLE001  # the whole sweep is told, not its first fault
+            except Exception as error:  # noqa: BLE001  # noqa: BLE001  # the sweep reports every fault, not only the first
                 return f"{case}: {type(error).__name__}: {error}"
             if words and not ("config.json" in words and any(name in words for name in site) and "\n" not in words):
                 return f"{case}: the field is not named: {words}"
@@ -104,7 +104,7 @@ def spoiled(request: pytest.FixtureRequest, shelf: Path, tmp_path: Path) -> Spoi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spoiled", ["llama", "gemma3"], indirect=True)
-def test_a_sample_of_bad_values_is_refused_in_words_or_loads(spoiled: Spoiled) -> None:
+def test_a_sample_of_bad_values_loads_or_is_refused_with_the_field(spoiled: Spoiled) -> None:
     cases = random.Random(20_261_124).sample(spoiled.cases(), SAMPLE)
     assert [fault for case in cases if (fault := spoiled.check(*case))] == []
 
@@ -112,8 +112,8 @@ def test_a_sample_of_bad_values_is_refused_in_words_or_loads(spoiled: Spoiled) -
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("spoiled", ARCHITECTURES, indirect=True)
-def test_every_field_with_every_bad_value_is_refused_in_words_or_loads(spoiled: Spoiled) -> None:
-    """A field that several architectures have meets each value in one of them; all meet as many."""
+def test_every_field_with_every_bad_value_loads_or_is_refused_with_the_field(spoiled: Spoiled) -> None:
+    """A field of several architectures meets each value in one of them; all have the same number of cases."""
     assert [fault for case in spoiled.share() if (fault := spoiled.check(*case))] == []
 
 
@@ -140,7 +140,7 @@ def test_every_field_with_every_bad_value_is_refused_in_words_or_loads(spoiled: 
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused_alike_everywhere(
+def test_invalid_values_are_refused_by_both_backends_and_by_import(
     name: str, change: dict[str, Any], words: str, shelf: Path, tmp_path: Path
 ) -> None:
     # given
@@ -156,7 +156,7 @@ def test_what_makes_no_sense_is_refused_alike_everywhere(
 
 @pytest.mark.parametrize("engine", ["hf", "mlx"])
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_token_ids_that_name_no_token_are_reported(file: str, engine: str, shelf: Path, tmp_path: Path) -> None:
+def test_token_ids_outside_the_vocabulary_are_reported_as_ignored(file: str, engine: str, shelf: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_path("llama"), tmp_path / "model"))
     config = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
     (folder / file).write_text(json.dumps(config | {"eos_token_id": [2, 1_000_000_000]}))
@@ -174,9 +174,7 @@ def test_token_ids_that_name_no_token_are_reported(file: str, engine: str, shelf
         ({"chat_template": {"a": 1}}, 'chat_template is {"a": 1}; it must be a text, or a list'),
     ],
 )
-def test_a_tokenizer_config_that_makes_no_sense_is_refused(
-    change: dict[str, Any], words: str, shelf: Path, tmp_path: Path
-) -> None:
+def test_an_invalid_tokenizer_config_is_refused(change: dict[str, Any], words: str, shelf: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_path("llama"), tmp_path / "model"))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | change))
@@ -195,7 +193,7 @@ def test_a_tokenizer_config_that_makes_no_sense_is_refused(
         ({"intermediate_size": 64}, r"is .*(64|128).* in the weights and .*64.* by config\.json"),
     ],
 )
-def test_weights_that_are_not_those_of_the_config_are_refused_with_their_name(
+def test_weights_that_do_not_match_the_config_are_refused_with_the_tensor(
     change: dict[str, Any], words: str, engine: str, shelf: Path, tmp_path: Path
 ) -> None:
     folder = Spoiled("llama", tmp_path)
@@ -211,7 +209,7 @@ def test_weights_that_are_not_those_of_the_config_are_refused_with_their_name(
 
 @pytest.mark.parametrize("engine", ["hf", "mlx"])
 @pytest.mark.parametrize("kind", [ValueError, KeyError, OSError, RuntimeError])
-def test_what_the_callers_own_callback_raises_comes_out_as_it_is(engine: str, kind: type[Exception]) -> None:
+def test_an_exception_of_the_progress_callback_is_raised_unchanged(engine: str, kind: type[Exception]) -> None:
     raised = kind("mine")
 
     def broken(progress: LoadProgress) -> None:

@@ -1,4 +1,4 @@
-"""Every architecture that is imported from GGUF gives the numbers of transformers, with every tensor at work."""
+"""Every architecture that can be imported from GGUF gives the numbers of transformers, with every tensor in use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LLAMA3["original_max_position_embeddings"] = 8192
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128}
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 PHI3: dict[str, Any] = {**UNTIED, "pad_token_id": 0, "original_max_position_embeddings": 512}
-# A short window, so that it shows; 3 layers, so that both kinds of them are there more than once
+# A short window, so that it has an effect; 4 layers, so that both kinds of layers occur more than once
 GEMMA: dict[str, Any] = {**SIZES, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 16, "num_hidden_layers": 4}
 GEMMA3: dict[str, Any] = {
     **GEMMA,
@@ -93,7 +93,7 @@ NAMES = (
 
 
 def made(name: str, folder: Path) -> Path:
-    """A model whose norms are not all ones and whose biases are not all zeros."""
+    """A model with norms other than all ones and biases other than all zeros."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(7)
@@ -107,13 +107,13 @@ def made(name: str, folder: Path) -> Path:
     return folder
 
 
-def test_every_family_is_among_them() -> None:
+def test_every_family_is_tested() -> None:
     assert {name.partition(",")[0] for name in NAMES} == set(FAMILIES)
     assert set(NAMES) == set(_configs())
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if "," in name else []) for name in NAMES])
-def test_a_converted_model_answers_as_the_original(name: str, tmp_path: Path) -> None:
+def test_a_converted_model_gives_the_logits_of_the_original(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     original = made(name, tmp_path / "original")
@@ -123,13 +123,13 @@ def test_a_converted_model_answers_as_the_original(name: str, tmp_path: Path) ->
     ids = torch.arange(3, 120)[None]
     with torch.no_grad():
         theirs, ours = (AutoModelForCausalLM.from_pretrained(path).eval()(ids).logits for path in (original, folder))
-    assert theirs.std() > 1  # else nothing would show
+    assert theirs.std() > 1  # otherwise no difference would show
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_both_engines_give_its_numbers(name: str, shelf: Path, tmp_path: Path) -> None:
+def test_both_backends_give_the_same_numbers_for_an_imported_model(name: str, shelf: Path, tmp_path: Path) -> None:
     from runtime import load
 
     folder = import_model(as_gguf(made(name, tmp_path / "original"), tmp_path / "tiny.gguf"))

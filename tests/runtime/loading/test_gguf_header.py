@@ -34,7 +34,7 @@ SEEN_WHILE_CONVERTING = {
 }
 
 
-def test_a_sound_file_is_read_whole(tmp_path: Path) -> None:
+def test_all_metadata_and_tensors_of_a_sound_file_are_read(tmp_path: Path) -> None:
     # given
     file = small_llama()
     # when
@@ -51,7 +51,7 @@ def test_a_sound_file_is_read_whole(tmp_path: Path) -> None:
         assert whole[info.offset : info.offset + info.nbytes] == tensor.data
 
 
-def test_another_alignment_is_honoured(tmp_path: Path) -> None:
+def test_a_different_alignment_is_respected(tmp_path: Path) -> None:
     # given
     import dataclasses
 
@@ -62,12 +62,12 @@ def test_another_alignment_is_honoured(tmp_path: Path) -> None:
     assert {info.offset % 256 for info in header.tensors.values()} == {0}
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_at_least_36_damaged_gguf_files() -> None:
     assert len(BAD) >= 36
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_spoiled_file_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
+def test_a_damaged_gguf_file_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
     # given
     path = tmp_path / "spoiled.gguf"
     path.write_bytes(BAD[what])
@@ -81,7 +81,7 @@ def test_a_spoiled_file_is_refused_in_one_line(what: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"GGUF", b"GGUFxxxx", b"GGUF" + b"\0" * 19])
-def test_a_file_shorter_than_its_header_is_said_to_be_cut_short(content: bytes, tmp_path: Path) -> None:
+def test_a_file_shorter_than_its_header_is_reported_as_truncated(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "short.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelLoadError) as refused:
@@ -92,7 +92,7 @@ def test_a_file_shorter_than_its_header_is_said_to_be_cut_short(content: bytes, 
 
 
 @pytest.mark.parametrize("what", sorted(UNSUITABLE.keys() - SEEN_WHILE_CONVERTING))
-def test_a_sound_file_of_another_kind_is_refused_before_any_work(what: str, tmp_path: Path) -> None:
+def test_a_sound_file_of_an_unsupported_kind_is_refused_before_conversion(what: str, tmp_path: Path) -> None:
     # given
     path = UNSUITABLE[what].write(tmp_path / "other.gguf")
     read_header(path)
@@ -101,7 +101,7 @@ def test_a_sound_file_of_another_kind_is_refused_before_any_work(what: str, tmp_
         check_gguf(path)
 
 
-def test_what_works_is_named_for_what_does_not(tmp_path: Path) -> None:
+def test_the_error_for_an_unsupported_architecture_names_the_supported_ones(tmp_path: Path) -> None:
     path = UNSUITABLE["another architecture"].write(tmp_path / "other.gguf")
     with pytest.raises(
         ModelLoadError, match="'mamba' cannot be imported from GGUF; llama, qwen2, qwen3, phi3, gemma2, gemma3 "
@@ -109,13 +109,13 @@ def test_what_works_is_named_for_what_does_not(tmp_path: Path) -> None:
         check_gguf(path)
 
 
-def test_the_documentation_names_what_works() -> None:
+def test_the_documentation_names_the_supported_families_and_pre_tokenizers() -> None:
     told = PAGES["docs/models.md"]
     for name in (*FAMILIES, *PRE_TOKENIZERS):
         assert f"`{name}`" in told, name
 
 
-def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+def test_a_device_is_refused_without_reading(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="it is a device; only regular files are read"):
         read_header(Path("/dev/null"))
 

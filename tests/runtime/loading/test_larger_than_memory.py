@@ -1,4 +1,4 @@
-"""Weights that could never be in memory are refused by their size, before they are read."""
+"""Weights larger than the machine's memory are refused by their size, before they are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime import ModelLoadError, check_model
 
 @pytest.fixture
 def vast(shelf: Path, tmp_path: Path) -> Path:
-    """A model of twice the machine's memory, in a file without content: hashing it would take minutes."""
+    """A model of twice the machine's memory, in a sparse file: hashing it would take minutes."""
     [llama] = [reference for reference in references() if reference.name == "llama"]
     folder = tmp_path / "vast"
     write_vast_model(folder, llama, 2 * psutil.virtual_memory().total)
@@ -22,6 +22,6 @@ def vast(shelf: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("backend", "way"), [("hf", "offload='disk'"), ("mlx", "a quantised one$")])
-def test_they_are_refused_with_a_way_out(vast: Path, backend: str, way: str) -> None:
+def test_a_model_larger_than_memory_is_refused_with_a_way_out(vast: Path, backend: str, way: str) -> None:
     with pytest.raises(ModelLoadError, match=rf"this model's weights take .* GB, this machine has .* GB of memory: .*{way}"):
         check_model(vast, backend, device="cpu")

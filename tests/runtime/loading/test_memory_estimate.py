@@ -1,4 +1,4 @@
-"""The estimate of what a model takes, against what the engines say and what was measured."""
+"""The memory estimate of a model, compared with the backends' own numbers and with measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runtime import load
 from runtime.loading.memory_estimate import CONTEXT, estimate_fit, kv_numbers, state_numbers
 from runtime.options.generation import GenerationOptions
 from runtime.options.load import KvDtype, LoadOptions
-from runtime.scheduler.prefill.prompts import MIN_CHUNK  # which no busy machine makes shorter
+from runtime.scheduler.prefill.prompts import MIN_CHUNK  # the chunk size does not go below it, however busy the machine
 from runtime.shelf.model_shelf import ModelShelf
 from tests.tiny_models import BUILDERS, tiny_folder, tiny_path
 
@@ -38,7 +38,7 @@ SMOLLM2: Mapping[str, Any] = {
 }
 CHUNK = 64
 KV_DTYPES: tuple[KvDtype, ...] = ("auto", "f16", "q8", "q4")
-# What a process of its own has held at most since its start, once a prompt was scored and gone on with.
+# The peak memory of a process of its own after a prompt was scored and continued.
 MEASURE = """
 import asyncio, json, resource, sys
 from runtime import GenerationOptions, load
@@ -58,7 +58,7 @@ with load(sys.argv[1], sys.argv[2], device="cpu", **json.loads(sys.argv[4])) as 
 @pytest.mark.parametrize(
     "name", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in sorted(BUILDERS)]
 )
-def test_keys_and_values_are_what_the_engine_says(name: str) -> None:
+def test_the_estimated_kv_per_token_is_that_of_the_backend(name: str) -> None:
     expected = kv_numbers(tiny_folder(name).config) * 4
     for backend in ("hf", "mlx") if name in MLX_TOO else ("hf",):
         with load(tiny_path(name), backend, device="cpu", max_batch_rows=1) as model:
@@ -72,7 +72,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.loading.memory_estimate.has_float16", lambda: True)
 
 
-def test_weights_become_float32_on_a_processor(processor: None) -> None:
+def test_weights_are_counted_as_float32_on_a_cpu(processor: None) -> None:
     fit = estimate_fit(SMOLLM2, 269_000_000, context=1000)
     assert fit.weights == 2 * 269_000_000
     assert (fit.kv_per_token, fit.kv) == (46_080, (46_080 + 46_080 // 16 + 46_080 // 60) * 1000 + 96_000)
@@ -80,26 +80,26 @@ def test_weights_become_float32_on_a_processor(processor: None) -> None:
     assert estimate_fit(SMOLLM2, 538_000_000, dtype="F32").weights == 538_000_000
 
 
-def test_scales_that_are_stored_in_float32_do_not_grow(processor: None) -> None:
+def test_scales_stored_in_float32_keep_their_size(processor: None) -> None:
     config = {**SMOLLM2, "quantization": {"bits": 4, "group_size": 64}, "dtype": "float32"}
     assert estimate_fit(config, 10_000_000, backend="mlx").weights == 10_000_000
     halves = LoadOptions(dtype="float16")
     assert estimate_fit(config, 10_000_000, backend="mlx", options=halves).weights == 9_000_000
 
 
-def test_quantised_weights_stay_as_they_are_but_for_their_scales(processor: None) -> None:
+def test_quantised_weights_keep_their_size_except_for_their_scales(processor: None) -> None:
     config = {**SMOLLM2, "quantization": {"bits": 4, "group_size": 64}}
-    fit = estimate_fit(config, 9_000_000, backend="mlx")  # 4 bits a number and 32 for 64 of them: 4.5
-    assert fit.weights == 10_000_000  # then 5
+    fit = estimate_fit(config, 9_000_000, backend="mlx")  # 4 bits per number and 32 bits per 64 numbers: 4.5 bits
+    assert fit.weights == 10_000_000  # now 5 bits
 
 
-def test_a_gpu_keeps_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_keeps_the_stored_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda backend, device: True)
-    fit = estimate_fit(SMOLLM2, 269_000_000, options=LoadOptions(weights="int8"))  # which is for a processor
+    fit = estimate_fit(SMOLLM2, 269_000_000, options=LoadOptions(weights="int8"))  # an option that applies to CPUs alone
     assert (fit.weights, fit.kv_per_token, fit.loading) == (269_000_000, 23_040, 0)
 
 
-def test_a_context_that_fits_is_found(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_context_that_fits_is_found(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()._replace(total=1_700_000_000, available=1_500_000_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     fit = estimate_fit(SMOLLM2, 269_000_000)
@@ -112,7 +112,7 @@ def test_a_context_that_fits_is_found(processor: None, monkeypatch: pytest.Monke
     assert (huge.fits, huge.longest) == (False, 0)
 
 
-def test_the_context_is_the_models_own_or_what_is_asked_for(processor: None) -> None:
+def test_the_context_is_the_models_own_or_the_requested_one(processor: None) -> None:
     assert estimate_fit({**SMOLLM2, "max_position_embeddings": 131_072}, 10**8).context == CONTEXT
     assert estimate_fit({**SMOLLM2, "max_position_embeddings": 2048}, 10**8).context == 2048
     assert estimate_fit(SMOLLM2, 10**8, context=100).context == 100
@@ -121,11 +121,11 @@ def test_the_context_is_the_models_own_or_what_is_asked_for(processor: None) -> 
 @pytest.mark.parametrize(
     "config", [{}, {"num_hidden_layers": "many"}, {"layer_types": 3}, {"text_config": []}, {"quantization": 4}]
 )
-def test_a_config_that_says_nothing_gives_an_estimate_all_the_same(config: Mapping[str, Any]) -> None:
+def test_an_incomplete_config_still_gives_an_estimate(config: Mapping[str, Any]) -> None:
     assert estimate_fit(config, 1000).total > 0
 
 
-def test_weights_in_fewer_bits_stand_beside_those_in_float32_while_they_are_made(processor: None) -> None:
+def test_quantising_at_load_counts_the_float32_weights_beside_the_result(processor: None) -> None:
     tied = {**SMOLLM2, "intermediate_size": 1536, "tie_word_embeddings": True}
     whole, embedding = 538_060_032, 49152 * 576
     plain = estimate_fit(tied, whole, dtype="F32", context=100)
@@ -141,23 +141,23 @@ def test_weights_in_fewer_bits_stand_beside_those_in_float32_while_they_are_made
     assert held["int4"] == int(4 * embedding + head + linear * 0.625)
     assert held["int4"] < held["int8"] < held["bfloat16"] < held["float16"]
     untied = estimate_fit({**tied, "tie_word_embeddings": False}, whole, dtype="F32", options=LoadOptions(weights="int8"))
-    assert untied.weights == held["int8"] - embedding  # the head is not counted among those in int8
+    assert untied.weights == held["int8"] - embedding  # the head is not among the int8 weights
 
 
-def test_what_cannot_be_loaded_has_no_context_that_fits(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_context_fits_when_the_weights_do_not_fit_during_loading(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()._replace(total=8_000_000_000, available=8_000_000_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    packed = estimate_fit(SMOLLM2, 4_000_000_000, options=LoadOptions(weights="int4"))  # 8 GB in float32 for a moment
+    packed = estimate_fit(SMOLLM2, 4_000_000_000, options=LoadOptions(weights="int4"))  # 8 GB in float32 during loading
     assert packed.weights < 4_000_000_000
     assert (packed.fits, packed.longest) == (False, 0)
 
 
-def test_options_are_reckoned_with(processor: None) -> None:
+def test_load_options_change_the_estimate(processor: None) -> None:
     plain = estimate_fit(SMOLLM2, 269_000_000, context=1000)
     half = estimate_fit(SMOLLM2, 269_000_000, context=1000, options=LoadOptions(dtype="bfloat16"))
     assert (half.weights, half.kv_per_token) == (269_000_000, 23_040)
     uncached = estimate_fit(SMOLLM2, 269_000_000, context=1000, options=LoadOptions(cache=False))
-    assert uncached.kv == plain.kv - 96_000  # scores
+    assert uncached.kv == plain.kv - 96_000  # the scores
     short = estimate_fit(SMOLLM2, 269_000_000, context=1000, options=LoadOptions(prefill_chunk_tokens=64))
     assert short.working < plain.working / 4
     assert estimate_fit(SMOLLM2, 10**8, options=LoadOptions(context_length=300)).context == 300
@@ -175,7 +175,7 @@ def test_options_are_reckoned_with(processor: None) -> None:
         ),
     ],
 )
-def test_kv_and_state_are_within_15_percent_of_what_the_engine_counts(
+def test_estimated_kv_and_state_are_within_15_percent_of_the_backends_count(
     name: str, backend: str, tokens: int, kv_dtypes: tuple[KvDtype, ...]
 ) -> None:
     for kv_dtype in kv_dtypes:
@@ -189,10 +189,10 @@ def test_kv_and_state_are_within_15_percent_of_what_the_engine_counts(
             list(model.generate_sync(ids, GenerationOptions(max_tokens=2, ignore_eos=True)))
             counted, per_token = model.metrics().kv_peak_bytes, model.info.kv_bytes_per_token
         assert fit.kv_per_token == per_token, kv_dtype
-        assert abs(fit.kv + 16 * 4000 - counted) <= 0.15 * counted, kv_dtype  # and rows of the vocabulary's width
+        assert abs(fit.kv + 16 * 4000 - counted) <= 0.15 * counted, kv_dtype  # and rows as wide as the vocabulary
 
 
-def test_recurrent_state_follows_the_shapes_of_each_family() -> None:
+def test_recurrent_state_is_computed_from_the_shapes_of_each_family() -> None:
     gated = {
         "model_type": "qwen3_next", "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"],
         "linear_num_value_heads": 4, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
@@ -207,7 +207,7 @@ def test_recurrent_state_follows_the_shapes_of_each_family() -> None:
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2 as it is published: weights in 16 bits."""
+    """SmolLM2 as published: with weights in 16 bits."""
     source, target = ModelShelf().folder("smollm2"), tmp_path_factory.mktemp("half")
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         shutil.copy(source / name, target)
@@ -229,7 +229,7 @@ MEASURED: list[tuple[str, int, dict[str, str]]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "tokens", "given"), MEASURED)
-def test_the_estimate_is_within_15_percent_of_what_is_measured(
+def test_the_estimate_is_within_15_percent_of_the_measured_memory(
     backend: str, tokens: int, given: Mapping[str, str], tell: Callable[[str], None]
 ) -> None:
     entry = ModelShelf().find("smollm2")
@@ -238,7 +238,7 @@ def test_the_estimate_is_within_15_percent_of_what_is_measured(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, {"weights": "int8"}])
-def test_that_holds_for_weights_stored_in_16_bits_too(
+def test_the_estimate_for_16_bit_weights_is_within_15_percent_of_the_measured_memory(
     half: Path, given: Mapping[str, str], tell: Callable[[str], None]
 ) -> None:
     _measured_alike(half, "F16", "hf", 100, given, tell)

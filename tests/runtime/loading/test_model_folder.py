@@ -15,7 +15,7 @@ from tests.tiny_models import TEMPLATE, tiny_path
 
 @pytest.fixture
 def model(shelf: Path, tmp_path: Path) -> Path:
-    """A plain folder as a user would have it."""
+    """A plain model folder outside of the shelf."""
     return Path(shutil.copytree(tiny_path("qwen3"), tmp_path / "tiny-qwen3"))
 
 
@@ -28,7 +28,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.iterdir()}
 
 
-def test_a_plain_folder_is_read_and_left_alone(model: Path) -> None:
+def test_a_plain_folder_is_read_and_left_unchanged(model: Path) -> None:
     # given
     before = contents(model)
     # when
@@ -42,7 +42,7 @@ def test_a_plain_folder_is_read_and_left_alone(model: Path) -> None:
     assert contents(model) == before
 
 
-def test_digests_follow_the_content_and_nothing_else(model: Path, tmp_path: Path) -> None:
+def test_the_digests_depend_on_the_content_alone(model: Path, tmp_path: Path) -> None:
     # given
     first = open_folder(model)
     # when
@@ -68,7 +68,7 @@ def test_a_digest_is_computed_once(model: Path, shelf: Path, monkeypatch: pytest
     open_folder(model)
 
 
-def test_a_remembered_digest_is_not_believed_of_another_content(tmp_path: Path, shelf: Path) -> None:
+def test_a_remembered_digest_is_not_used_for_changed_content(tmp_path: Path, shelf: Path) -> None:
     # given
     path = tmp_path / "file"
     path.write_bytes(b"one")
@@ -79,7 +79,7 @@ def test_a_remembered_digest_is_not_believed_of_another_content(tmp_path: Path, 
     assert known_sha256(path) == sha256_of(path) != first
 
 
-def test_a_spoiled_memory_of_digests_is_made_anew(tmp_path: Path, shelf: Path) -> None:
+def test_a_damaged_digest_note_is_replaced(tmp_path: Path, shelf: Path) -> None:
     # given
     path = tmp_path / "file"
     path.write_bytes(b"one")
@@ -92,7 +92,7 @@ def test_a_spoiled_memory_of_digests_is_made_anew(tmp_path: Path, shelf: Path) -
         assert known_sha256(path) == sha256_of(path)
 
 
-def test_no_config(model: Path) -> None:
+def test_a_folder_without_config_is_refused(model: Path) -> None:
     (model / "config.json").unlink()
     with pytest.raises(ModelLoadError, match=r"no config\.json; this is not a model folder"):
         open_folder(model)
@@ -101,7 +101,7 @@ def test_no_config(model: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "null", "[1]", '{"a": NaN}', '{"a": Infinity}', '{"a": 1' + "0" * 9000 + "}", "[" * 100_000, "\ud800"]
 )
-def test_a_config_that_is_no_config(text: str, model: Path) -> None:
+def test_a_config_that_is_no_json_object_is_refused(text: str, model: Path) -> None:
     (model / "config.json").write_bytes(text.encode(errors="surrogatepass"))
     with pytest.raises(ModelLoadError, match=r"config\.json: (not readable as JSON|holds a)") as refused:
         open_folder(model)
@@ -115,7 +115,7 @@ def test_an_enormous_config_is_not_read(model: Path) -> None:
         open_folder(model)
 
 
-def test_no_weights(model: Path) -> None:
+def test_a_folder_without_weights_is_refused(model: Path) -> None:
     (model / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"no weights \(model\.safetensors"):
         open_folder(model)
@@ -131,7 +131,7 @@ def test_pickles_are_never_opened(name: str, model: Path) -> None:
         open_folder(model)
 
 
-def test_an_adapter_is_no_model(model: Path) -> None:
+def test_an_adapter_folder_is_refused_as_a_model(model: Path) -> None:
     (model / "model.safetensors").rename(model / "adapter_model.safetensors")
     with pytest.raises(ModelLoadError, match="an adapter without its base model"):
         open_folder(model)
@@ -148,13 +148,13 @@ def test_an_adapter_is_no_model(model: Path) -> None:
         ({"weight_map": [1]}, "names no weights"),
     ],
 )
-def test_an_index_that_leads_astray(index: object, complaint: str, model: Path) -> None:
+def test_an_index_with_bad_file_names_is_refused(index: object, complaint: str, model: Path) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelLoadError, match=complaint):
         open_folder(model)
 
 
-def test_parts_are_all_found(model: Path) -> None:
+def test_all_weight_shards_are_found(model: Path) -> None:
     # given
     (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
@@ -163,26 +163,26 @@ def test_parts_are_all_found(model: Path) -> None:
     assert open_folder(model).weights == (model / "model-00001-of-00001.safetensors",)
 
 
-def test_code_of_the_models_own_is_never_run(model: Path) -> None:
+def test_a_models_own_code_is_never_run(model: Path) -> None:
     (model / "modeling_evil.py").write_text("raise SystemExit('ran')")
     change_config(model, model_type="evil", auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
     with pytest.raises(ModelLoadError, match=r"needs code of its own \(auto_map in config\.json\), which is never run"):
         open_folder(model)
 
 
-def test_code_of_its_own_beside_a_known_architecture_is_left_out(model: Path) -> None:
+def test_code_beside_a_known_architecture_is_ignored(model: Path) -> None:
     change_config(model, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
     assert "auto_map" not in open_folder(model).config
 
 
 @pytest.mark.parametrize("kind", [None, "", 3, ["llama"], "../llama"])
-def test_an_architecture_must_be_named(kind: object, model: Path) -> None:
+def test_a_config_without_a_valid_model_type_is_refused(kind: object, model: Path) -> None:
     change_config(model, model_type=kind)
     with pytest.raises(ModelLoadError, match="model_type is"):
         open_folder(model)
 
 
-def test_weights_quantised_for_mlx_are_for_mlx(model: Path) -> None:
+def test_weights_quantised_for_mlx_load_on_mlx_alone(model: Path) -> None:
     change_config(model, quantization={"group_size": 64, "bits": 4})
     with pytest.raises(ModelLoadError, match="backend='mlx'"):
         open_folder(model)
@@ -190,7 +190,7 @@ def test_weights_quantised_for_mlx_are_for_mlx(model: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_weights_quantised_for_cuda_are_named(backend: str, model: Path) -> None:
+def test_weights_quantised_for_cuda_are_refused_by_name(backend: str, model: Path) -> None:
     change_config(model, quantization_config={"quant_method": "gptq"})
     with pytest.raises(ModelLoadError, match="quantised with gptq, which needs CUDA"):
         open_folder(model, backend=backend)
@@ -199,7 +199,7 @@ def test_weights_quantised_for_cuda_are_named(backend: str, model: Path) -> None
 @pytest.mark.parametrize(
     "written", ["a text", [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "a text"}]]
 )
-def test_a_template_in_the_tokenizers_config_is_found(written: object, model: Path) -> None:
+def test_a_template_in_the_tokenizer_config_is_found(written: object, model: Path) -> None:
     # given
     (model / "chat_template.jinja").unlink()
     config = json.loads((model / "tokenizer_config.json").read_text())

@@ -63,7 +63,7 @@ def q8_0(b: bytes) -> list[float]:
 
 
 def scale_min(q: bytes, j: int) -> tuple[int, int]:
-    """Of run `j` of a block of Q4_K or Q5_K, as in ggml's `get_scale_min_k4`."""
+    """The scale and minimum of run `j` of a block of Q4_K or Q5_K, as in ggml's `get_scale_min_k4`."""
     if j < 4:
         return q[j] & 63, q[j + 4] & 63
     return (q[j + 4] & 15) | (q[j - 4] >> 6 << 4), (q[j + 4] >> 4) | (q[j] >> 6 << 4)
@@ -143,7 +143,7 @@ SCALAR: dict[str, Callable[[bytes], list[float]]] = {
 
 
 def random_blocks(name: str, blocks: int, seed: int = 3) -> npt.NDArray[np.uint8]:
-    """Random bits with honest scales, ``(blocks, size) uint8``."""
+    """Random bits with plausible scales, ``(blocks, size) uint8``."""
     draw = np.random.default_rng(seed)
     data = draw.integers(0, 256, (blocks, FORMATS[KINDS[name]].size), np.uint8)
     for at in HALVES[name]:
@@ -190,12 +190,12 @@ def test_blocks_unpack_as_mlx_reads_them(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
         return
     theirs = np.array(arrays["w.weight"].astype(mx.float32))  # unpacked by mlx to float16
-    if name == "Q4_K":  # mlx 0.32 uses the scale of the even run of 32 for the odd one too (a fault of its GGUF library)
+    if name == "Q4_K":  # mlx 0.32 uses the scale of the even run of 32 for the odd one too (a bug in its GGUF library)
         ours, theirs = (values.reshape(-1, 2, 32)[:, 0] for values in (ours, theirs))
     np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-3)
 
 
-def test_plain_numbers_are_taken_as_they_are() -> None:
+def test_unquantised_numbers_are_read_unchanged() -> None:
     values = np.array([[1.5, -2.25, 0.0, 65504.0]], np.float32)
     top_halves = (values.view(np.uint32) >> 16).astype("<u2")
     for name, data in (("F32", values.astype("<f4")), ("F16", values.astype("<f2")), ("BF16", top_halves)):
@@ -204,7 +204,7 @@ def test_plain_numbers_are_taken_as_they_are() -> None:
         np.testing.assert_array_equal(unpacked, expected)
 
 
-def test_a_tensor_larger_than_a_chunk_is_whole() -> None:
+def test_a_tensor_larger_than_a_chunk_is_unpacked_completely() -> None:
     # given
     blocks = (1 << 15) + 5
     data = np.tile(random_blocks("Q8_0", 1), (blocks, 1))
@@ -214,7 +214,7 @@ def test_a_tensor_larger_than_a_chunk_is_whole() -> None:
     np.testing.assert_array_equal(values, np.tile(values[:1], (blocks, 1)))
 
 
-def test_an_unsupported_format_names_those_that_work() -> None:
+def test_the_error_for_an_unsupported_format_names_the_supported_ones() -> None:
     with pytest.raises(ModelLoadError, match=f"IQ2_XXS.*{', '.join(READABLE)}"):
         dequantise(info_of("IQ2_XXS", (1, 256)), np.zeros(66, np.uint8))
 
@@ -223,22 +223,22 @@ def test_an_unsupported_format_names_those_that_work() -> None:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_mlx_reads_every_value_to_the_bit(name: str) -> None:
-    # given more blocks than go at once
-    rows = (1 << 20) // 1024 + 3  # more than are unpacked at once
+def test_mlx_reads_every_converted_value_bit_for_bit(name: str) -> None:
+    # given more blocks than one step unpacks
+    rows = (1 << 20) // 1024 + 3  # more than one step unpacks
     block = info_of(name, (1, 256)).format.block
     info = info_of(name, (rows, 1024))
     data = random_blocks(name, rows * 1024 // block).reshape(-1)
     # when
     found, form = affine(info, data), form_of(name)
     assert form is not None
-    scales, biases = (np.repeat(part, form.group // 16, 1) for part in (found.scales, found.biases))  # one for each 16
+    scales, biases = (np.repeat(part, form.group // 16, 1) for part in (found.scales, found.biases))  # one per 16 values
     one = mx.ones((rows, 1024 // 32))
     numbers = np.array(mx.dequantize(mx.array(found.words), one, one - 1, group_size=32, bits=form.bits))
     theirs = numbers.reshape(rows, -1, 16) * scales[:, :, None] + biases[:, :, None]
     # then
     np.testing.assert_array_equal(theirs.reshape(rows, -1), dequantise(info, data))
-    if form.group == 32:  # what MLX has a form for it reads by itself
+    if form.group == 32:  # groups of 32 are a format of MLX itself
         words, scale, bias = (mx.array(part) for part in (found.words, found.scales, found.biases))
         whole = mx.dequantize(words, scale, bias, group_size=32, bits=form.bits)
         np.testing.assert_array_equal(np.array(whole), dequantise(info, data))
@@ -246,8 +246,8 @@ def test_mlx_reads_every_value_to_the_bit(name: str) -> None:
     assert held * 8 == rows * 1024 * (form.bits + 64 // form.group)
 
 
-def test_mlx_quantises_into_the_same_order_of_bits() -> None:
-    # given numbers that MLX finds again when it quantises their values: each group goes from 0 to the highest
+def test_converted_words_have_the_bit_order_of_mlx() -> None:
+    # given numbers that MLX recovers when it quantises their values: each group goes from 0 to the highest
     info = info_of("Q8_0", (4, 64))
     data = random_blocks("Q8_0", 8)
     data[:, :2] = np.array([0.5], "<f2").view(np.uint8)
@@ -255,26 +255,26 @@ def test_mlx_quantises_into_the_same_order_of_bits() -> None:
     ours = affine(info, data.reshape(-1))
     # when
     words, scales, biases = mx.quantize(mx.array(dequantise(info, data.reshape(-1))), group_size=32, bits=8)
-    # then: it counts from the end that is further from 0
+    # then: MLX counts from the end that is further from 0
     assert float(scales[0, 0]) == 0.5
     assert float(biases[0, 0]) == -64
     np.testing.assert_array_equal(np.array(words), ours.words)
 
 
-def test_formats_without_such_a_form_have_none() -> None:
+def test_unquantised_formats_have_no_mlx_form() -> None:
     assert {name for name in READABLE if form_of(name) is None} == {"F32", "F16", "BF16"}
 
 
 @pytest.mark.parametrize("group", [8, 16])
-def test_mlx_has_no_groups_as_small_as_those_of_q6_k(group: int) -> None:
+def test_mlx_refuses_groups_smaller_than_32(group: int) -> None:
     with pytest.raises(ValueError, match="group size"):
         mx.quantize(mx.ones((4, 256)), group_size=group, bits=8)
 
 
-def test_two_runs_of_q6_k_are_no_run_of_32() -> None:
-    """One scale for both is their greatest common divisor: with 127 and 126 steps a number takes 13 bits, and MLX has 8."""
+def test_two_runs_of_q6_k_do_not_fit_into_one_group_of_32() -> None:
+    """Their common scale is the greatest common divisor: with 127 and 126 steps a number takes 13 bits, and MLX has 8."""
     numbers = np.arange(-32, 32)
-    values = np.concatenate([127 * numbers, 126 * numbers])  # of two runs in one block: whole multiples of its scale
+    values = np.concatenate([127 * numbers, 126 * numbers])  # two runs of one block: integer multiples of its scale
     step = np.gcd.reduce(np.diff(np.unique(values)))
     assert (values.max() - values.min()) // step >= 1 << 12
     assert form_of("Q6_K") == (6, 16)

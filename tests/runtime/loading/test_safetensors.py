@@ -1,4 +1,4 @@
-"""Safetensors files that are not what they say: refused in one line, before any library takes weights out of them."""
+"""Safetensors files with wrong headers or contents: refused in one line, before any library reads weights from them."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def model(shelf: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_path("llama"), tmp_path / "tiny-llama"))
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_at_least_36_damaged_safetensors_files() -> None:
     assert len(BAD) >= 36
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_spoiled_file_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
+def test_a_damaged_safetensors_file_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
     # given
     path = tmp_path / "model.safetensors"
     path.write_bytes(BAD[what])
@@ -65,7 +65,7 @@ def test_a_spoiled_file_is_refused_in_one_line(what: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("what", ["overlapping tensors", "tensor twice", "complex numbers"])
-def test_a_folder_with_a_spoiled_file_is_no_model(what: str, model: Path) -> None:
+def test_a_folder_with_a_damaged_file_is_refused(what: str, model: Path) -> None:
     (model / "model.safetensors").write_bytes(BAD[what])
     with pytest.raises(ModelLoadError, match=r"model\.safetensors: "):
         open_folder(model)
@@ -82,13 +82,13 @@ def test_a_folder_with_a_spoiled_file_is_no_model(what: str, model: Path) -> Non
         {"a": entry("F8_E4M3", (4, 8))},
     ],
 )
-def test_a_sound_file_is_taken(header: dict[str, Any], tmp_path: Path) -> None:
+def test_a_sound_file_is_accepted(header: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(packed(header))
     assert check_safetensors(tmp_path / "model.safetensors") == len(header.keys() - {"__metadata__"})
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "dangling", "loop"])
-def test_what_is_no_file_is_no_weights(kind: str, model: Path) -> None:
+def test_weights_that_are_no_regular_file_are_refused(kind: str, model: Path) -> None:
     # given
     path = model / "model.safetensors"
     path.unlink()
@@ -100,24 +100,24 @@ def test_what_is_no_file_is_no_weights(kind: str, model: Path) -> None:
         "loop": lambda: path.symlink_to(path),
     }
     makers[kind]()
-    # when, then: and nothing is waited for
+    # when, then: without blocking
     with pytest.raises(ModelLoadError, match="no weights"):
         open_folder(model)
 
 
-def test_a_link_to_a_sound_file_is_one(model: Path, tmp_path: Path) -> None:
-    """The cache of huggingface_hub is made of such."""
+def test_a_link_to_a_sound_file_is_accepted(model: Path, tmp_path: Path) -> None:
+    """The cache of huggingface_hub consists of such links."""
     (model / "model.safetensors").rename(tmp_path / "blob")
     (model / "model.safetensors").symlink_to(tmp_path / "blob")
     assert open_folder(model).weights == (model / "model.safetensors",)
 
 
-def test_spoiled_files_take_no_memory(tmp_path: Path) -> None:
+def test_checking_damaged_files_takes_little_memory(tmp_path: Path) -> None:
     # given
     (tmp_path / "0").write_bytes(GOOD)
     for number, data in enumerate(BAD.values()):
         (tmp_path / f"1-{number}").write_bytes(data)
-    with (tmp_path / "1-sparse").open("wb") as stream:  # 1 TB that are not there
+    with (tmp_path / "1-sparse").open("wb") as stream:  # a sparse file of 1 TB
         stream.write(packed({"a": entry(shape=(1 << 38,), offsets=(0, 1 << 40))}))
         stream.truncate(1 << 40)
     # when
@@ -125,7 +125,7 @@ def test_spoiled_files_take_no_memory(tmp_path: Path) -> None:
     # then
     assert done.returncode == 0, done.stderr
     *taken, peak = done.stdout.splitlines()
-    assert taken == []  # the sparse one is shorter than it says
+    assert taken == []  # the sparse one is shorter than its header says
     assert int(peak.removeprefix("KiB ")) < 64 << 10
 
 
@@ -143,8 +143,8 @@ FOREIGN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "what", [name if name == "a tensor missing" else pytest.param(name, marks=pytest.mark.slow) for name in FOREIGN]
 )
-def test_weights_that_are_not_this_models_are_refused(what: str, backend: str, model: Path) -> None:
-    """Transformers alone would fill up with random numbers."""
+def test_weights_with_missing_misshapen_or_nan_tensors_are_refused(what: str, backend: str, model: Path) -> None:
+    """Transformers alone would fill missing tensors with random numbers."""
     from runtime import load
 
     path = model / "model.safetensors"

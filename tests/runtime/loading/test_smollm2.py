@@ -1,4 +1,4 @@
-"""The embedded model, as imported, against mlx's reading of the same GGUF file and against known ids."""
+"""The embedded model as imported, compared with mlx's reading of the same GGUF file and with known ids."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tokenizer(smollm2: ModelFolder) -> Tokenizer:
     return Tokenizer.from_folder(smollm2)
 
 
-def test_every_tensor_is_what_mlx_reads(smollm2: ModelFolder) -> None:
+def test_every_tensor_equals_mlxs_reading_of_the_file(smollm2: ModelFolder) -> None:
     # given
     import mlx.core as mx
 
@@ -57,11 +57,11 @@ def test_every_tensor_is_what_mlx_reads(smollm2: ModelFolder) -> None:
             theirs = np.array(packed.astype(mx.float32))
             if tensor.permuted_heads:
                 theirs = unpermuted(theirs, tensor.permuted_heads)
-            # equal but for the rounding of one multiply-add
+            # equal up to the rounding of one multiply-add
             np.testing.assert_allclose(ours.get_tensor(tensor.target), theirs, rtol=3e-7, atol=3e-8, err_msg=tensor.target)
 
 
-def test_the_config_is_the_models(smollm2: ModelFolder) -> None:
+def test_the_config_has_the_models_values(smollm2: ModelFolder) -> None:
     config = smollm2.config
     assert smollm2.name == "SmolLM2-135M-Instruct"
     assert (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]) == (30, 576, 49152)
@@ -72,7 +72,7 @@ def test_the_config_is_the_models(smollm2: ModelFolder) -> None:
     ("text", "ids"),
     [("\n\n1. item", [1116, 33, 30, 5033]), ("x  1", [104, 256, 33]), ("", [])],
 )
-def test_known_ids(text: str, ids: list[int], tokenizer: Tokenizer) -> None:
+def test_known_texts_have_known_ids(text: str, ids: list[int], tokenizer: Tokenizer) -> None:
     assert tokenizer.encode(text) == ids
 
 
@@ -96,7 +96,7 @@ def test_text_survives_the_round_trip(text: str, tokenizer: Tokenizer) -> None:
     assert not tokenizer.special_ids.intersection(ids)
 
 
-def test_what_ends_and_begins(tokenizer: Tokenizer) -> None:
+def test_eos_bos_and_special_tokens_are_known(tokenizer: Tokenizer) -> None:
     assert tokenizer.eos_token_ids == (2, 0)
     assert (tokenizer.bos_token_id, tokenizer.adds_bos) == (1, False)
     assert len(tokenizer.special_ids) == 17
@@ -110,7 +110,7 @@ def test_every_token_has_its_bytes(tokenizer: Tokenizer) -> None:
     assert {bytes([byte]) for byte in range(0x20, 0x7F)} <= set(vocabulary)
 
 
-def test_bytes_that_the_vocabulary_lacks_are_left_out_as_transformers_does(smollm2: ModelFolder, tokenizer: Tokenizer) -> None:
+def test_bytes_missing_from_the_vocabulary_are_left_out_as_by_transformers(smollm2: ModelFolder, tokenizer: Tokenizer) -> None:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(smollm2.path)
@@ -126,7 +126,7 @@ def test_bytes_that_the_vocabulary_lacks_are_left_out_as_transformers_does(smoll
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": " c "}],
     ],
 )
-def test_a_chat_is_rendered_as_transformers_does(
+def test_a_chat_is_rendered_as_by_transformers(
     messages: list[dict[str, str]], smollm2: ModelFolder, tokenizer: Tokenizer
 ) -> None:
     # given
@@ -143,8 +143,8 @@ def test_a_chat_is_rendered_as_transformers_does(
     template.close()
 
 
-def test_a_damaged_model_is_made_again_without_the_network(shelf: Path, smollm2: ModelFolder, tmp_path: Path) -> None:
-    # given: a copy whose config was changed, and no wheel
+def test_a_damaged_embedded_model_is_rebuilt_without_the_network(shelf: Path, smollm2: ModelFolder, tmp_path: Path) -> None:
+    # given: a copy with a changed config
     shutil.copytree(smollm2.path, shelf_path("smollm2"))
     (shelf_path("smollm2") / "config.json").write_text(json.dumps({**smollm2.config, "rope_theta": 1.0}))
     with pytest.raises(ModelLoadError, match=r"config\.json is damaged or was changed.*fetch it again: `elsewise models get"):

@@ -1,4 +1,4 @@
-"""Pipes, sockets, devices, folders, links and enormous files in place of what is read: refused by name, never waited for."""
+"""Pipes, sockets, devices, folders, links and enormous files in place of a file: refused by name, without blocking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from runtime import AdapterError, InvalidRequestError, ModelLoadError, ModelShelf, import_adapter, import_model, load
 from tests.tiny_models import tiny_path
 
-pytestmark = pytest.mark.timeout(60)  # a pipe that is waited for has no writer: it would last for ever
+pytestmark = pytest.mark.timeout(60)  # a read from a pipe without a writer would block for ever
 
 MODEL_FILES = (
     "config.json",
@@ -24,9 +24,9 @@ MODEL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "model.safetensors",
-    "model-00002-of-00002.safetensors",  # one more than the model has: a library would open it
+    "model-00002-of-00002.safetensors",  # one file more than the model has: a library would open it
     "model.safetensors.index.json",
-    "adapter_config.json",  # of transformers, which looks for an adapter beside a model
+    "adapter_config.json",  # transformers looks for an adapter beside a model
     "elsewise.json",
 )
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "elsewise.json")
@@ -75,11 +75,11 @@ def put(path: Path, make: Callable[[Path], object]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODEL_FILES)
-def test_no_file_of_a_model_is_waited_for(name: str, kind: str, model: Path) -> None:
+def test_a_special_file_in_a_model_folder_is_refused_without_blocking(name: str, kind: str, model: Path) -> None:
     # given
     make, said = KINDS[kind]
     put(model / name, make)
-    # when it is loaded, imported or added, then it is refused, and the message names the file and what it is
+    # when it is loaded, imported or added, then it is refused, and the message names the file and its kind
     for act in (
         lambda: load(model, "hf"),
         lambda: load(model, "mlx"),
@@ -102,7 +102,7 @@ def test_an_enormous_file_is_not_read(name: str, model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
-def test_a_folder_is_no_file(name: str, model: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_refused(name: str, model: Path) -> None:
     put(model / name, lambda path: path.mkdir())
     with pytest.raises(ModelLoadError, match=rf"{name}: .*Is a directory"):
         load(model, "hf")
@@ -128,7 +128,7 @@ def test_weights_that_are_a_link_out_of_the_folder_are_reported(model: Path, tmp
         assert any(f"a link to {tmp_path / 'elsewhere'}" in warning for warning in loaded.info.warnings)
 
 
-def test_the_cache_of_huggingface_hub_is_loaded(model: Path, tmp_path: Path) -> None:
+def test_a_snapshot_in_the_cache_of_huggingface_hub_is_loaded(model: Path, tmp_path: Path) -> None:
     # given a snapshot as huggingface_hub makes it
     blobs = tmp_path / "models--org--tiny" / "blobs"
     snapshot = blobs.parent / "snapshots" / "0123abcd"
@@ -144,7 +144,7 @@ def test_the_cache_of_huggingface_hub_is_loaded(model: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ADAPTER_FILES)
-def test_no_file_of_an_adapter_is_waited_for(name: str, kind: str, adapter: Path) -> None:
+def test_a_special_file_in_an_adapter_folder_is_refused_without_blocking(name: str, kind: str, adapter: Path) -> None:
     make, said = KINDS[kind]
     put(adapter / name, make)
     with load("mock", "mock") as loaded:
@@ -155,7 +155,9 @@ def test_no_file_of_an_adapter_is_waited_for(name: str, kind: str, adapter: Path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_given_itself_is_not_waited_for(kind: str, shelf: Path, tmp_path: Path) -> None:
+def test_a_special_file_given_as_a_model_or_template_is_refused_without_blocking(
+    kind: str, shelf: Path, tmp_path: Path
+) -> None:
     make, said = KINDS[kind]
     given = tmp_path / "model.gguf"
     make(given)

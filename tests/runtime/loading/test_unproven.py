@@ -1,4 +1,4 @@
-"""Files of the families that are taken, with something in them that was not proven: refused before any work."""
+"""Files of supported families with features that were not verified: refused before conversion."""
 
 from __future__ import annotations
 
@@ -46,34 +46,34 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def changed(path: Path, *, without: str = "", more: tuple[Pair, ...] = ()) -> DecoderShape:
-    """What is read of a file with other metadata."""
+    """The shape that is read from a file with changed metadata."""
     header = read_header(path)
     metadata: dict[str, Any] = {key: value for key, value in header.metadata.items() if key != without}
     return DecoderShape.of(dataclasses.replace(header, metadata={**metadata, **{pair.key: pair.value for pair in more}}))
 
 
 @pytest.mark.parametrize(("file", "pairs", "complaint"), UNPROVEN.values(), ids=list(UNPROVEN), indirect=["file"])
-def test_what_was_not_proven_is_refused(file: Path, pairs: tuple[Pair, ...], complaint: str) -> None:
+def test_a_file_with_an_unverified_feature_is_refused(file: Path, pairs: tuple[Pair, ...], complaint: str) -> None:
     with pytest.raises(ModelLoadError, match=complaint) as refused:
         changed(file, more=pairs)
     assert str(file) in str(refused.value)
 
 
 @pytest.mark.parametrize("file", ["gemma2", "gemma3"], indirect=True)
-def test_a_gemma_must_name_its_window(file: Path) -> None:
+def test_a_gemma_without_a_sliding_window_is_refused(file: Path) -> None:
     with pytest.raises(ModelLoadError, match="sliding_window is missing"):
         changed(file, without=f"{read_header(file).architecture}.attention.sliding_window")
 
 
 @pytest.mark.parametrize("file", ["gemma3"], indirect=True)
-def test_a_gemma3_must_name_its_base(file: Path) -> None:
-    """Its global layers turn by another base than llama.cpp's usual one."""
+def test_a_gemma3_without_a_rope_base_is_refused(file: Path) -> None:
+    """Its global layers have another base than llama.cpp's default."""
     with pytest.raises(ModelLoadError, match=r"rope\.freq_base is missing"):
         changed(file, without="gemma3.rope.freq_base")
 
 
 @pytest.mark.parametrize(("file", "layers"), [("gemma2", 46), ("gemma3", 62)], indirect=["file"])
-def test_the_largest_gemmas_scale_their_queries_by_their_width(file: Path, layers: int) -> None:
+def test_the_largest_gemmas_scale_queries_by_hidden_size_over_heads(file: Path, layers: int) -> None:
     architecture = read_header(file).architecture
     large = changed(file, more=(Pair(f"{architecture}.block_count", U32, layers),))
     assert (large.config()["query_pre_attn_scalar"], changed(file).config()["query_pre_attn_scalar"]) == (64 // 4, 24)
@@ -81,7 +81,7 @@ def test_the_largest_gemmas_scale_their_queries_by_their_width(file: Path, layer
 
 @pytest.mark.parametrize("file", ["llama"], indirect=True)
 @pytest.mark.parametrize(("window", "kind"), [(0, "llama"), (512, "llama"), (4096, "llama"), (16, "mistral")])
-def test_a_llama_with_a_window_is_a_mistral(file: Path, window: int, kind: str) -> None:
+def test_a_llama_with_a_short_window_is_a_mistral(file: Path, window: int, kind: str) -> None:
     shape = changed(file, more=(Pair("llama.attention.sliding_window", U32, window),))
     assert shape.config()["model_type"] == kind
     assert shape.config().get("sliding_window") == (window if kind == "mistral" else None)
@@ -98,7 +98,7 @@ def test_the_tensors_of_another_family_are_refused(family: str, file: Path) -> N
         check_tensors(renamed, DecoderShape.of(renamed))
 
 
-def test_the_biases_of_a_qwen2_are_not_left_out(tmp_path: Path) -> None:
+def test_the_biases_of_a_qwen2_declared_as_a_llama_are_refused(tmp_path: Path) -> None:
     header = read_header(as_gguf(made("qwen2", tmp_path / "original"), tmp_path / "tiny.gguf"))
     metadata = {key.replace("qwen2.", "llama.", 1): value for key, value in header.metadata.items()}
     renamed = dataclasses.replace(header, metadata={**metadata, "general.architecture": "llama"})
@@ -106,11 +106,11 @@ def test_the_biases_of_a_qwen2_are_not_left_out(tmp_path: Path) -> None:
         check_tensors(renamed, DecoderShape.of(renamed))
 
 
-def test_heads_that_a_qwen2_cannot_say_are_refused(shelf: Path, tmp_path: Path) -> None:
+def test_a_qwen2_whose_heads_are_not_as_wide_as_the_model_is_refused(shelf: Path, tmp_path: Path) -> None:
     path = as_gguf(made("qwen2", tmp_path / "original"), tmp_path / "tiny.gguf")
     data = path.read_bytes()
     for key in (b"qwen2.attention.key_length", b"qwen2.attention.value_length"):
-        at = data.index(key) + len(key) + 4  # its type is a number of 4 bytes
+        at = data.index(key) + len(key) + 4  # the value is a number of 4 bytes
         data = data[:at] + (32).to_bytes(4, "little") + data[at + 4 :]
     path.write_bytes(data)
     with pytest.raises(ModelLoadError, match="are not as wide as the model"):

@@ -1,4 +1,4 @@
-"""Numbers from raw logits, against float64 and the definitions written out."""
+"""Scores from raw logits, compared with float64 and with their definitions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_log_softmax_is_exact(vocab: int, scale: float) -> None:
     logits = rows(vocab, scale=scale)
     got = log_softmax(logits)
     assert got.dtype == np.float32
-    # the float32 rounding of the answer itself, and no systematic part of the sum
+    # only the float32 rounding of the result, no systematic error of the sum
     np.testing.assert_allclose(got, reference(logits), rtol=2.5e-7, atol=1e-6)
     assert np.abs(np.exp(got.astype(np.float64)).sum(-1) - 1).max() < 3e-6
 
@@ -47,7 +47,7 @@ def test_log_softmax_survives_huge_logits() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_other_dtypes_are_worked_out_in_float32(dtype: type) -> None:
+def test_other_dtypes_are_computed_in_float32(dtype: type) -> None:
     logits: npt.NDArray[np.floating] = rows(500).astype(dtype)
     got = log_softmax(logits)
     assert got.dtype == np.float32
@@ -80,7 +80,7 @@ def test_ties_at_the_border_go_to_the_lowest_ids() -> None:
     assert ids.tolist() == [[0, 1, 2, 3]]
 
 
-def test_more_alternatives_than_the_vocabulary_has() -> None:
+def test_more_alternatives_than_the_vocabulary_has_are_padded() -> None:
     scores = summarise(log_softmax(rows(3, n=2)), None, 5)
     assert scores.top_ids.shape == (2, 5)
     assert sorted(scores.top_ids[0, :3].tolist()) == [0, 1, 2]
@@ -91,7 +91,7 @@ def test_more_alternatives_than_the_vocabulary_has() -> None:
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
-def test_entropy_and_covered_mass(vocab: int) -> None:
+def test_entropy_and_covered_mass_equal_float64(vocab: int) -> None:
     logits = rows(vocab)
     wide = reference(logits)
     scores = summarise(log_softmax(logits), None, 10)
@@ -101,7 +101,7 @@ def test_entropy_and_covered_mass(vocab: int) -> None:
     assert not scores.rank.any()
 
 
-def test_entropy_of_certainty_and_of_ignorance() -> None:
+def test_entropy_of_a_certain_and_of_a_uniform_distribution() -> None:
     with np.errstate(divide="raise", invalid="raise"):
         sure = summarise(np.array([[0.0, -np.inf, -np.inf]], np.float32), None, 1)
     assert sure.entropy.tolist() == [0.0]
@@ -111,7 +111,7 @@ def test_entropy_of_certainty_and_of_ignorance() -> None:
     assert even.covered_mass.tolist() == [0.0]
 
 
-def test_a_row_is_the_same_alone_and_among_others() -> None:
+def test_the_scores_of_a_row_are_the_same_alone_and_in_a_batch() -> None:
     logits = rows(1000, n=9)
     targets = np.arange(9, dtype=np.int32)
     together = summarise(log_softmax(logits), targets, 5)
@@ -121,7 +121,7 @@ def test_a_row_is_the_same_alone_and_among_others() -> None:
             assert np.array_equal(getattr(alone, column)[0], getattr(together, column)[i]), column
 
 
-def test_unknown_scores_say_so() -> None:
+def test_empty_scores_are_marked_as_unknown() -> None:
     none = empty_scores(2, 3)
     assert np.isnan(none.logprob).all()
     assert none.rank.tolist() == [0, 0]
@@ -133,7 +133,7 @@ def test_unknown_scores_say_so() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 @pytest.mark.parametrize("k", [0, 1, 10])
-def test_scores_of_raw_logits_are_those_of_their_distributions(vocab: int, k: int) -> None:
+def test_scores_of_raw_logits_equal_those_of_their_distributions(vocab: int, k: int) -> None:
     # given rows in several blocks, some with ties, one with NaN and one with infinity
     logits = rows(vocab, n=19)
     logits[4] = np.round(logits[4])
@@ -151,7 +151,7 @@ def test_scores_of_raw_logits_are_those_of_their_distributions(vocab: int, k: in
         np.testing.assert_allclose(getattr(got, name)[sound], getattr(want, name)[sound], rtol=1e-5)
 
 
-def test_entropy_is_that_of_float64() -> None:
+def test_entropy_equals_float64() -> None:
     logits = rows(49_152)
     wide = reference(logits)
     entropy = np.empty(len(logits))
@@ -159,7 +159,7 @@ def test_entropy_is_that_of_float64() -> None:
     np.testing.assert_allclose(entropy, -(np.exp(wide) * wide).sum(-1), rtol=1e-6)
 
 
-def test_the_same_pass_tells_rows_that_are_no_numbers() -> None:
+def test_log_softmax_reports_rows_that_are_not_finite() -> None:
     logits = rows(1000)[:1].repeat(5, axis=0)
     logits[1, 7], logits[2, 8], logits[3, 9] = np.nan, np.inf, -np.inf
     finite = np.empty(5, np.bool_)
@@ -168,12 +168,12 @@ def test_the_same_pass_tells_rows_that_are_no_numbers() -> None:
     np.testing.assert_array_equal(got[[0, 4]], log_softmax(logits[[0, 4]]))
 
 
-def test_normalisers_make_the_same_log_probabilities_to_the_bit() -> None:
-    # given rows of many sizes of logits, more than fit one block, when only what normalises them is worked out
+def test_normalisers_give_bit_identical_log_probabilities() -> None:
+    # given rows with logits of many magnitudes, more than fit one block, when only their normalisers are computed
     rng = np.random.default_rng(4)
     logits = (rng.standard_normal((13, 49_152)) * rng.uniform(0.1, 200, (13, 1))).astype(np.float32)
     tops, log_totals, masses, finite = normalisers(logits)
-    # then it makes of every row what normalising all of them makes
+    # then they give the same values as normalising all rows
     assert finite.all()
     mass = np.empty(13)
     assert np.array_equal((logits - tops[:, None]) - log_totals[:, None], log_softmax(logits, mass=mass))
@@ -181,7 +181,7 @@ def test_normalisers_make_the_same_log_probabilities_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_normalisers_find_the_rows_that_are_no_numbers(bad: float) -> None:
+def test_normalisers_report_rows_that_are_not_finite(bad: float) -> None:
     logits = np.zeros((3, 700), np.float32)
     logits[1, 321] = bad
     assert normalisers(logits)[3].tolist() == [True, False, True]

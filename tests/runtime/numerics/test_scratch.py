@@ -1,4 +1,4 @@
-"""Memory that is used again, by the same thread and for the same use alone."""
+"""Scratch memory that is reused only by the same thread and for the same purpose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.options.generation import SamplingOptions
 from runtime.sampling.chain import make_sampler
 
 
-def test_a_use_has_its_own_memory_and_has_it_again() -> None:
+def test_each_use_has_its_own_memory_and_reuses_it() -> None:
     first, other = scratch("a", 100), scratch("b", 100)
     assert not np.shares_memory(first, other)
     assert np.shares_memory(scratch("a", 50), first)
@@ -23,7 +23,7 @@ def test_a_use_has_its_own_memory_and_has_it_again() -> None:
     assert not np.shares_memory(much, scratch("a", MOST_ENTRIES + 1))
 
 
-def test_threads_share_nothing() -> None:
+def test_threads_share_no_scratch_memory() -> None:
     mine = scratch("a", 100)
     theirs: list[bool] = []
     thread = threading.Thread(target=lambda: theirs.append(np.shares_memory(scratch("a", 100), mine)))
@@ -32,8 +32,8 @@ def test_threads_share_nothing() -> None:
     assert theirs == [False]
 
 
-def test_what_is_drawn_or_normalised_before_is_not_touched_by_what_comes_after() -> None:
-    # given a row that is scored and drawn from under penalties
+def test_earlier_results_are_not_changed_by_later_computations() -> None:
+    # given a row that was scored and drawn from under penalties
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(2, 3000)).astype(np.float32) * 3
     first = log_softmax(logits[:1])
@@ -43,11 +43,11 @@ def test_what_is_drawn_or_normalised_before_is_not_touched_by_what_comes_after()
     tokens = [sampler.draw(first[0], position, history=said)[0] for position in range(30)]
     traced = [sampler.trace(first[0], position, history=said) for position in range(30)]
     rows = [trace.steps[-1].view.order.row.copy() for trace in traced]
-    # when others are
+    # when others are scored and drawn from
     log_softmax(logits[1:])
     for position in range(30):
         make_sampler(SamplingOptions(presence_penalty=2.0), 6).draw(log_softmax(logits[1:])[0], position, history=said)
-    # then all of it is as it was
+    # then the earlier results are unchanged
     np.testing.assert_array_equal(first, kept)
     assert [trace.token for trace in traced] == tokens
     for trace, row in zip(traced, rows, strict=True):

@@ -1,4 +1,4 @@
-"""Every option of loading and of generating, given values that it may not take: refused by name, or taken and working."""
+"""Every option of load and generation with unsuitable values: refused by name, or accepted and working."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ SAMPLING = [field.name for field in fields(SamplingOptions)]
 
 
 class OddRepr:
-    """A value that cannot be shown."""
+    """A value whose repr fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
 
 
 def refusal(work: Callable[..., object], *arguments: Any, **keywords: Any) -> RuntimeFault | None:
-    """What a call is refused with; None where it is not. Any other exception passes."""
+    """The refusal of a call, or None. Any other exception passes."""
     try:
         work(*arguments, **keywords)
     except RuntimeFault as fault:
@@ -78,14 +78,14 @@ def refusal(work: Callable[..., object], *arguments: Any, **keywords: Any) -> Ru
 
 
 def answers(model: LanguageModel) -> bool:
-    """Whether a request is answered: the scheduler lives."""
+    """Whether a request is answered, so that the scheduler is alive."""
     return len(list(model.generate_sync(PROMPT, GenerationOptions(max_tokens=2, ignore_eos=True)))) == 2
 
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", LOADING)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_load_option_is_refused_by_name_or_taken(backend: str, name: str) -> None:
+def test_a_load_option_is_refused_by_name_or_accepted(backend: str, name: str) -> None:
     def loads_and_answers(**options: Any) -> None:
         with load(tiny_path("llama"), backend, **options) as model:
             assert answers(model)
@@ -106,7 +106,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", [*GENERATING, "sampling", *(f"sampling.{name}" for name in SAMPLING)])
-def test_a_generation_option_is_refused_by_name_or_taken(model: LanguageModel, name: str) -> None:
+def test_a_generation_option_is_refused_by_name_or_accepted(model: LanguageModel, name: str) -> None:
     inner = name.removeprefix("sampling.")
     for value in VALUES.values():
         if inner != name:
@@ -121,7 +121,7 @@ def test_a_generation_option_is_refused_by_name_or_taken(model: LanguageModel, n
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*GENERATING, *SAMPLING])
-def test_a_mapping_of_options_is_refused_by_the_name_that_was_given(model: LanguageModel, name: str) -> None:
+def test_a_mapping_of_options_is_refused_with_the_given_name(model: LanguageModel, name: str) -> None:
     for value in VALUES.values():
         fault = refusal(model.resolve_options, {name: value})
         assert fault is None or isinstance(fault, InvalidRequestError | AdapterError | GrammarError)
@@ -131,7 +131,7 @@ def test_a_mapping_of_options_is_refused_by_the_name_that_was_given(model: Langu
 
 
 @pytest.mark.parametrize(("kind", "known"), [(SpeculativeOptions, ()), (BeamOptions, (512,))])
-def test_options_of_guessing_and_of_beams_are_refused_by_name_or_taken(kind: Any, known: tuple[int, ...]) -> None:
+def test_speculation_and_beam_options_are_refused_by_name_or_accepted(kind: Any, known: tuple[int, ...]) -> None:
     for field in fields(kind):
         for value in VALUES.values():
             fault = refusal(kind(**{field.name: value}).check, *known)
@@ -142,7 +142,7 @@ def test_options_of_guessing_and_of_beams_are_refused_by_name_or_taken(kind: Any
     ("given", "field"),
     [("max_new_tokens", "max_tokens"), ("temp", "temperature"), ("top_logprobs", "top_k"), ("typ_p", "typical_p")],
 )
-def test_a_refusal_has_the_name_of_the_library_that_the_option_was_spelt_after(given: str, field: str) -> None:
+def test_a_refusal_uses_the_spelling_of_the_caller(given: str, field: str) -> None:
     for value in (-3, math.nan):
         with pytest.raises(OptionError, match=f"^{given} ") as caught:
             GenerationOptions.from_mapping({given: value})
@@ -151,13 +151,13 @@ def test_a_refusal_has_the_name_of_the_library_that_the_option_was_spelt_after(g
         assert field == given or field not in str(caught.value)
 
 
-def test_a_value_that_cannot_be_shown_is_refused_all_the_same() -> None:
+def test_a_value_whose_repr_fails_is_refused_too() -> None:
     for value in (OddRepr(), 10**5000):
         with pytest.raises(OptionError, match=r"^temperature .* that cannot be shown$"):
             GenerationOptions.from_mapping({"temperature": value})
 
 
-def test_none_is_as_good_as_not_given() -> None:
+def test_none_equals_an_option_that_is_not_given() -> None:
     assert (
         LoadOptions.from_mapping({field.name: None for field in fields(LoadOptions) if field.default is None}) == LoadOptions()
     )

@@ -1,4 +1,4 @@
-"""What may be asked for, and what the refusal says."""
+"""Valid and invalid options, and the messages of their refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from runtime.options.load import LoadOptions
         ("top_k", True),
     ],
 )
-def test_bad_sampling_is_refused_by_name_and_value(name: str, value: Any) -> None:
+def test_invalid_sampling_options_are_refused_by_name_and_value(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         GenerationOptions(sampling=SamplingOptions(**{name: value})).check()
     assert name in str(caught.value)
@@ -79,16 +79,16 @@ def test_bad_sampling_is_refused_by_name_and_value(name: str, value: Any) -> Non
         ("eos_token_ids", "ab"),
     ],
 )
-def test_a_bad_generation_is_refused_by_name_and_value(name: str, value: Any) -> None:
+def test_invalid_generation_options_are_refused_by_name_and_value(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         GenerationOptions(**{name: value}).check()
     assert name in str(caught.value)
     assert repr(value) in str(caught.value)
 
 
-def test_stop_strings_have_a_length_that_an_engine_can_hold() -> None:
+def test_stop_strings_have_a_maximum_length_in_all() -> None:
     GenerationOptions(stop=("a" * 65_535, "b")).check(9)
-    stored = GenerationOptions.from_mapping({"stop": ["a" * 65_536, "b"]})  # by a version that had no limit: it opens
+    stored = GenerationOptions.from_mapping({"stop": ["a" * 65_536, "b"]})  # as stored by a version without a limit
     with pytest.raises(OptionError, match="stop has 65,537 characters in all; at most 65,536 are read"):
         stored.check(9)
 
@@ -103,12 +103,12 @@ def test_stop_strings_have_a_length_that_an_engine_can_hold() -> None:
         GenerationOptions(sampling=SamplingOptions(temperature=1e-300, top_p=1e-9, min_p=1.0)),
     ],
 )
-def test_what_makes_sense_is_taken(options: GenerationOptions) -> None:
+def test_valid_generation_options_are_accepted(options: GenerationOptions) -> None:
     assert options.check() is options
 
 
 @pytest.mark.parametrize("name", ["nonsense", "wishe"])
-def test_only_what_a_user_can_set_is_suggested(name: str) -> None:
+def test_only_public_options_are_suggested(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="known: ") as refused:
         LoadOptions.from_mapping({name: 1})
     assert "wishes" not in str(refused.value)
@@ -135,39 +135,39 @@ def test_only_what_a_user_can_set_is_suggested(name: str) -> None:
         ({"draft_model": ""}, "draft_model"),
     ],
 )
-def test_bad_load_options_are_refused(options: dict[str, Any], says: str) -> None:
+def test_invalid_load_options_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         LoadOptions.from_mapping(options)
     assert says in str(caught.value)
 
 
-def test_load_options_keep_what_was_given() -> None:
+def test_load_options_keep_the_given_values() -> None:
     made = LoadOptions.from_mapping({"dtype": "float32", "kv_cache_bytes": 1 << 20, "cache": False})
     assert (made.dtype, made.kv_cache_bytes, made.cache, made.device) == ("float32", 1 << 20, False, "auto")
 
 
-def test_numpy_floats_are_numbers() -> None:
+def test_numpy_floats_are_accepted() -> None:
     SamplingOptions(temperature=float(np.float32(0.7)), top_p=np.float64(0.9)).check()
 
 
-def test_a_misspelt_name_gets_the_nearest_or_the_list() -> None:
+def test_a_misspelt_name_gets_the_nearest_name_or_the_list() -> None:
     assert nearest("temprature", ["temperature", "top_k"]) == "did you mean 'temperature'?"
     assert nearest("xyz", ["b", "a"]) == "known: a, b"
     assert nearest("TOP_K", ["temperature", "top_k"]) == "did you mean 'top_k'?"
     assert nearest("anything", []) == "known: "
 
 
-def test_a_part_of_a_name_finds_it() -> None:
+def test_a_part_of_a_name_suggests_the_name() -> None:
     assert nearest("xtc", ["seed", "xtc_threshold"]) == "did you mean 'xtc_threshold'?"
     assert nearest("repetition", ["repeat_last_n", "repetition_penalty", "seed"]) == "did you mean 'repetition_penalty'?"
 
 
-def test_of_many_names_the_nearest_stands_first_even_where_none_is_like_it() -> None:
+def test_with_many_names_the_nearest_comes_first_even_without_a_good_match() -> None:
     many = [f"setting_{letter}" for letter in "abcdefghijklm"]
     assert nearest("7_k", many) == f"the nearest is 'setting_k'; known: {', '.join(many)}"
 
 
-def test_an_endless_name_is_answered_at_once() -> None:
+def test_a_very_long_name_is_answered_at_once() -> None:
     began = time.thread_time()
     assert "seed" in nearest("seed" * 1_000_000, ["seed", "stop"])
     assert time.thread_time() - began < 1
@@ -198,20 +198,20 @@ def test_an_endless_name_is_answered_at_once() -> None:
         ("xyz", "the nearest is 'typ_p'; known: adapters, alternatives, "),
     ],
 )
-def test_an_unknown_option_is_told_with_the_nearest_or_with_where_it_belongs(name: str, says: str) -> None:
+def test_an_unknown_option_is_refused_with_the_nearest_name_or_the_right_call(name: str, says: str) -> None:
     for options in ({name: 1}, {"sampling": {name: 1}}):
         with pytest.raises(InvalidRequestError, match=f"^unknown option '{name}': ") as caught:
             GenerationOptions.from_mapping(options)
         assert says in str(caught.value)
 
 
-def test_no_name_that_is_an_option_is_sent_elsewhere() -> None:
+def test_no_valid_option_name_is_redirected_to_another_call() -> None:
     assert set(_PLACES).isdisjoint(OPTION_NAMES)
     assert [name for name in _PLACES if elsewhere(name) is None] == []
     assert elsewhere("Num-Beams") == elsewhere("num_beams")
 
 
-def test_the_calls_that_names_are_sent_to_exist() -> None:
+def test_the_suggested_calls_exist() -> None:
     text = " ".join(_PLACES.values())
     calls = set(re.findall(r"model\.(\w+)\(", text))
     assert {"beam_generate", "continue_many", "render_chat", "generate"} <= calls
@@ -221,5 +221,5 @@ def test_the_calls_that_names_are_sent_to_exist() -> None:
 
 
 @pytest.mark.parametrize("name", ["logprobs", "top_logprobs"])
-def test_openais_log_probabilities_are_the_alternatives_of_records(name: str) -> None:
+def test_openais_logprobs_option_sets_the_number_of_alternatives(name: str) -> None:
     assert GenerationOptions.from_mapping({name: 3}).top_k == 3

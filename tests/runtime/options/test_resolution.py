@@ -1,4 +1,4 @@
-"""Who decides, by which names, and who is told."""
+"""Which layer decides an option, by which names, and the reported sources."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_nearest_layer_decides_each_field() -> None:
     assert {name.removeprefix("sampling.") for name in resolved.sources} >= set(DEFAULTS)
 
 
-def test_without_resolving_only_the_call_and_the_defaults_count() -> None:
+def test_without_resolving_only_the_call_and_the_defaults_apply() -> None:
     call = GenerationOptions(resolve=False, sampling=SamplingOptions(top_k=3))
     resolved = resolve_options(call, session={"temperature": 0.1}, model={"max_new_tokens": 5})
     assert resolved.options.max_tokens == 512
@@ -49,14 +49,14 @@ def test_without_resolving_only_the_call_and_the_defaults_count() -> None:
     assert set(resolved.sources.values()) == {"call", "default"}
 
 
-def test_a_mapping_sets_a_field_to_its_default_too() -> None:
+def test_a_mapping_can_set_a_field_to_its_default() -> None:
     resolved = resolve_options({"temperature": 1.0, "alternatives": 10}, preset={"temperature": 0.5, "alternatives": 3})
     assert resolved.options.sampling.temperature == 1.0
     assert resolved.options.top_k == 10
     assert resolved.sources["top_k"] == "call"
 
 
-def test_an_order_switches_off_what_other_layers_set() -> None:
+def test_an_order_disables_stages_of_other_layers() -> None:
     resolved = resolve_options({"order": ("temperature",)}, model={"top_k": 50, "temperature": 0.7})
     assert resolved.options.sampling.top_k == 0
     assert resolved.sources["sampling.top_k"] == "call"
@@ -65,14 +65,14 @@ def test_an_order_switches_off_what_other_layers_set() -> None:
         resolve_options({"order": ("temperature",), "top_k": 3})
 
 
-def test_layers_are_checked() -> None:
+def test_the_options_of_every_layer_are_validated() -> None:
     with pytest.raises(InvalidRequestError, match="temperature must be a number, 0 or more"):
         resolve_options(session={"temperature": -1})
     with pytest.raises(InvalidRequestError, match="options are"):
         resolve_options(7)  # type: ignore[arg-type]  # the mistake
 
 
-def test_a_models_own_options() -> None:
+def test_a_models_own_options_are_read_and_those_of_sampling_need_do_sample() -> None:
     config = {
         "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "typical_p": 0.9, "repetition_penalty": 1.05,
         "max_new_tokens": 2048, "eos_token_id": [1, 2], "transformers_version": "5", "min_p": None,
@@ -83,13 +83,13 @@ def test_a_models_own_options() -> None:
         max_tokens=2048,
         sampling=SamplingOptions(temperature=0.6, top_k=20, top_p=0.95, typical_p=0.9, repetition_penalty=1.05),
     )
-    # one that does not say whether it wants to be sampled says nothing of how
+    # without do_sample the options of random sampling are ignored
     silent = {name: value for name, value in config.items() if name != "do_sample"}
     assert OwnOptions.read(silent).options.sampling == SamplingOptions(repetition_penalty=1.05)
-    assert OwnOptions.read([]) == OwnOptions()  # a file that holds something else
+    assert OwnOptions.read([]) == OwnOptions()  # a file with other content
 
 
-def test_a_model_that_does_not_want_to_be_sampled_is_greedy_as_a_call_is() -> None:
+def test_a_model_with_do_sample_false_is_greedy_as_a_call_is() -> None:
     config = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 9}
     own = OwnOptions.read(config)
     assert own == OwnOptions(GenerationOptions.from_mapping({"do_sample": False, "max_new_tokens": 9}))
@@ -112,7 +112,7 @@ def test_a_model_that_does_not_want_to_be_sampled_is_greedy_as_a_call_is() -> No
     ],
     ids=str,
 )
-def test_what_makes_no_sense_in_a_models_file_is_left_out_and_told(config: dict[str, Any], left: dict[str, Any]) -> None:
+def test_invalid_options_in_a_models_file_are_left_out_with_a_warning(config: dict[str, Any], left: dict[str, Any]) -> None:
     own = OwnOptions.read(config).within(1000)
     assert own.options == GenerationOptions.from_mapping(left)
     (bad,) = set(config) - set(left) - ({"do_sample"} if config.get("do_sample") is True else set())
@@ -162,7 +162,7 @@ def test_whole_floats_in_a_models_file_are_whole_numbers() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_other_libraries_spellings(mapping: dict[str, Any], options: GenerationOptions) -> None:
+def test_spellings_of_other_libraries_are_accepted(mapping: dict[str, Any], options: GenerationOptions) -> None:
     assert GenerationOptions.from_mapping(mapping) == options
 
 
@@ -194,7 +194,7 @@ def test_other_libraries_spellings(mapping: dict[str, Any], options: GenerationO
     ],
     ids=str,
 )
-def test_what_contradicts_itself_or_is_unknown_is_refused(mapping: Any, says: str) -> None:
+def test_contradicting_and_unknown_options_are_refused(mapping: Any, says: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         GenerationOptions.from_mapping(mapping)
     assert says in str(caught.value)
@@ -203,12 +203,12 @@ def test_what_contradicts_itself_or_is_unknown_is_refused(mapping: Any, says: st
 ENDS = AnswerEnds((2,), (5,), ("\nUser:",))
 
 
-def test_what_ends_an_answer_anyway_is_shown_with_its_source() -> None:
-    # given a model with an eos, and a chat format whose turns end with a token and a text
+def test_eos_and_stops_of_model_and_format_are_shown_with_their_sources() -> None:
+    # given a model with an eos, and a chat format with a token and a text at the end of turns
     plain = resolve_options(ends=ENDS)
     assert (plain.options.eos_token_ids, plain.options.stop) == ((2, 5), ("\nUser:",))
     assert (plain.sources["eos_token_ids"], plain.sources["stop"]) == ("model and format", "format")
-    # then the caller's own stops stay, and what was resolved once stays as it is
+    # then the caller's own stops are kept, and resolving twice changes nothing
     both = resolve_options({"temperature": 0.5}, preset={"stop": ["END", "\nUser:"]}, ends=ENDS)
     assert both.options.stop == ("END", "\nUser:")
     assert both.sources["stop"] == "preset"
@@ -227,43 +227,43 @@ def test_what_ends_an_answer_anyway_is_shown_with_its_source() -> None:
         ({"resolve": False}, (2, 5), ()),
     ],
 )
-def test_who_says_where_an_answer_ends_says_it_alone(call: Any, eos: Any, stop: Any) -> None:
+def test_a_call_that_decides_where_an_answer_ends_replaces_all_other_ends(call: Any, eos: Any, stop: Any) -> None:
     resolved = resolve_options(call, ends=ENDS)
     assert (resolved.options.eos_token_ids, resolved.options.stop) == (eos, stop)
     assert resolve_options(resolved.options, ends=ENDS).options == resolved.options
 
 
-def test_a_grammar_of_the_call_says_where_a_resolved_preset_ends() -> None:
+def test_a_grammar_of_the_call_replaces_the_ends_of_a_resolved_preset() -> None:
     preset = resolve_options(ends=ENDS).options
     resolved = resolve_options({"grammar": Grammar.regex("a")}, preset=preset, ends=ENDS)
     assert resolved.options.eos_token_ids is None
     assert resolved.sources["eos_token_ids"] == "call"
 
 
-# ---- of two that contradict each other the lower one gives way ------------------------------------------------------
+# ---- of two contradicting options the one of the lower layer is dropped ---------------------------------------------
 
 FORM = Grammar.regex("a")
 
 
 @pytest.mark.parametrize("off", [{"grammar": False}, {"response_format": {"type": "text"}}], ids=str)
-def test_a_call_switches_the_sessions_form_off(off: dict[str, Any]) -> None:
+def test_a_call_can_switch_off_the_sessions_grammar(off: dict[str, Any]) -> None:
     session = {"grammar": FORM, "grammar_prefix": 3}
     resolved = resolve_options(off, session=session, ends=ENDS)
     assert (resolved.options.grammar, resolved.sources["grammar"]) == (None, "call")
     assert resolved.options.grammar_prefix == 0
-    assert resolved.options.eos_token_ids == (2, 5)  # it ends as any answer does
+    assert resolved.options.eos_token_ids == (2, 5)  # it ends like any answer
     assert GenerationOptions.from_mapping(off) == GenerationOptions()
-    assert resolve_options({"grammar": None}, session=session).options.grammar == FORM  # not given
+    assert resolve_options({"grammar": None}, session=session).options.grammar == FORM  # None: not given
 
 
-def test_a_call_switches_the_sessions_guesses_off() -> None:
+def test_a_call_can_switch_off_the_sessions_speculation() -> None:
     session = {"speculative": {"method": "prompt_lookup"}}
     assert resolve_options({}, session=session).options.speculative is not None
     resolved = resolve_options({"speculative": False}, session=session)
     assert (resolved.options.speculative, resolved.sources["speculative"]) == (None, "call")
 
 
-def test_another_form_begins_anew() -> None:
+def test_another_grammar_resets_the_grammar_prefix() -> None:
     resolved = resolve_options({"grammar": Grammar.regex("b")}, session={"grammar": FORM, "grammar_prefix": 3})
     assert resolved.options.grammar_prefix == 0
     kept = resolve_options(GenerationOptions(grammar_prefix=2), session={"grammar": FORM})
@@ -271,7 +271,7 @@ def test_another_form_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("ends", [{"ignore_eos": True}, {"eos_token_ids": (9,)}], ids=str)
-def test_between_a_form_and_what_else_ends_an_answer_the_nearer_layer_decides(ends: dict[str, Any]) -> None:
+def test_between_a_grammar_and_other_ends_the_higher_layer_decides(ends: dict[str, Any]) -> None:
     (name,) = ends
     form = resolve_options(session={"grammar": FORM}, preset=ends)
     assert (form.options.grammar, form.sources[name]) == (FORM, "session")
@@ -283,7 +283,7 @@ def test_between_a_form_and_what_else_ends_an_answer_the_nearer_layer_decides(en
         resolve_options({**ends, "grammar": FORM})
 
 
-def test_an_order_of_a_lower_layer_gives_way_to_what_it_leaves_out() -> None:
+def test_an_order_of_a_lower_layer_is_dropped_when_it_lacks_a_stage_of_a_higher_one() -> None:
     resolved = resolve_options({"top_k": 3}, session={"order": ("temperature",)}, preset={"order": ("top_k", "temperature")})
     assert (resolved.options.sampling.top_k, resolved.sources["sampling.top_k"]) == (3, "call")
     assert (resolved.options.sampling.order, resolved.sources["sampling.order"]) == (("top_k", "temperature"), "preset")

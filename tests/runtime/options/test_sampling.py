@@ -1,4 +1,4 @@
-"""What the sampler may be asked for, and what the refusal says."""
+"""Valid and invalid sampling options, and the messages of their refusals."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ from runtime.options.generation import GenerationOptions, SamplingOptions
     ],
     ids=str,
 )
-def test_bad_settings_are_refused(settings: dict[str, Any], says: str) -> None:
+def test_invalid_sampling_options_are_refused_with_a_reason(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingOptions(**settings).check(100)
     assert says in str(caught.value)
 
 
-def test_what_makes_sense_is_taken() -> None:
+def test_valid_sampling_options_are_accepted() -> None:
     for settings in (
         SamplingOptions(logit_bias={99: -100}, banned_tokens=tuple(range(99)), dry_breakers=("\n", 3), order=("bias", "dry")),
         SamplingOptions(logit_bias={3: -5.0, 4: 0.0, 5: 2.0}, banned_tokens=(3, 4)),
@@ -85,7 +85,7 @@ def test_what_makes_sense_is_taken() -> None:
         assert settings.check(100) is settings
 
 
-def test_a_ban_and_a_favour_of_one_token_are_refused_without_a_vocabulary_too() -> None:
+def test_a_ban_and_a_positive_bias_of_one_token_are_refused_without_a_vocabulary_too() -> None:
     with pytest.raises(InvalidRequestError, match=r"token id 7\b"):
         GenerationOptions.from_mapping({"banned_tokens": [7], "logit_bias": {"7": 2}})
 
@@ -98,6 +98,6 @@ def test_settings_survive_json() -> None:
     assert GenerationOptions.from_mapping(json.loads(json.dumps(asdict(options)))) == options
 
 
-def test_settings_go_over_those_of_others() -> None:
+def test_merged_settings_take_the_first_given_value() -> None:
     merged = SamplingOptions(top_k=0).over(SamplingOptions(top_k=5, top_p=0.5), SamplingOptions(top_p=0.1, min_p=0.2))
     assert merged == SamplingOptions(top_k=0, top_p=0.5, min_p=0.2)

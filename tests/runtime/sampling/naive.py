@@ -1,4 +1,4 @@
-"""Every stage written out over the whole vocabulary in float64, sorted in full: what ours must equal."""
+"""Every stage written out over the whole vocabulary in float64 with full sorts: the reference for the sampler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def without(scores: Float64, removed: npt.NDArray[Any]) -> Float64:
 
 
 def naive_stage(name: str, scores: Float64, settings: dict[str, Any], history: list[int], xtc_u: float) -> Float64:
-    """The scores after one stage; -inf where it cut."""
+    """The scores after one stage; -inf for removed tokens."""
     order = falling_order(scores)
     probs = softmax(scores)
     match name:
@@ -74,7 +74,7 @@ def naive_stage(name: str, scores: Float64, settings: dict[str, Any], history: l
 def naive_scores(
     order: tuple[str, ...], logprobs: Float32, settings: dict[str, Any], history: list[int], xtc_u: float
 ) -> Float64:
-    """The scores that are drawn from."""
+    """The scores from which the token is drawn."""
     scores = logprobs.astype(np.float64)
     for name in order:
         scores = naive_stage(name, scores, settings, history, xtc_u)
@@ -82,7 +82,7 @@ def naive_scores(
 
 
 def naive_draw(scores: Float64, u: float) -> tuple[int, float]:
-    """The token, and how far u lies from the nearest border between it and another."""
+    """The token, and the distance of u to the nearest border between it and another one."""
     order = falling_order(scores)
     edges = np.cumsum(softmax(scores)[order])
     edges /= edges[-1]
@@ -91,7 +91,7 @@ def naive_draw(scores: Float64, u: float) -> tuple[int, float]:
 
 
 def naive_dry(ids: list[int], multiplier: float, base: float, allowed: int, breakers: set[int]) -> dict[int, float]:
-    """text-generation-webui's `DRYLogitsProcessor.__call__`, for one row: what each token loses."""
+    """text-generation-webui's `DRYLogitsProcessor.__call__`, for one row: the penalty of each token."""
     last = ids[-1]
     if last in breakers:
         return {}

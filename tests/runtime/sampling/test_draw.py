@@ -1,4 +1,4 @@
-"""Draws: the kept sets of transformers' own warpers, the distribution, and one number per place of a stream."""
+"""Draws: the tokens kept by transformers' own warpers, the distribution, and one random number per place of a stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def row(seed: int, vocab: int = 1000, scale: float = 2.0) -> Float32:
 
 
 def drawn(sampler: Sampler, logprobs: Float32, n: int) -> npt.NDArray[np.int64]:
-    """How often each id is drawn at n places of the stream."""
+    """How often each id is drawn at the first n places of the stream."""
     ids = [sampler.draw(logprobs, position)[0] for position in range(n)]
     return np.bincount(ids, minlength=len(logprobs))
 
@@ -63,7 +63,7 @@ def warped(sampler: Sampler, logprobs: Float32) -> npt.NDArray[np.float64]:
 
 
 def by_inverse_cdf(probs: npt.NDArray[np.float64], u: float) -> int:
-    """The draw written out: falling probability, ties by id."""
+    """The draw written out: descending probability, ties by id."""
     order = sorted(range(len(probs)), key=lambda token: (-probs[token], token))
     reached = 0.0
     for token in order:
@@ -73,7 +73,7 @@ def by_inverse_cdf(probs: npt.NDArray[np.float64], u: float) -> int:
     return order[-1]
 
 
-# ---- the number behind a draw ---------------------------------------------------------------------------------------
+# ---- the random number of a draw ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("seed", "position", "branch"), [(0, 0, 0), (7, 123, 0), (7, 123, 4), (MASK, 100_000, 65_535)])
@@ -83,7 +83,7 @@ def test_u_is_philox_of_seed_and_place(seed: int, position: int, branch: int) ->
         assert uniform(seed, position, branch, stage) == (word >> 11) / 2**53
 
 
-def test_numbers_of_different_places_are_different_and_even() -> None:
+def test_numbers_of_different_places_differ_and_are_uniform() -> None:
     places = {(s, p, b): uniform(s, p, b) for s in range(10) for p in range(20) for b in range(5)}
     assert len(set(places.values())) == 1000
     assert 0.0 <= min(places.values()) < 0.01
@@ -91,7 +91,7 @@ def test_numbers_of_different_places_are_different_and_even() -> None:
     assert abs(np.mean(list(places.values())) - 0.5) < 0.05
 
 
-def test_fresh_seeds_fit_the_database() -> None:
+def test_fresh_seeds_fit_into_a_signed_64_bit_integer() -> None:
     seeds = {fresh_seed() for _ in range(50)}
     assert len(seeds) == 50
     assert all(0 <= seed < 1 << 63 for seed in seeds)
@@ -100,7 +100,7 @@ def test_fresh_seeds_fit_the_database() -> None:
 # ---- greedy ---------------------------------------------------------------------------------------------------------
 
 
-def test_greedy_takes_the_lowest_of_equals() -> None:
+def test_greedy_takes_the_lowest_id_of_equal_scores() -> None:
     logprobs = log_softmax(np.array([[0, 3, 1, 3, 3]], np.float32))[0]
     token, u = sampler_of(temperature=0.0).draw(logprobs, 5)
     assert token == 1
@@ -108,15 +108,15 @@ def test_greedy_takes_the_lowest_of_equals() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-5])
-def test_next_to_no_temperature_is_greedy(temperature: float) -> None:
+def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     logprobs = row(3)
     got = drawn(sampler_of(temperature=temperature), logprobs, 50)
     assert got[int(logprobs.argmax())] == 50
 
 
 @pytest.mark.parametrize("stages", [{}, {"top_p": 0.5}, {"min_p": 0.5}, {"typical_p": 0.5}], ids=str)
-def test_at_the_highest_temperature_all_are_alike(stages: dict[str, Any]) -> None:
-    # then float32 overflows nowhere, which would be a warning
+def test_at_the_highest_temperature_all_tokens_weigh_the_same(stages: dict[str, Any]) -> None:
+    # and float32 must not overflow, which would be a warning
     logprobs = row(3)
     sampler = sampler_of(temperature=LARGEST, **stages)
     traced = sampler.trace(logprobs, 0)
@@ -152,7 +152,7 @@ STAGES = [
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("stages", STAGES, ids=str)
 @pytest.mark.parametrize("scale", [0.5, 3.0])
-def test_draws_equal_transformers_warpers_and_the_inverse_cdf(stages: dict[str, Any], scale: float) -> None:
+def test_draws_equal_the_inverse_cdf_of_transformers_warpers(stages: dict[str, Any], scale: float) -> None:
     sampler = sampler_of(**stages)
     logprobs = row(11, scale=scale)
     probs = warped(sampler, logprobs)
@@ -163,8 +163,8 @@ def test_draws_equal_transformers_warpers_and_the_inverse_cdf(stages: dict[str, 
 
 
 @pytest.mark.parametrize("stages", STAGES, ids=str)
-def test_the_last_kept_token_is_the_warpers(stages: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    # u close to 1 draws the least likely token that survives: the kept set is the warpers', not one less or more
+def test_the_least_likely_kept_token_is_that_of_the_warpers(stages: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    # u close to 1 draws the least likely kept token: the kept set equals that of the warpers
     monkeypatch.setattr("runtime.sampling.chain.uniform", lambda *_: 1.0 - 2.0**-53)
     for seed in range(20):
         sampler = sampler_of(**stages)
@@ -175,7 +175,7 @@ def test_the_last_kept_token_is_the_warpers(stages: dict[str, Any], monkeypatch:
 
 
 def test_draws_reach_beyond_the_head() -> None:
-    # given an even distribution over many more ids than are looked at first
+    # given a flat distribution over many more ids than the sorted head has
     vocab = 40 * SHALLOW.head
     logprobs = log_softmax(np.random.default_rng(0).normal(size=(1, vocab)).astype(np.float32) * 0.01)[0]
     cases: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.97}, {"min_p": 0.5})
@@ -189,8 +189,8 @@ def test_draws_reach_beyond_the_head() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.8, 2.5])
-def test_equals_that_lie_deep_are_told_apart_by_id(temperature: float) -> None:
-    # given few different scores, most draws beyond the head, and ids that do not follow the order
+def test_ties_beyond_the_head_are_ordered_by_id(temperature: float) -> None:
+    # given few distinct scores, most draws beyond the head, and ids in another order than the scores
     rng = np.random.default_rng(4)
     levels = np.sort(rng.normal(size=200)).astype(np.float32)
     logprobs = log_softmax(rng.choice(levels, size=(1, 60 * SHALLOW.head)))[0]

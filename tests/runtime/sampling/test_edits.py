@@ -1,4 +1,4 @@
-"""Bias, bans, penalties and DRY, beside transformers' processors, mlx-lm's and text-generation-webui's."""
+"""Bias, bans, penalties and DRY, compared with the processors of transformers, mlx-lm and text-generation-webui."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOCAB = 300
 
 
 def logits_of(seed: int) -> tuple[Float32, Float32, float]:
-    """Raw ones of either sign, their log-probabilities, and what lies between."""
+    """Raw logits of both signs, their log-probabilities, and the shift between them."""
     raw = (np.random.default_rng(seed).normal(size=(1, VOCAB)) * 4 + 1).astype(np.float32)
     shift = np.empty(1, np.float32)
     logprobs = log_softmax(raw, shift=shift)[0]
@@ -41,7 +41,7 @@ def said(seed: int, n: int = 80) -> list[int]:
 
 
 @pytest.mark.parametrize("penalty", [1.3, 0.7])
-def test_repetition_is_transformers(penalty: float) -> None:
+def test_the_repetition_penalty_equals_transformers(penalty: float) -> None:
     import torch
     from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -56,7 +56,7 @@ def test_repetition_is_transformers(penalty: float) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 20, 1, 500])
-def test_penalties_and_bias_are_mlx_lms(window: int) -> None:
+def test_penalties_and_bias_equal_mlx_lm(window: int) -> None:
     import mlx.core as mx
     from mlx_lm.sample_utils import make_logits_processors
 
@@ -80,7 +80,7 @@ def test_penalties_and_bias_are_mlx_lms(window: int) -> None:
         np.testing.assert_allclose(together.row, pool.row, atol=3e-5)
 
 
-def test_bans_are_transformers() -> None:
+def test_bans_equal_transformers() -> None:
     import torch
     from transformers import SuppressTokensLogitsProcessor
 
@@ -95,7 +95,7 @@ def kept(pool: Pool) -> set[int]:
     return set(np.flatnonzero(pool.view.holds(np.arange(VOCAB))).tolist())
 
 
-def test_cuts_are_mlx_lms() -> None:
+def test_top_k_top_p_min_p_and_xtc_equal_mlx_lm() -> None:
     import mlx.core as mx
     from mlx_lm import sample_utils as peer
 
@@ -118,7 +118,7 @@ def test_cuts_are_mlx_lms() -> None:
 
 
 @pytest.mark.parametrize("breakers", [(), (0,), (1, 2)])
-def test_dry_is_text_generation_webuis(breakers: tuple[int, ...]) -> None:
+def test_dry_equals_text_generation_webui(breakers: tuple[int, ...]) -> None:
     hits = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -137,7 +137,7 @@ def test_dry_is_text_generation_webuis(breakers: tuple[int, ...]) -> None:
     assert hits > 10
 
 
-def test_dry_looks_at_its_range_only() -> None:
+def test_dry_is_limited_to_its_range() -> None:
     ids = [7, 8, 9, 1, 2, 3, 4, 7, 8]
     _, logprobs, _ = logits_of(0)
     near, far = Pool(logprobs), Pool(logprobs)
@@ -147,7 +147,7 @@ def test_dry_looks_at_its_range_only() -> None:
     assert far.row[9] == logprobs[9] - 1
 
 
-def test_a_long_repetition_costs_no_infinity() -> None:
+def test_the_dry_penalty_of_a_long_repetition_stays_finite() -> None:
     _, logprobs, _ = logits_of(0)
     pool = Pool(logprobs)
     Dry(5.0, 1e9, 1, 0, np.empty(0, np.int32)).apply(pool, History([4] * 200))
@@ -155,7 +155,7 @@ def test_a_long_repetition_costs_no_infinity() -> None:
     assert pool.row[4] < -1e20
 
 
-def test_breakers_are_all_tokens_that_contain_the_text() -> None:
+def test_breakers_are_all_tokens_that_contain_the_given_text() -> None:
     pieces = [b"a", b"\n", b"x\n\n", b"b:", b"*", b'"', b"c"]
     assert breaker_ids(("\n", 6), pieces) == (1, 2, 6)
     with pytest.raises(InvalidRequestError, match="no token contains 'zz'"):
@@ -166,7 +166,7 @@ def test_breakers_are_all_tokens_that_contain_the_text() -> None:
 
 
 @pytest.mark.parametrize("edit", [{"presence_penalty": 0.5}, {"repetition_penalty": 1.2}, {"dry_multiplier": 0.8}])
-def test_what_was_cut_before_stays_cut(edit: dict[str, Any]) -> None:
+def test_removed_tokens_stay_removed_after_an_edit(edit: dict[str, Any]) -> None:
     _, logprobs, shift = logits_of(3)
     stage = "dry" if "dry_multiplier" in edit else "penalties"
     sampler = make_sampler(SamplingOptions(order=("top_k", stage), top_k=1, **edit).check(VOCAB), 4)
@@ -176,11 +176,11 @@ def test_what_was_cut_before_stays_cut(edit: dict[str, Any]) -> None:
         assert report(traced).stages(0)[-1].kept == 1
 
 
-# ---- what was said --------------------------------------------------------------------------------------------------
+# ---- the history ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("window", [0, 1, 7, 64, 1000])
-def test_counts_grow_as_counting_again_would_have_them(window: int) -> None:
+def test_incremental_counts_equal_counting_from_scratch(window: int) -> None:
     rng = np.random.default_rng(window)
     ids = rng.integers(0, 30, 20).tolist()
     history = History(ids, window)
@@ -211,7 +211,7 @@ def test_ids_and_a_growing_history_draw_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_chi_square_of_draws_against_the_last_stage() -> None:
+def test_draws_after_all_stages_pass_a_chi_square_test() -> None:
     from runtime.sampling.report import report
 
     _, logprobs, shift = logits_of(2)

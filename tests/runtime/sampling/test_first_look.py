@@ -1,4 +1,4 @@
-"""How much of a row is looked for at first, by what the settings will ask."""
+"""How much of a row is sorted or searched at first, depending on the settings."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ COLD = Look(times=2.0, fewest=256)
         ({"top_p": 0.95}, MORE._replace(share=0.95), MORE._replace(share=0.95)),
         ({"typical_p": 0.95}, MORE._replace(share=0.95), MORE._replace(share=0.95)),
         ({"top_p": 0.5, "typical_p": 0.95}, USUAL._replace(share=0.5), USUAL._replace(share=0.5)),
-        ({"top_p": 0.95, "min_p": 0.05}, SHALLOW, MORE._replace(share=0.95)),  # min-p keeps less, but to whom it is told
+        ({"top_p": 0.95, "min_p": 0.05}, SHALLOW, MORE._replace(share=0.95)),  # min-p keeps less, but a report needs top-p
         ({"typical_p": 0.95, "min_p": 0.05, "order": MIN_P_FIRST}, USUAL, USUAL),
         ({"temperature": 0.8, "top_p": 0.95}, COLD, COLD),
         ({"temperature": 1.5, "top_p": 0.95}, MORE, MORE),
-        ({"dry_multiplier": 0.8, "temperature": 0.8, "top_p": 0.95}, COLD, COLD),  # that an edit comes first changes nothing
+        ({"dry_multiplier": 0.8, "temperature": 0.8, "top_p": 0.95}, COLD, COLD),  # a preceding edit changes nothing
         ({"temperature": 0.8, "top_p": 0.95, "order": LATE_HEAT}, MORE._replace(share=0.95), MORE._replace(share=0.95)),
         ({"temperature": 0.8, "top_p": 0.95, "min_p": 0.05}, SHALLOW, COLD),
     ],
     ids=str,
 )
-def test_as_much_is_looked_for_as_will_be_asked(settings: dict[str, Any], drawn: Look, traced: Look) -> None:
+def test_the_first_look_depends_on_the_settings_of_the_stages(settings: dict[str, Any], drawn: Look, traced: Look) -> None:
     assert Sampler(SamplingOptions(**settings), seed=0)._looks == [drawn, traced]

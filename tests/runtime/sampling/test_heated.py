@@ -1,4 +1,4 @@
-"""What whole rows weigh at a temperature: worked out beside the normaliser, for all rows of a forward at once."""
+"""The mass of whole rows at a temperature, computed with the normaliser for all rows of a forward at once."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def logits(n: int, vocab: int, seed: int = 0) -> Float32:
 
 
 def always(u: float) -> Callable[[int], float]:
-    """No chance."""
+    """The same number for every stage."""
     return lambda _: u
 
 
-@pytest.mark.parametrize("vocab", [1, 700, 1009, 50_000])  # the third is a prime
+@pytest.mark.parametrize("vocab", [1, 700, 1009, 50_000])  # 1009 is a prime
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_it_is_the_sum_of_float64(vocab: int, temperature: float) -> None:
+def test_heated_masses_equal_float64_sums(vocab: int, temperature: float) -> None:
     logprobs = log_softmax(logits(4, vocab))
     tops = logprobs.max(axis=-1)
     exact = np.exp((logprobs.astype(np.float64) - tops[:, None]) / temperature).sum(axis=-1)
@@ -52,13 +52,13 @@ def test_it_is_the_sum_of_float64(vocab: int, temperature: float) -> None:
         np.testing.assert_allclose(heated_masses(logprobs, tops, np.full(4, temperature)), exact, rtol=3e-6)
 
 
-def test_rows_weigh_the_same_alone_among_others_and_remembered() -> None:
-    # given rows of several blocks, each with a temperature of its own
+def test_a_row_has_the_same_heated_mass_alone_in_a_batch_and_when_cached() -> None:
+    # given rows of several blocks, each with its own temperature
     raw = logits(11, 60_000)
     raw.flags.writeable = False
     temperatures = [0.5 + i / 7 for i in range(11)]
     together = normalise(raw, entropy=True, temperatures=temperatures)
-    # then each has the same bits by itself, and as one that is remembered from a prompt
+    # then each is bit-identical alone and as a cached row of a prompt
     remembered = ChunkLogits(raw, dict.fromkeys(range(11), True))
     for i, temperature in enumerate(temperatures):
         alone = normalise(raw[i : i + 1], entropy=True, temperatures=[temperature])
@@ -69,13 +69,13 @@ def test_rows_weigh_the_same_alone_among_others_and_remembered() -> None:
         assert together.ranked[i].heated is not None
 
 
-def test_nothing_is_worked_out_where_nobody_asks() -> None:
+def test_heated_masses_are_computed_only_when_requested() -> None:
     assert normalise(logits(2, 100), entropy=True, temperatures=[1.0, 1.0]).ranked[0].heated is None
     assert normalise(logits(2, 100), entropy=True).ranked[1].heated is None
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_draws_and_stages_are_those_without_it(settings: dict[str, Any]) -> None:
+def test_heated_masses_change_no_draw_and_no_report(settings: dict[str, Any]) -> None:
     raw = logits(40, 3000)
     sampler = make_sampler(SamplingOptions(**settings), 3)
     after = normalise(raw.copy(), entropy=True, temperatures=[sampler.heats[True]] * 40)
@@ -88,22 +88,22 @@ def test_draws_and_stages_are_those_without_it(settings: dict[str, Any]) -> None
         assert told.mass.tolist() == alone.mass.tolist()
 
 
-def test_a_cut_at_the_very_border_is_the_same_for_who_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given rows, and shares that end where a token does, as near as float64 tells
+def test_a_cut_exactly_at_a_border_is_the_same_with_and_without_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given rows, and shares that end at a token border as exactly as float64 allows
     after = normalise(logits(40, 3000), entropy=True, temperatures=[0.8] * 40)
     for i, row in enumerate(after.ranked):
         order = SortedRow(Ranked(row.row, row.mass, row.entropy), 0.8)
         share = float(order.edges[i]) / order.total()
         sampler = make_sampler(SamplingOptions(temperature=0.8, top_p=share, min_p=1e-6), 1)
-        # then who draws and who looks at every stage agree, also where chance takes the last that is left
+        # then draw and trace agree, also when the last remaining token is drawn
         for u in (0.5, 1 - 1e-9):
             monkeypatch.setattr(chain, "uniform", lambda *_, u=u: u)
             assert sampler.draw(Ranked(row.row, row.mass, row.entropy), i)[0] == sampler.trace(row, i).token
 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.0, 1.7])
-def test_chance_near_one_takes_nothing_that_weighs_nothing(temperature: float) -> None:
-    # given six likely tokens among many that have next to nothing
+def test_a_number_near_one_draws_no_token_of_negligible_mass(temperature: float) -> None:
+    # given six likely tokens among many with almost no probability
     sampler = make_sampler(SamplingOptions(temperature=temperature), 0)
     for seed in range(30):
         raw = logits(1, 50_000, seed)
@@ -118,7 +118,7 @@ def test_chance_near_one_takes_nothing_that_weighs_nothing(temperature: float) -
 
 @pytest.mark.parametrize("threshold", [1e-3, 1e-5, 1e-7])
 @pytest.mark.parametrize("temperature", [0.8, 1.0])
-def test_what_is_left_without_the_likeliest_is_exact(temperature: float, threshold: float) -> None:
+def test_the_mass_without_the_likeliest_tokens_is_exact(temperature: float, threshold: float) -> None:
     raw = logits(1, 50_000, 3)
     raw[0, :60] = np.linspace(40, 20, 60)
     row = normalise(raw, entropy=True, temperatures=[temperature]).ranked[0]
@@ -130,11 +130,11 @@ def test_what_is_left_without_the_likeliest_is_exact(temperature: float, thresho
 
 
 def sampler_steps(settings: SamplingOptions, row: Ranked) -> View:
-    """What is left to draw from."""
+    """The view from which the token is drawn."""
     return make_sampler(settings, 0).trace(row, 0, number=always(0.0)).steps[-1].view
 
 
-def test_finite_logits_far_below_are_nothing_to_warn_of() -> None:
+def test_very_low_finite_logits_cause_no_warning() -> None:
     raw = logits(2, 900)
     raw[:, 5:20] = np.finfo(np.float32).min
     after = normalise(raw, entropy=True, temperatures=[0.5, COLDEST])
@@ -146,9 +146,9 @@ def test_finite_logits_far_below_are_nothing_to_warn_of() -> None:
     ("settings", "traced", "plain"),
     [
         ({"temperature": 0.8, "top_p": 0.9}, 0.8, 0.8),
-        ({"temperature": 0.8, "top_k": 5}, 0.8, 1.0),  # a cut by rank: what lies below it is not asked for
+        ({"temperature": 0.8, "top_k": 5}, 0.8, 1.0),  # a cut by rank needs no mass below it
         ({"temperature": 0.8, "min_p": 0.1}, 0.8, 1.0),
-        ({"temperature": 0.8, "presence_penalty": 1.0}, 1.0, 1.0),  # the row is another one by then
+        ({"temperature": 0.8, "presence_penalty": 1.0}, 1.0, 1.0),  # the row is changed before the temperature
         ({"temperature": 0.0}, 1.0, 1.0),
         ({"temperature": 1e-31}, 1.0, 1.0),
         ({"top_p": 0.9}, 1.0, 1.0),
@@ -156,13 +156,13 @@ def test_finite_logits_far_below_are_nothing_to_warn_of() -> None:
     ],
     ids=str,
 )
-def test_when_it_is_asked_for(settings: dict[str, Any], traced: float, plain: float) -> None:
+def test_heated_masses_are_requested_for_these_settings_alone(settings: dict[str, Any], traced: float, plain: float) -> None:
     sampler = make_sampler(SamplingOptions(**settings), 0)
     assert (sampler.heats[True], sampler.heats[False]) == (traced, plain)
 
 
-def test_streams_find_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a model, and nobody who would work it out for one row
+def test_streams_use_heated_masses_of_the_forward_and_never_compute_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model, and an error when a single row is computed
     def alone(*_: object) -> float:
         raise AssertionError("it was to be there")
 
@@ -179,7 +179,7 @@ def test_streams_find_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
             return await asyncio.gather(*(one(seed) for seed in range(4, 9)))
 
-        # when a prompt is new, when others go on from it at a time, and when what follows it is remembered
+        # when a prompt is new, when others continue from it together, and when its distribution is cached
         fresh = list(model.generate_sync(prompt, options))
         first, *_ = asyncio.run(main())
         again = list(model.generate_sync(prompt, options))
@@ -195,8 +195,8 @@ def test_streams_find_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
             each = await asyncio.gather(one(0.8), one(0.7), one(0.81, stages=False), one(1.0))
             return list(each[0])
 
-        # and beside others with temperatures of their own, some of which go along for a while
+        # and beside others with other temperatures, some of which run in the same forwards
         mixed = asyncio.run(beside())
-    # then all that is told is the same to the bit
+    # then all reports are bit-identical
     assert [record.stages for record in mixed] == [record.stages for record in fresh]
     assert [record.stages for record in fresh] == [record.stages for record in first] == [record.stages for record in again]

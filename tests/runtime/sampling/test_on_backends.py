@@ -1,4 +1,4 @@
-"""Draws of whole models, on both backends: transformers' own warpers over transformers' own logits, chi-square, and replay."""
+"""Draws of whole models on both backends: transformers' warpers over transformers' logits, chi-square tests, and replay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"top_p": 0.8, "min_p": 0.01},
     {"typical_p": 0.7},
 ]
-NEAR = 1e-3  # of probability: log-probabilities within 1e-4 move the borders between tokens by less
+NEAR = 1e-3  # of probability: log-probabilities within 1e-4 move borders between tokens by less
 
 
 @pytest.fixture(scope="module", params=["hf", "mlx"])
@@ -33,7 +33,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
 
 
 def interval(probs: npt.NDArray[np.float64], token: int) -> tuple[float, float]:
-    """Between which random numbers a token is drawn: tokens by falling probability, ties by id."""
+    """The range of random numbers for which a token is drawn: descending probability, ties by id."""
     order = np.lexsort((np.arange(len(probs)), -probs))
     at = int(np.flatnonzero(order == token)[0])
     reached = np.cumsum(probs[order])
@@ -42,7 +42,7 @@ def interval(probs: npt.NDArray[np.float64], token: int) -> tuple[float, float]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_every_draw_is_the_one_of_transformers_warpers(model: LanguageModel, settings: dict[str, Any]) -> None:
+def test_every_draw_equals_that_of_transformers_warpers(model: LanguageModel, settings: dict[str, Any]) -> None:
     options = GenerationOptions(max_tokens=30, sampling=SamplingOptions(**settings), seed=77, ignore_eos=True, resolve=False)
     ids = [record.token_id for record in model.generate_sync(PROMPT, options)]
     rows = expected("llama", [*PROMPT, *ids])[len(PROMPT) - 1 : -1]
@@ -62,7 +62,7 @@ def test_many_draws_follow_the_distribution(model: LanguageModel, settings: dict
 
     counts = np.bincount(asyncio.run(main()), minlength=model.info.vocab_size)
     probs = warped(sampler_of(**settings), expected("llama", PROMPT)[-1])
-    # then nothing is drawn that was cut, and those that are likely are drawn as often as they should be
+    # then no removed token is drawn, and the likely ones are drawn with their frequencies
     assert not counts[probs == 0].any()
     likely = probs * 1000 >= 5
     wanted = np.append(probs[likely], probs[~likely].sum()) * 1000
@@ -75,7 +75,7 @@ def test_many_draws_follow_the_distribution(model: LanguageModel, settings: dict
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("settings", [*SETTINGS, {"repetition_penalty": 1.3, "dry_multiplier": 0.8}], ids=str)
-def test_why_replays_the_original_draw(model: LanguageModel, settings: dict[str, Any]) -> None:
+def test_replaying_a_record_gives_the_original_draw(model: LanguageModel, settings: dict[str, Any]) -> None:
     options = GenerationOptions(
         max_tokens=25,
         sampling=SamplingOptions(**{"temperature": 0.5} | settings),
@@ -86,9 +86,9 @@ def test_why_replays_the_original_draw(model: LanguageModel, settings: dict[str,
     )
     records: list[TokenRecord] = list(model.generate_sync(PROMPT, options))
     told = [replay_draw(record).token for record in records]
-    # then it is the same token every time: beyond the stored head, what is stored of its own place leads to it
+    # then the token is always the same: the record suffices also beyond the stored head
     assert told == [record.token_id for record in records]
-    # and with other settings it says what those would have drawn
+    # and with other settings it gives the draw under those
     greedy = [replay_draw(record, SamplingOptions(temperature=0.0)).token for record in records]
     if set(settings) <= {"temperature", "top_k", "top_p", "min_p"}:
         assert greedy == [record.top_ids[0] for record in records]

@@ -1,4 +1,4 @@
-"""*Why*: what the stages did, how it travels, and the draw made again from it."""
+"""The report of the sampler's stages, its transport and storage, and the replay of a draw from it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def told(model: LanguageModel, sampling: SamplingOptions, n: int = 25, seed: int
 
 
 @pytest.mark.parametrize("sampling", ALL, ids=str)
-def test_as_drawn_is_the_original_draw(model: LanguageModel, sampling: SamplingOptions) -> None:
+def test_a_replay_with_the_original_settings_gives_the_original_draw(model: LanguageModel, sampling: SamplingOptions) -> None:
     records = told(model, sampling)
     assert len(records) == 25
     for i, record in enumerate(records):
@@ -61,8 +61,8 @@ def test_as_drawn_is_the_original_draw(model: LanguageModel, sampling: SamplingO
         again = replay_draw(record)
         assert again.whole
         assert again.stages == record.stages
-        assert again.token == record.token_id  # far beyond the likeliest 64 too
-        # the full row knows every draw
+        assert again.token == record.token_id  # also far beyond the likeliest 64
+        # the full row suffices for every draw
         path = [*PROMPT, *(r.token_id for r in records[:i])]
         row = model.next_token_logprobs_sync(path)
         full = replay_draw(row, sampling, seed=11, position=len(path), history=path, shift=record.shift or 0.0)
@@ -71,18 +71,18 @@ def test_as_drawn_is_the_original_draw(model: LanguageModel, sampling: SamplingO
         assert [s.kept for s in full.stages] == [s.kept for s in record.stages or ()]
 
 
-def test_a_number_that_leads_elsewhere_is_told(model: LanguageModel) -> None:
-    # given stored draws whose number was damaged
+def test_a_damaged_random_number_of_a_stored_draw_is_detected(model: LanguageModel) -> None:
+    # given stored draws with a changed number
     run = runs_of(model, SamplingOptions(temperature=2.0))
     table = run.stages
     assert table is not None
     other = replace(table, u=(table.u + 0.37) % 1.0)
-    # then none of them leads to its token
+    # then it does not lead to any of the tokens
     assert [other.as_drawn(i) == token for i, token in enumerate(run.ids)] == [False] * len(run)
     assert [table.as_drawn(i) for i in range(len(run))] == run.ids.tolist()
 
 
-def test_stages_tell_what_they_did(model: LanguageModel) -> None:
+def test_each_stage_reports_what_it_kept_and_removed(model: LanguageModel) -> None:
     for record in told(model, MANY):
         stages = record.stages
         assert stages is not None
@@ -101,12 +101,12 @@ def test_stages_tell_what_they_did(model: LanguageModel) -> None:
             np.testing.assert_allclose(stage.cumulative, np.cumsum(stage.before))
             assert stage.cumulative[-1] < 1 + 1e-6
             assert sum(a > 0 for a in stage.after) <= stage.kept
-        # raw probabilities are the record's own
+        # raw probabilities equal those of the record
         raw = dict(zip(by_name["raw"].ids, by_name["raw"].after, strict=True))
         for token, logprob in zip(record.top_ids, record.top_logprobs, strict=True):
             if token in raw:
                 assert abs(np.log(raw[token]) - logprob) < 1e-5
-        # u lies where the drawn token does
+        # u lies within the range of the drawn token
         last = by_name["draw"]
         assert last.u is not None
         assert by_name["xtc"].u is not None
@@ -115,21 +115,21 @@ def test_stages_tell_what_they_did(model: LanguageModel) -> None:
         assert last.cumulative[place] - last.before[place] - 1e-6 <= last.u <= last.cumulative[place] + 1e-6
 
 
-def test_no_stages_unless_asked(model: LanguageModel) -> None:
+def test_there_is_no_report_unless_requested(model: LanguageModel) -> None:
     record = next(iter(model.generate_sync(PROMPT, GenerationOptions(max_tokens=1))))
     assert record.stages is None
     with pytest.raises(InvalidRequestError, match="stages=True"):
         replay_draw(record)
 
 
-def test_asking_changes_no_draw(model: LanguageModel) -> None:
+def test_a_report_changes_no_draw(model: LanguageModel) -> None:
     plain = GenerationOptions(max_tokens=25, sampling=MANY, seed=11, ignore_eos=True, resolve=False)
     assert [r.token_id for r in model.generate_sync(PROMPT, plain)] == [r.token_id for r in told(model, MANY)]
 
 
-def test_sliders_over_the_stored_head(model: LanguageModel) -> None:
+def test_a_draw_is_replayed_over_the_stored_head_with_other_settings(model: LanguageModel) -> None:
     for record in told(model, SamplingOptions(temperature=0.9, top_k=40)):
-        # top-k within the head needs nothing else: the head is as good as the whole row
+        # top-k within the head needs no more than the head
         again = replay_draw(record, SamplingOptions(temperature=0.9, top_k=40))
         assert again.token == record.token_id
         assert not again.whole
@@ -155,9 +155,7 @@ OTHERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS, ids=str)
-def test_other_settings_over_the_head_say_what_the_whole_row_says_or_nothing(
-    model: LanguageModel, other: SamplingOptions
-) -> None:
+def test_a_replay_over_the_head_gives_the_draw_of_the_whole_row_or_none(model: LanguageModel, other: SamplingOptions) -> None:
     records = told(model, SamplingOptions(temperature=0.6), n=30, seed=3)
     said = 0
     for i, record in enumerate(records):
@@ -170,13 +168,13 @@ def test_other_settings_over_the_head_say_what_the_whole_row_says_or_nothing(
         assert [stage.name for stage in again.stages] == [stage.name for stage in whole.stages]
         known = {*record.top_ids, record.token_id, *(record.stages or ())[0].ids}
         assert all(known.issuperset(stage.ids) for stage in again.stages)
-        # the random numbers of a record are its own
+        # the random numbers are stored in the record
         assert replay_draw(record, other).token == again.token
     assert said >= 8
 
 
-def test_tokens_as_likely_as_the_last_stored_one_stand_behind_it() -> None:
-    # given a few likely tokens and thousands that are all as likely as the last of the 64 that are stored
+def test_a_replay_beyond_the_stored_head_gives_no_token_among_ties() -> None:
+    # given a few likely tokens, and thousands that are as likely as the last of the 64 stored ones
     row = np.full(3000, 0.09 / 2990)
     row[1000:1010] = 0.091
     logprobs = np.log(row).astype(np.float32)
@@ -191,20 +189,20 @@ def test_tokens_as_likely_as_the_last_stored_one_stand_behind_it() -> None:
         top_logprobs=logprobs[order][None],
         stages=report(narrow),
     ).record(0)
-    # when nothing is cut any more
+    # when nothing is removed any more
     found = replay_draw(record, SamplingOptions(temperature=2.0))
-    # then what is drawn lies beyond them, and none of them is taken for it
+    # then the drawn token lies beyond the stored ones, and none of those is given in its place
     assert make_sampler(SamplingOptions(temperature=2.0), seed).draw(logprobs, 3)[0] not in order
     assert found.token is None
 
 
-def test_an_edit_that_changes_nothing_changes_no_token(model: LanguageModel) -> None:
+def test_an_edit_without_effect_changes_no_replayed_token(model: LanguageModel) -> None:
     for record in told(model, SamplingOptions(temperature=0.6), n=30, seed=3):
         plain, edited = (replay_draw(record, SamplingOptions(presence_penalty=amount)).token for amount in (0.0, 0.001))
         assert plain == edited
 
 
-def test_what_the_grammar_cut_stays_cut_with_other_settings() -> None:
+def test_tokens_removed_by_a_grammar_stay_removed_under_other_settings() -> None:
     rng = np.random.default_rng(5)
     row = np.log(rng.dirichlet(np.full(400, 0.3))).astype(np.float32)
     likeliest = np.argsort(-row)
@@ -230,7 +228,7 @@ def test_what_the_grammar_cut_stays_cut_with_other_settings() -> None:
         assert said > 40
 
 
-def test_a_row_alone_needs_settings(model: LanguageModel) -> None:
+def test_a_row_without_a_record_needs_settings_and_random_numbers(model: LanguageModel) -> None:
     row = model.next_token_logprobs_sync(PROMPT)
     with pytest.raises(InvalidRequestError, match="settings"):
         replay_draw(row)
@@ -251,12 +249,12 @@ def runs_of(model: LanguageModel, sampling: SamplingOptions) -> TokenRun:
     return TokenRun.concat(asyncio.run(runs()))
 
 
-def test_stages_travel_and_are_stored(model: LanguageModel) -> None:
+def test_stage_reports_survive_transport_and_storage(model: LanguageModel) -> None:
     run = runs_of(model, MANY)
     assert unpack_run(pack_run(run))[:].to_columns().keys() == run.to_columns().keys()
     assert list(unpack_run(pack_run(run))) == list(run)
     assert list(TokenRun.from_columns(run.to_columns())) == list(run)
-    # beside tokens without, and with others
+    # next to tokens without reports, and with other stages
     plain = TokenRun.unscored([1], [b"a"], ["a"], run.record(0).origin)
     joined = TokenRun.concat([plain, run, runs_of(model, SamplingOptions()), plain])
     assert joined.record(0).stages is None

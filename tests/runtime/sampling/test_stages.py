@@ -1,4 +1,4 @@
-"""The stages of the sampler, as they are listed."""
+"""The registry of the sampler's stages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from runtime.numerics.scoring import log_softmax
 from runtime.options.generation import PARAMETERS, STAGE_NAMES, STAGES
 
 
-def test_every_parameter_is_an_option_and_the_other_way_round() -> None:
+def test_the_parameters_of_the_stages_are_the_sampling_options() -> None:
     assert len(STAGES) == len(SAMPLER_STAGES)
     assert {f.name for f in fields(SamplingOptions)} == {*PARAMETERS, "order"}
 
 
-def test_every_default_follows_its_rule() -> None:
+def test_every_default_is_valid() -> None:
     for name, parameter in PARAMETERS.items():
         assert parameter.rule(parameter.default) is None, name
 
@@ -39,16 +39,16 @@ def test_the_numbers_of_stored_stages_never_change() -> None:
         "draw",
     )
     assert STAGE_NAMES[: len(stored)] == stored
-    # numbers are places in `STAGE_NAMES`: without a gap, each given once
+    # a number is an index into `STAGE_NAMES`: without gaps, each used once
     assert [spec.number for spec in SAMPLER_STAGES if STAGE_NAMES.index(spec.name) != spec.number] == []
 
 
-def test_the_mass_of_a_stage_stays_when_a_later_one_looks_deeper() -> None:
-    # given a row of which the mass is not known after a grammar, and a cut beyond what is sorted at first
+def test_the_mass_of_a_stage_does_not_change_when_a_later_one_searches_deeper() -> None:
+    # given a row of unknown mass after a grammar, and a cut beyond the sorted head
     logprobs = log_softmax(np.random.default_rng(1).normal(size=(1, 5000)).astype(np.float32))[0]
     allowed = np.arange(5000) % 3 > 0
     traced = make_sampler(SamplingOptions(temperature=0.9, top_k=300), 5).trace(logprobs, 3, allowed=allowed)
-    # then what was left before that cut weighs what it weighs
+    # then the mass before that cut is right
     for step, temperature in zip(traced.steps[1:3], (1.0, 0.9), strict=True):
         weights = np.exp((logprobs[allowed].astype(np.float64) - logprobs[allowed].max()) / temperature)
         assert step.view.mass == pytest.approx(weights.sum(), rel=1e-5), step.stage

@@ -1,4 +1,4 @@
-"""A step outside of a model: what is drawn, and what is told of the draws."""
+"""A sampling step without a model: the draws and their reports."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from runtime.numerics.stage_table import StageTable
 LOGITS = (np.random.default_rng(4).normal(size=(3, 500)) * 3).astype(np.float32)
 
 
-def test_stages_are_told_of_the_same_draws() -> None:
-    # given three streams with a cut and a temperature, drawn with and without what was done to them
+def test_a_step_with_reports_has_the_same_draws() -> None:
+    # given three streams with a cut and a temperature, drawn with and without a report
     samplers = [make_sampler(SamplingOptions(temperature=0.7, top_p=0.9, xtc_probability=0.5), seed) for seed in range(3)]
     tables: list[StageTable] = []
     plain, scores = draw_step(LOGITS, samplers, [5, 6, 7], 10)
     told, same = draw_step(LOGITS, samplers, [5, 6, 7], 10, stages=tables)
-    # then the draws are the same, and each has one row of its stages
+    # then the draws are the same, and each has one row of stages
     assert plain.tolist() == told.tolist()
     assert np.array_equal(scores.top_ids, same.top_ids)
     [table] = tables
@@ -25,7 +25,7 @@ def test_stages_are_told_of_the_same_draws() -> None:
     assert table.token.tolist() == told.tolist()
 
 
-def test_every_row_has_one_of_each() -> None:
+def test_a_step_needs_a_sampler_and_a_position_for_every_row_and_finite_logits() -> None:
     with pytest.raises(InvalidRequestError, match="3 rows, 1 samplers, 3 positions, 3 histories"):
         draw_step(LOGITS, [make_sampler(SamplingOptions(), 0)], [1, 2, 3])
     broken = LOGITS.copy()

@@ -1,4 +1,4 @@
-"""Typical sampling of whole rows, against its definition in float64."""
+"""Typical sampling of whole rows, compared with its definition in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCAB = 20_000
 
 
 def defined(logprobs: Float32, p: float, temperature: float) -> npt.NDArray[np.bool_]:
-    """What is left: the nearest to the entropy that together reach the share, with whoever is as near as the last."""
+    """The kept tokens: the nearest to the entropy that together have the share, with all ties of the last one."""
     scaled = logprobs.astype(np.float64) / temperature
     weights = np.exp(scaled - scaled.max())
     probs = weights / weights.sum()
@@ -28,19 +28,19 @@ def defined(logprobs: Float32, p: float, temperature: float) -> npt.NDArray[np.b
 
 
 @pytest.mark.parametrize("spread", [0.3, 2.0, 4.0, 6.0])  # from thousands of likely tokens to one
-@pytest.mark.parametrize("p", [0.2, 0.6, 0.95])  # the likeliest are left out, or stay
+@pytest.mark.parametrize("p", [0.2, 0.6, 0.95])  # the likeliest are removed, or stay
 @pytest.mark.parametrize("banned", [False, True])
-def test_what_is_left_is_what_the_definition_says(spread: float, p: float, banned: bool) -> None:
-    # given a row of which no head is known, with a temperature, and with entries that cannot be drawn
+def test_typical_keeps_the_tokens_of_the_definition(spread: float, p: float, banned: bool) -> None:
+    # given a row without a known head, with a temperature, and with impossible entries
     rng = np.random.default_rng(11)
     logprobs = log_softmax((rng.normal(size=(1, VOCAB)) * spread).astype(np.float32))[0]
     allowed = rng.random(VOCAB) < 0.5 if banned else None
     wanted = defined(logprobs if allowed is None else np.where(allowed, logprobs, np.float32(-np.inf)), p, 0.8)
     sampler = Sampler(SamplingOptions(temperature=0.8, typical_p=p), seed=3)
-    # when it is drawn with a report of each stage
+    # when it is drawn with a report
     traced = sampler.trace(logprobs, 0, allowed=allowed)
     left = next(step.view for step in traced.steps if step.stage == "typical")
-    # then the same tokens are left, and the draw without a report is one of them, the same
+    # then the same tokens are kept, and the draw without a report is the same, one of them
     held = left.holds(np.arange(VOCAB))
     assert np.array_equal(held, wanted)
     assert left.count == wanted.sum()
@@ -48,8 +48,8 @@ def test_what_is_left_is_what_the_definition_says(spread: float, p: float, banne
     assert wanted[traced.token]
 
 
-def test_equals_of_the_last_one_stay() -> None:
-    # given scores of which many are the same, across the border of the share
+def test_all_ties_of_the_last_kept_token_stay() -> None:
+    # given scores with many ties at the border of the share
     logprobs = log_softmax(np.round(np.random.default_rng(5).normal(size=(1, VOCAB)) * 6).astype(np.float32) / 2)[0]
     for p in (0.3, 0.7, 0.95):
         traced = Sampler(SamplingOptions(typical_p=p), seed=1).trace(logprobs, 0)
@@ -58,8 +58,8 @@ def test_equals_of_the_last_one_stay() -> None:
 
 
 @pytest.mark.parametrize(("seed", "spread", "p"), [(5, 6.0, 0.95), (10, 4.0, 0.9), (11, 5.0, 0.9)])
-def test_a_report_changes_no_draw_among_equals(seed: int, spread: float, p: float) -> None:
-    # given scores of which many are as near to the entropy as each other
+def test_a_report_changes_no_draw_among_ties(seed: int, spread: float, p: float) -> None:
+    # given scores with many ties in their distance to the entropy
     rounded = np.round(np.random.default_rng(seed).normal(size=(1, VOCAB)) * spread * 2) / 2
     logprobs = log_softmax(rounded.astype(np.float32))[0]
     sampler = Sampler(SamplingOptions(typical_p=p), seed=3)

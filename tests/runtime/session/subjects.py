@@ -1,4 +1,4 @@
-"""Models that sessions are tested on, with their right answers, here and behind the pipe."""
+"""Models under test for sessions, with their expected numbers, in this process and behind the pipe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def greedy(n: int) -> GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model and what it should answer."""
+    """A model and its expected answers."""
 
     model: LanguageModel
     name: str
@@ -51,7 +51,7 @@ class Subject:
         return [int(i) for i in np.random.default_rng(seed).integers(0, 250, n)]
 
     def right(self, ids: Sequence[int]) -> Float32:
-        """``(vocab,)`` log-probabilities after `ids`, worked out alone and without a cache."""
+        """``(vocab,)`` log-probabilities after `ids`, computed alone and without a cache."""
         return reference(ids, self.name) if self.toy else expected(self.name, ids)[-1]
 
     def check(self, got: Any, ids: Sequence[int]) -> None:
@@ -63,12 +63,12 @@ class Subject:
         return self.model.metrics().tokens_computed
 
     def settle(self) -> None:
-        """What was let go or cancelled is out of the way, and the last snapshots speak of it."""
+        """Waits until released and cancelled work has ended, so that the last metrics include it."""
         for _ in range(2):
             self.model.prefix_match([1])
 
     def plain(self, ids: Sequence[int], options: GenerationOptions) -> list[int]:
-        """What the model generates without a session."""
+        """The ids that the model generates without a session."""
         return [record.token_id for record in self.model.generate_sync(ids, options)]
 
 

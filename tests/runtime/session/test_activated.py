@@ -1,4 +1,4 @@
-"""Sessions under an activated adapter: what precedes the invocation is the base's, what follows the adapter's; all is warm."""
+"""Sessions under an activated adapter: base KV before the invocation, the adapter's after it; both are cached."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ both = pytest.mark.parametrize("backend", ["hf", "mlx"])
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Adapters: `act`, another of its name, and its very numbers under another invocation."""
+    """Adapters: `act`, different weights under the same name, and the same weights under another invocation."""
     made: Path = tmp_path_factory.mktemp("activated")
     save_adapter(made / "act", "llama", seed=3, alora_invocation_tokens=INVOCATION)
     save_adapter(made / "swapped" / "act", "llama", seed=4, alora_invocation_tokens=INVOCATION)
@@ -70,18 +70,18 @@ def opened(backend: str, options: BlockOptions, *folders: Path) -> LanguageModel
 
 
 def saved(backend: str, options: BlockOptions, folder: Path, *, scale: float = 1.0) -> list[int]:
-    """What a session said under the adapter, and left in the block file."""
+    """Runs a session under the adapter and saves its blocks; returns the ids with KV."""
     with opened(backend, options, folder) as model, model.open_session(SessionConfig(adapters=(("act", scale),))) as session:
         session.ensure_prefix_sync(IDS)
         list(session.decode_sync(replace(greedy(3), top_k=10)))  # as many as sessions keep
         said = session.ids
-        assert model.save_blocks(said, adapters=(("act", scale),)).tokens >= len(said) - 1  # what was drawn last has no KV
+        assert model.save_blocks(said, adapters=(("act", scale),)).tokens >= len(said) - 1  # the last drawn token has no KV
     return said[:-1]
 
 
 @pytest.mark.slow
 @both
-def test_restored_equals_fresh_and_nothing_of_it_is_computed(backend: str, options: BlockOptions, root: Path) -> None:
+def test_a_restored_session_equals_a_fresh_one_and_recomputes_nothing(backend: str, options: BlockOptions, root: Path) -> None:
     said = saved(backend, options, root / "act")
     with opened(backend, options, root / "act") as model, model.open_session(SessionConfig(adapters=("act",))) as session:
         before = settled(model)[0]
@@ -99,9 +99,9 @@ def test_restored_equals_fresh_and_nothing_of_it_is_computed(backend: str, optio
 
 @pytest.mark.slow
 @both
-def test_the_part_before_the_invocation_serves_the_model_alone(backend: str, options: BlockOptions, root: Path) -> None:
+def test_the_blocks_before_the_invocation_serve_the_base_model(backend: str, options: BlockOptions, root: Path) -> None:
     said = saved(backend, options, root / "act")
-    with opened(backend, options) as model:  # nobody loaded the adapter
+    with opened(backend, options) as model:  # without the adapter
         assert model.prefix_match(said, adapters=()).tokens == BEGIN
         before = settled(model)[0].tokens_computed
         got = model.next_token_logprobs_sync(said, adapters=())
@@ -112,10 +112,12 @@ def test_the_part_before_the_invocation_serves_the_model_alone(backend: str, opt
 @pytest.mark.sampled(1)
 @both
 @pytest.mark.parametrize("change", ["scale", "swapped", "moved"])
-def test_the_part_after_it_is_fed_to_no_other_adapter(backend: str, change: str, options: BlockOptions, root: Path) -> None:
+def test_the_blocks_after_the_invocation_serve_no_other_adapter(
+    backend: str, change: str, options: BlockOptions, root: Path
+) -> None:
     said = saved(backend, options, root / "act")
     folder, scale = (root / "act", 0.5) if change == "scale" else (root / change / "act", 1.0)
-    begin = BEGIN + (change == "moved")  # its sequence begins one token later: what stands there now is the base's
+    begin = BEGIN + (change == "moved")  # its invocation begins one token later: the base's KV reaches further
     with opened(backend, options, folder) as model:
         adapters = (("act", scale),)
         assert model.prefix_match(said, adapters=adapters).tokens == BEGIN
@@ -132,14 +134,14 @@ def test_the_part_after_it_is_fed_to_no_other_adapter(backend: str, change: str,
 
 @pytest.mark.slow
 @both
-def test_a_session_goes_on_from_its_snapshot_and_names_every_block(
+def test_a_session_resumes_from_its_snapshot_which_names_every_block(
     backend: str, options: BlockOptions, root: Path, shelf: MemoryBlocks
 ) -> None:
     adapters = (("act", 0.75),)
     with opened(backend, options, root / "act") as model, model.open_session(SessionConfig(adapters=adapters)) as session:
         session.ensure_prefix_sync(IDS)
         model.save_blocks(IDS, adapters=adapters)
-        # the names are those that the block file has
+        # the names are those of the block file
         snapshot = session.snapshot()
         assert {bytes.fromhex(key) for key in snapshot.blocks} >= set(shelf.blocks)
         assert {bytes.fromhex(key) for key in snapshot.blocks} >= set(block_keys(model.info.kv_fingerprint, IDS[:64])), (
@@ -167,7 +169,7 @@ def test_a_session_goes_on_from_its_snapshot_and_names_every_block(
 
 @pytest.mark.slow
 @both
-def test_the_pin_of_a_session_holds_both_parts(backend: str, options: BlockOptions, root: Path) -> None:
+def test_the_pin_of_a_session_holds_base_and_adapter_kv(backend: str, options: BlockOptions, root: Path) -> None:
     with opened(backend, options, root / "act") as model, model.open_session(SessionConfig(adapters=("act",))) as session:
         session.ensure_prefix_sync(IDS)
         held = settled(model)[1]
@@ -175,7 +177,7 @@ def test_the_pin_of_a_session_holds_both_parts(backend: str, options: BlockOptio
         (digest,) = (adapter.digest for adapter in model.info.adapters)
         assert stacks == {(), ((digest, 1.0),)}
         model.set_kv_budget(8 * held.bytes)
-        for seed in range(4, 24):  # others push out what nobody pins
+        for seed in range(4, 24):  # other texts evict unpinned KV
             model.cache_kv(plain(seed, SAID))
         before = settled(model)[0]
         assert before.kv_evicted_bytes > 0
@@ -204,7 +206,7 @@ def test_a_kv_snapshot_is_restored_under_its_adapter_alone(
         assert model.prefix_match(IDS, adapters=()).tokens == BEGIN
 
 
-def test_what_an_earlier_version_stored_of_one_names_no_blocks_and_is_no_longer_the_same(root: Path) -> None:
+def test_a_stored_manifest_without_the_invocation_names_no_blocks_and_differs(root: Path) -> None:
     with load(tiny_path("llama"), backend="hf", threads=1) as model:
         model.load_adapter(model.add_adapter(root / "act", "act"))
         with model.open_session(SessionConfig(adapters=("act",))) as session:
@@ -219,7 +221,7 @@ def test_what_an_earlier_version_stored_of_one_names_no_blocks_and_is_no_longer_
             assert "activated by 17 23 5" in old.differences(manifest)[0]
 
 
-def test_a_plain_adapter_is_stored_as_before() -> None:
+def test_the_manifest_of_a_plain_adapter_keeps_its_stored_form() -> None:
     made = Manifest("n", "m", "t", "", "model", (), (AdapterOf("poet_lora", 1.0, "2" * 64),))
     assert made.to_mapping()["adapters"] == [["poet_lora", 1.0, "2" * 64]]
     assert Manifest.from_mapping(made.to_mapping()) == made
@@ -240,7 +242,9 @@ def test_a_plain_adapter_is_stored_as_before() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "lfm2", "falcon_h1"])
 @both
-def test_on_sliding_and_recurrent_models_too(backend: str, name: str, options: BlockOptions, root: Path) -> None:
+def test_activated_adapters_restore_on_sliding_window_and_recurrent_models(
+    backend: str, name: str, options: BlockOptions, root: Path
+) -> None:
     folder = root / name / "act"
     if not folder.exists():
         save_adapter(folder, name, seed=4, alora_invocation_tokens=INVOCATION)
@@ -263,11 +267,11 @@ def test_on_sliding_and_recurrent_models_too(backend: str, name: str, options: B
 
 
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
-def test_an_answer_that_activates_it_itself_is_as_warm(
+def test_an_answer_that_contains_the_invocation_is_restored_in_full(
     kind: str, options: BlockOptions, shelf: MemoryBlocks, tmp_path: Path
 ) -> None:
     folder = toy_adapter(tmp_path / "act", 3, invocation=TOY_INVOCATION)
-    bias = dict.fromkeys(TOY_INVOCATION, 100.0)  # nothing else is drawn
+    bias = dict.fromkeys(TOY_INVOCATION, 100.0)  # only these tokens are drawn
     drawn = GenerationOptions(
         max_tokens=100, sampling=SamplingOptions(temperature=8.0, logit_bias=bias), seed=18, ignore_eos=True, resolve=False
     )
@@ -285,7 +289,7 @@ def test_an_answer_that_activates_it_itself_is_as_warm(
         uses = ((digest, 1.0, tuple(TOY_INVOCATION)),)
         ends = [len(prompt), held]
         named = set(block_keys(model.info.kv_fingerprint, path, ends, uses))
-        for key in shelf.blocks.keys() - named:  # what is not named is not taken along: checkpoints on the way
+        for key in shelf.blocks.keys() - named:  # without the checkpoints on the way, which the path does not name
             del shelf.blocks[key]
         fresh = model.next_token_logprobs_uncached([*path, 9], adapters=adapters)
     with fake_model(Behaviour(recurrent=kind == "recurrent"), blocks=options) as model:

@@ -1,4 +1,4 @@
-"""A session keeps the stack of adapters that it was opened under."""
+"""A session keeps the adapter stack that it was opened under."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
         assert settled(loaded)[1].leases == 0
 
 
-def test_sessions_of_several_stacks_stand_side_by_side(model: LanguageModel) -> None:
+def test_sessions_with_different_adapter_stacks_coexist(model: LanguageModel) -> None:
     stacks = ((), ("a",), (("a", 0.5), "b"))
     sessions = [model.open_session(SessionConfig(adapters=stack)) for stack in stacks]
     assert len({session.manifest.digest for session in sessions}) == 3
     for session in sessions:
         session.ensure_prefix_sync(IDS[:4])
         session.prefill_suffix_sync(IDS[4:])
-    # whatever the model's own stack becomes
+    # even when the model's own stack changes
     model.push_lora("b")
     try:
         before = settled(model)[0].tokens_computed
@@ -67,7 +67,7 @@ def test_sessions_of_several_stacks_stand_side_by_side(model: LanguageModel) -> 
         session.close()
 
 
-def test_another_stack_under_a_session_without_its_own_is_a_mismatch(model: LanguageModel) -> None:
+def test_changing_the_models_stack_under_a_session_without_its_own_is_a_mismatch(model: LanguageModel) -> None:
     with model.open_session() as session:
         session.ensure_prefix_sync(IDS)
         model.push_lora("a", 0.5)
@@ -79,10 +79,10 @@ def test_another_stack_under_a_session_without_its_own_is_a_mismatch(model: Lang
             assert (settled(model)[0].tokens_computed, session.ids) == (before, IDS)
         finally:
             model.clear_loras()
-        session.prefill_suffix_sync([1])  # the stack is back
+        session.prefill_suffix_sync([1])  # the stack is as before
 
 
-def test_an_adapter_that_is_gone_is_named(model: LanguageModel) -> None:
+def test_an_unloaded_adapter_of_a_session_is_named(model: LanguageModel) -> None:
     with model.open_session(SessionConfig(adapters=("b",))) as session:
         session.ensure_prefix_sync(IDS)
         with pytest.raises(InvalidRequestError, match="the session runs under the adapters"):
@@ -96,7 +96,7 @@ def test_an_adapter_that_is_gone_is_named(model: LanguageModel) -> None:
         assert len(session.logprobs_sync()) == model.info.vocab_size
 
 
-def test_what_a_session_is_set_to_holds_where_a_call_says_nothing(model: LanguageModel) -> None:
+def test_the_options_of_a_session_apply_where_a_call_sets_none(model: LanguageModel) -> None:
     own = GenerationOptions(max_tokens=3, seed=5, sampling=SamplingOptions(temperature=1.5), ignore_eos=True)
     with model.open_session(SessionConfig(options=own)) as session:
         session.ensure_prefix_sync(IDS)

@@ -1,4 +1,4 @@
-"""What a session answers is what the model answers to the same ids, and each token is computed once."""
+"""A session answers as the model does for the same ids, and computes each token once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def session(case: Subject) -> Iterator[Session]:
 
 
 @pytest.mark.sampled(1)
-def test_prefix_suffix_and_answer_cost_each_token_once(case: Subject, session: Session) -> None:
+def test_prefix_suffix_and_answer_compute_each_token_once(case: Subject, session: Session) -> None:
     prefix, suffix = case.ids(1, 40), case.ids(2, 9)
     before = case.computed()
     status = session.ensure_prefix_sync(prefix, label="system")
@@ -52,7 +52,7 @@ def test_prefix_suffix_and_answer_cost_each_token_once(case: Subject, session: S
     added = session.prefill_suffix_sync(suffix)
     assert (added.suffix, added.prefix, added.resident, added.prefilled) == (9, 40, 49, 9)
     assert case.computed() - before == 49
-    # and what follows is known: the first token needs no forward
+    # and the next log-probabilities are cached: the first token needs no forward
     case.check(session.logprobs_sync(), [*prefix, *suffix])
     assert case.computed() - before == 49
     answer = [record.token_id for record in session.decode_sync(greedy(6))]
@@ -60,7 +60,7 @@ def test_prefix_suffix_and_answer_cost_each_token_once(case: Subject, session: S
     assert session.ids == [*prefix, *suffix, *answer]
     kinds = [(s.kind, s.label, s.start, s.end) for s in session.explain_context().segments]
     assert kinds == [("prefix", "system", 0, 40), ("suffix", "", 40, 49), ("generated", "", 49, 55)]
-    # and it is what the model says without a session
+    # and it equals the model's answer without a session
     case.model.clear_cache()
     assert case.plain([*prefix, *suffix], greedy(6)) == answer
 
@@ -75,14 +75,14 @@ def test_the_prefill_scores_every_token(case: Subject, session: Session) -> None
     logprobs = [*first.logprob.tolist(), *second.logprob.tolist()]
     for at in (1, 2, 20, 21, 22, 24):
         assert logprobs[at] == pytest.approx(float(case.right(whole[:at])[whole[at]]), abs=TOLERANCE)
-    # and they are remembered
+    # and the scores are cached
     before = case.computed()
     records = asyncio.run(case.model.score(whole))
     assert [r.logprob for r in records[1:]] == pytest.approx(logprobs[1:], abs=TOLERANCE)
     assert case.computed() == before
 
 
-def test_a_prefix_that_grows_over_the_answer_reuses_it(case: Subject, session: Session) -> None:
+def test_a_prefix_extended_over_the_answer_reuses_it(case: Subject, session: Session) -> None:
     prefix = case.ids(5, 30)
     session.ensure_prefix_sync(prefix)
     answer = [record.token_id for record in session.decode_sync(greedy(5))]
@@ -111,7 +111,7 @@ def test_a_shorter_prefix_drops_suffix_and_answer_and_counts_them(case: Subject,
     case.check(session.logprobs_sync(), prefix)
 
 
-def test_forks_share_everything_and_part(case: Subject, session: Session) -> None:
+def test_forks_share_the_kv_of_their_stem_and_diverge(case: Subject, session: Session) -> None:
     stem = case.ids(9, 33)
     session.ensure_prefix_sync(stem)
     case.settle()
@@ -129,27 +129,27 @@ def test_forks_share_everything_and_part(case: Subject, session: Session) -> Non
         branch.close()
 
 
-def test_chosen_tokens_cost_one_each_and_known_ones_none(case: Subject, session: Session) -> None:
+def test_chosen_tokens_cost_one_forward_each_and_repeated_reads_none(case: Subject, session: Session) -> None:
     path = case.ids(10, 12)
     session.prefill_sync(path)
     before = case.computed()
     for step in range(5):
         row = session.logprobs_sync()
         case.check(row, path)
-        token = int(row.argsort()[-2])  # not what greedy takes
+        token = int(row.argsort()[-2])  # not the greedy choice
         assert session.advance(token, at=len(path)) == 13 + step
         path.append(token)
-    assert case.computed() - before == 4  # what follows the last was not asked for
+    assert case.computed() - before == 4  # the log-probabilities after the last one were not requested
     session.logprobs_sync()
     session.logprobs_sync()
     assert case.computed() - before == 5
-    # and a generation goes on from the known vector
+    # and a generation starts from the cached vector
     (record,) = session.decode_sync(greedy(1))
     assert case.computed() - before == 5
     assert record.token_id == int(case.right(path).argmax())
 
 
-def test_truncated_sessions_go_on_as_if_the_rest_had_never_been(case: Subject, session: Session) -> None:
+def test_a_truncated_session_continues_as_if_the_rest_had_never_existed(case: Subject, session: Session) -> None:
     path = case.ids(11, 50)
     session.ensure_prefix_sync(path)
     list(session.decode_sync(greedy(4)))
@@ -165,7 +165,7 @@ def test_truncated_sessions_go_on_as_if_the_rest_had_never_been(case: Subject, s
     assert session.truncate_sync(0).resident == 0
 
 
-def test_an_answer_is_the_same_in_a_session_a_fork_and_outside(case: Subject, session: Session) -> None:
+def test_an_answer_is_the_same_in_a_session_a_fork_and_without_a_session(case: Subject, session: Session) -> None:
     options = GenerationOptions(max_tokens=8, sampling=SamplingOptions(temperature=1.3), seed=11, ignore_eos=True)
     prompt = case.ids(12, 25)
     plain = case.plain(prompt, options)
@@ -179,7 +179,7 @@ def test_an_answer_is_the_same_in_a_session_a_fork_and_outside(case: Subject, se
     assert asyncio.run(both()) == [plain, plain]
 
 
-def test_what_another_session_computed_is_found(case: Subject, session: Session) -> None:
+def test_a_session_reuses_the_kv_of_another_session(case: Subject, session: Session) -> None:
     prefix = case.ids(13, 40)
     session.ensure_prefix_sync(prefix)
     with case.model.open_session() as other:
@@ -189,8 +189,8 @@ def test_what_another_session_computed_is_found(case: Subject, session: Session)
         assert (status.reused, status.prefilled) == (40, 1)
 
 
-def test_the_hashes_of_a_report_are_those_of_what_stands_there(case: Subject, session: Session) -> None:
-    """Computed here from the ids and the bytes alone, after each thing that can happen to a session."""
+def test_the_hashes_of_a_report_match_the_content_of_the_session(case: Subject, session: Session) -> None:
+    """Recomputed from the ids and the bytes alone after each kind of change."""
 
     def check() -> None:
         ids, report = session.ids, session.explain_context()

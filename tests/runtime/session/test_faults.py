@@ -1,4 +1,4 @@
-"""Sessions among faults: what fails leaves them as they were, what is fatal is said by everything that follows."""
+"""Sessions under faults: a failed call leaves the session as it was; after a fatal one, every later call names the cause."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ids(n: int) -> list[int]:
     return [(7 * i) % 250 for i in range(n)]
 
 
-def test_a_prefill_that_fails_rolls_back_to_what_was_reused() -> None:
+def test_a_failed_prefill_rolls_back_to_the_reused_part() -> None:
     behaviour = Behaviour(nan_on=frozenset([GUILTY]))
     with fake_model(behaviour) as model, model.open_session() as session:
         case = Subject(model, "attention", toy=True)
@@ -47,11 +47,11 @@ def test_a_prefill_that_fails_rolls_back_to_what_was_reused() -> None:
         assert (session.ids, report.prefix) == (ids(12), 12)
         assert report.divergence is not None
         case.check(session.logprobs_sync(), ids(12))
-        # and what was bad is in no cache
+        # and the faulty tokens are not cached
         assert model.prefix_match([*ids(12), 3, GUILTY, 2]).tokens <= 13
 
 
-def test_a_prefill_that_nobody_waits_for_rolls_back_too() -> None:
+def test_a_cancelled_prefill_rolls_back_too() -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate)) as model, model.open_session() as session:
         session.ensure_prefix_sync(ids(20))
@@ -70,7 +70,7 @@ def test_a_prefill_that_nobody_waits_for_rolls_back_too() -> None:
         Subject(model, "attention", toy=True).check(session.logprobs_sync(), ids(9))
 
 
-def test_a_decode_that_fails_keeps_what_was_given_out() -> None:
+def test_a_failed_decode_keeps_the_tokens_already_returned() -> None:
     behaviour = Behaviour()
     with fake_model(behaviour) as model, model.open_session() as session:
         session.ensure_prefix_sync(ids(10))
@@ -80,13 +80,13 @@ def test_a_decode_that_fails_keeps_what_was_given_out() -> None:
         got: list[int] = []
         with pytest.raises(NonFiniteLogitsError):
             got.extend(record.token_id for record in session.decode_sync(greedy(5)))
-        assert got == plain[:3]  # what follows the third cannot be known
+        assert got == plain[:3]  # the distribution after the third is not a number
         assert session.ids == [*ids(10), *got]
         behaviour.nan_on = frozenset()
         assert [r.token_id for r in session.decode_sync(greedy(5 - len(got)))] == plain[len(got) :]
 
 
-def test_what_nobody_foresaw_is_fatal_and_named_by_everything_that_follows() -> None:
+def test_an_unexpected_error_is_fatal_and_named_by_every_later_call() -> None:
     behaviour = Behaviour()
     with fake_model(behaviour) as model:
         session, other = model.open_session(), model.open_session()
@@ -101,9 +101,9 @@ def test_what_nobody_foresaw_is_fatal_and_named_by_everything_that_follows() -> 
             with pytest.raises(SessionFatalError, match="RuntimeError: the library broke") as refused:
                 act()
             assert refused.value.__cause__ is first
-        assert session.ids == ids(20)  # what a new session can be given
+        assert session.ids == ids(20)  # the ids, from which a new session can start
         assert model.prefix_match([*ids(20), 3, 4, GUILTY]).tokens == 20  # nothing of the fault is published
-        # its pin is gone, those of the others are not, and they go on
+        # its pin is removed; the other sessions keep theirs and continue
         other.prefill_suffix_sync([9])
         fork.prefill_suffix_sync([9])
         assert settled(model)[1].pins == 2
@@ -111,7 +111,7 @@ def test_what_nobody_foresaw_is_fatal_and_named_by_everything_that_follows() -> 
             each.close()
 
 
-def test_no_room_is_no_fatal_fault() -> None:
+def test_a_prefill_beyond_the_memory_budget_is_not_fatal() -> None:
     with fake_model(kv_cache_bytes=60_000) as model, model.open_session() as session:
         session.ensure_prefix_sync(ids(20))
         with pytest.raises(MemoryBudgetError):
@@ -133,7 +133,7 @@ def test_a_closed_model_ends_its_sessions() -> None:
     late.close()
 
 
-def test_a_forgotten_session_holds_nothing() -> None:
+def test_a_garbage_collected_session_holds_no_pin() -> None:
     with fake_model() as model:
         session = model.open_session()
         session.ensure_prefix_sync(ids(30))
@@ -144,7 +144,7 @@ def test_a_forgotten_session_holds_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_killed_in_mid_decode_is_named_by_everything_that_follows() -> None:
+def test_an_engine_killed_during_a_decode_is_named_by_every_later_call() -> None:
     client = asyncio.run(spawn("anything", "fake"))
     with client, client.open_session() as session:
         session.ensure_prefix_sync(ids(20))

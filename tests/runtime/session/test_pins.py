@@ -1,4 +1,4 @@
-"""Pins: what a session stands on is not pushed out where the budget allows, and never in the way of who computes."""
+"""Pins: the path of a session is kept where the budget allows, and yields to running requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.info import Pinned
 from tests.fakes import fake_model, settled
 from tests.runtime.session.subjects import Subject, piped
 
-TOKEN = 2 * 16 * 8 + 96  # bytes of one in the trie, about: keys, values, scores
+TOKEN = 2 * 16 * 8 + 96  # bytes per token in the trie, approximately: keys, values, scores
 BUDGET = 400_000
 
 
@@ -22,14 +22,14 @@ def ids(seed: int, n: int) -> list[int]:
 
 
 def flood(model: LanguageModel, rounds: int = 30, length: int = 100) -> None:
-    """Other texts, more of them than the budget holds."""
+    """Caches other texts, more than the budget holds."""
     for seed in range(rounds):
         model.cache_kv([251, seed, *ids(seed, length)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [False, True], ids=["attention", "recurrent"])
-def test_other_texts_push_out_what_nobody_stands_on_and_not_a_session(recurrent: bool) -> None:
+def test_other_texts_evict_unpinned_paths_and_not_the_path_of_a_session(recurrent: bool) -> None:
     with fake_model(Behaviour(recurrent=recurrent), kv_cache_bytes=BUDGET) as model:
         path, free = ids(1, 300), ids(2, 300)
         with model.open_session() as session:
@@ -44,7 +44,7 @@ def test_other_texts_push_out_what_nobody_stands_on_and_not_a_session(recurrent:
             report = settled(model)[1]
             assert report.pins == report.leases == 1
             assert 0 < report.leased_bytes <= report.bytes <= BUDGET
-            # and what follows is known without a forward, however many other vectors there were
+            # and the next log-probabilities need no forward, even after many other vectors
             flood(model, 40)
             before = settled(model)[0].tokens_computed
             session.logprobs_sync()
@@ -54,7 +54,7 @@ def test_other_texts_push_out_what_nobody_stands_on_and_not_a_session(recurrent:
         assert settled(model)[1].pins == 0
 
 
-def test_a_fork_keeps_what_its_session_has_left() -> None:
+def test_a_fork_keeps_the_pin_of_the_path_that_its_session_left() -> None:
     with fake_model(kv_cache_bytes=BUDGET) as model:
         path = ids(3, 200)
         session = model.open_session()
@@ -72,7 +72,7 @@ def test_a_fork_keeps_what_its_session_has_left() -> None:
         assert settled(model)[1].pins == 0
 
 
-def test_all_pins_together_hold_half_of_the_budget_and_the_oldest_lapse() -> None:
+def test_all_pins_together_hold_half_of_the_budget_and_the_oldest_lapse_first() -> None:
     with fake_model(kv_cache_bytes=BUDGET) as model:
         sessions = [model.open_session(SessionConfig(top_k=None)) for _ in range(8)]
         for seed, session in enumerate(sessions):
@@ -86,12 +86,12 @@ def test_all_pins_together_hold_half_of_the_budget_and_the_oldest_lapse() -> Non
         assert report.pins > 0
         assert held[-report.pins :] == [200] * report.pins
         assert held[0] < 200
-        for session in sessions:  # all go on
+        for session in sessions:  # all sessions continue
             Subject(model, "attention", toy=True).check(session.logprobs_sync(), session.ids)
             session.close()
 
 
-def test_a_path_larger_than_half_of_the_budget_is_held_as_far_as_that() -> None:
+def test_a_path_larger_than_half_of_the_budget_is_pinned_in_part() -> None:
     with fake_model(kv_cache_bytes=BUDGET) as model:
         path = ids(5, 900)
         for end in range(100, 901, 100):
@@ -102,13 +102,13 @@ def test_a_path_larger_than_half_of_the_budget_is_held_as_far_as_that() -> None:
         model.unpin(pinned.pin)
 
 
-def test_pins_give_way_to_who_computes_to_a_smaller_budget_and_to_clearing() -> None:
+def test_pins_yield_to_requests_to_a_smaller_budget_and_to_clearing() -> None:
     with fake_model(kv_cache_bytes=BUDGET) as model, model.open_session() as session:
         session.ensure_prefix_sync(ids(6, 500))
-        # given a text that needs nearly all
+        # given a text that needs nearly the whole budget
         long = ids(7, 1200)
         Subject(model, "attention", toy=True).check(model.next_token_logprobs_sync(long), long)
-        # when the session goes on, it is pinned again
+        # when the session continues, it is pinned again
         session.ensure_prefix_sync(ids(6, 501))
         assert settled(model)[1].pins == 1
         model.set_kv_budget(50_000)
@@ -121,7 +121,7 @@ def test_pins_give_way_to_who_computes_to_a_smaller_budget_and_to_clearing() -> 
         Subject(model, "attention", toy=True).check(session.logprobs_sync(), ids(6, 502))
 
 
-def test_a_budget_that_is_refused_leaves_pins_usable() -> None:
+def test_a_refused_budget_leaves_pins_usable() -> None:
     with fake_model(kv_cache_bytes=BUDGET) as model, model.open_session() as session:
         session.ensure_prefix_sync(ids(8, 100))
         with pytest.raises((MemoryBudgetError, InvalidRequestError)):
@@ -137,7 +137,7 @@ def test_a_pin_of_bad_ids_is_refused_at_once(bad: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_pins_over_the_pipe_count_and_go() -> None:
+def test_pins_over_the_pipe_are_counted_and_released() -> None:
     with piped("fake", "attention") as case:
         model = case.model
         model.cache_kv([1, 2, 3, 4])
@@ -156,14 +156,14 @@ def test_pins_over_the_pipe_count_and_go() -> None:
             assert model.cache_report().pins == 1
 
 
-def test_after_its_end_a_model_holds_nothing_and_nobody_minds() -> None:
+def test_pins_are_released_when_the_model_closes() -> None:
     with fake_model() as model:
         pin = model.pin([1])
         model.unpin(pin)
     model.unpin(model.pin([1, 2]))
 
 
-def test_without_a_cache_a_session_holds_nothing_and_is_right() -> None:
+def test_a_session_without_a_cache_is_correct_and_pins_nothing() -> None:
     with fake_model(cache=False) as model, model.open_session() as session:
         case = Subject(model, "attention", toy=True)
         assert session.ensure_prefix_sync(ids(1, 20)).prefilled == 20
@@ -175,7 +175,7 @@ def test_without_a_cache_a_session_holds_nothing_and_is_right() -> None:
         assert settled(model)[1].pins == 0
 
 
-def test_sessions_of_many_threads_leave_no_lease() -> None:
+def test_sessions_on_many_threads_leave_no_lease() -> None:
     with fake_model(kv_cache_bytes=BUDGET) as model:
         stem = model.open_session()
         stem.ensure_prefix_sync(ids(9, 60))
@@ -191,7 +191,7 @@ def test_sessions_of_many_threads_leave_no_lease() -> None:
                             fork.logprobs_sync(), [*ids(9, 60), number, round_, number, round_]
                         )
                         fork.truncate_sync(60 + round_ % 3)
-            except BaseException as error:  # noqa: BLE001  # told to the test
+            except BaseException as error:  # noqa: BLE001  # reported by the test
                 wrong.append(error)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]

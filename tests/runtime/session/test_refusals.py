@@ -1,4 +1,4 @@
-"""What a session refuses: a typed error before any compute, and nothing has changed."""
+"""What a session refuses: a typed error before any compute, and an unchanged session."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def test_bad_input_changes_nothing(case: Subject, session: Session, act: Callabl
         act(session)
     assert case.computed() == before
     assert session.explain_context() == report
-    case.check(session.logprobs_sync(), session.ids)  # and it goes on
+    case.check(session.logprobs_sync(), session.ids)  # and it continues
 
 
-def test_an_empty_session_has_nothing_to_go_on_from(case: Subject) -> None:
+def test_an_empty_session_can_neither_decode_nor_return_logprobs(case: Subject) -> None:
     with case.model.open_session() as empty:
         for act in (empty.logprobs_sync, lambda: list(empty.decode_sync())):
             with pytest.raises(InvalidRequestError, match="session is empty"):
@@ -109,7 +109,7 @@ def test_an_empty_session_has_nothing_to_go_on_from(case: Subject) -> None:
         assert empty.explain_context().segments == ()
 
 
-def test_what_does_not_fit_is_named_at_each_stage(case: Subject, session: Session) -> None:
+def test_a_context_overflow_is_named_at_each_stage(case: Subject, session: Session) -> None:
     before = case.computed()
     prefix = session.ids
     calls: list[tuple[Callable[[], Any], tuple[str, int, int, int]]] = [
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_named_at_each_stage(case: Subject, session: Sessio
         error = refused.value
         assert (error.stage, error.resident, error.additional, error.limit) == numbers
     assert (session.ids, case.computed()) == (prefix, before)
-    # a full session takes nothing more, but all else goes on
+    # a full session takes no more tokens, but everything else works
     session.prefill_suffix_sync([1] * 44)
     assert session.explain_context().available == 0
     full = session.ids
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_named_at_each_stage(case: Subject, session: Sessio
     case.check(session.logprobs_sync(), full)
 
 
-def test_a_decode_that_reaches_the_limit_ends_with_context(case: Subject) -> None:
+def test_a_decode_that_reaches_the_limit_finishes_with_context(case: Subject) -> None:
     for limit in (24, 64):
         with case.model.open_session(SessionConfig(limit=limit)) as session:
             session.ensure_prefix_sync(case.ids(1, 20))
@@ -158,12 +158,12 @@ def test_a_decode_that_reaches_the_limit_ends_with_context(case: Subject) -> Non
         (SessionConfig(options=5), "options is a GenerationOptions"),  # type: ignore[arg-type]  # the mistake under test
     ],
 )
-def test_a_bad_setting_opens_nothing(case: Subject, config: SessionConfig, message: str) -> None:
+def test_an_invalid_configuration_opens_no_session(case: Subject, config: SessionConfig, message: str) -> None:
     with pytest.raises((InvalidRequestError, AdapterError), match=message):
         case.model.open_session(config)
 
 
-def test_a_closed_session_says_so_and_still_tells_what_it_was(case: Subject, session: Session) -> None:
+def test_a_closed_session_refuses_every_call_and_still_reports_its_content(case: Subject, session: Session) -> None:
     ids = session.ids
     session.close()
     session.close()
@@ -174,7 +174,7 @@ def test_a_closed_session_says_so_and_still_tells_what_it_was(case: Subject, ses
     assert (report.closed, report.resident, session.ids) == (True, 20, ids)
 
 
-def test_two_at_once_get_an_error_and_no_race(case: Subject, session: Session) -> None:
+def test_concurrent_calls_on_one_session_are_refused_as_busy(case: Subject, session: Session) -> None:
     async def main() -> None:
         records = session.decode(greedy(5))
         await anext(records)
@@ -189,7 +189,7 @@ def test_two_at_once_get_an_error_and_no_race(case: Subject, session: Session) -
                 await act
         with pytest.raises(SessionBusyError, match="advance: the session is busy with decode"):
             session.advance(1)
-        with session.fork() as fork:  # takes what was given out
+        with session.fork() as fork:  # has the tokens returned so far
             assert len(fork) == 21
             case.check(await fork.logprobs(), fork.ids)
         await records.aclose()
@@ -209,7 +209,7 @@ def test_closing_ends_a_running_decode(case: Subject, session: Session) -> None:
     assert len(session) == 21
 
 
-def test_another_manifest_is_refused_by_what_differs(case: Subject) -> None:
+def test_a_different_manifest_is_refused_and_the_differences_are_named(case: Subject) -> None:
     with case.model.open_session() as session:
         mine = session.manifest
         stored = Manifest.from_mapping(session.manifest.to_mapping())
@@ -236,7 +236,7 @@ def test_another_manifest_is_refused_by_what_differs(case: Subject) -> None:
 
 
 @pytest.mark.parametrize("stored", [{}, {"name": 1}, {"runtime": 5}, [("a", "b")]])
-def test_what_is_no_manifest_is_not_read_as_one(case: Subject, stored: Any) -> None:
+def test_an_invalid_stored_manifest_is_refused(case: Subject, stored: Any) -> None:
     with pytest.raises(InvalidRequestError, match="no stored manifest"):
         Manifest.from_mapping(stored)
     with case.model.open_session() as session:
@@ -245,13 +245,13 @@ def test_what_is_no_manifest_is_not_read_as_one(case: Subject, stored: Any) -> N
         Manifest.from_mapping({**whole, "runtime": 5})
 
 
-def test_a_model_without_template_takes_no_messages(tmp_path: Path) -> None:
+def test_a_model_without_a_template_refuses_messages(tmp_path: Path) -> None:
     # given a model whose folder has no chat template
     folder = shutil.copytree(tiny_path("llama"), tmp_path / "plain")
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": None}))
-    # then its sessions take text alone
+    # then its sessions take only text
     with load(folder, backend="hf", threads=1) as model, model.open_session() as session:
         with pytest.raises(UnsupportedFeatureError):
             session.ensure_messages_sync([{"role": "user", "content": "hi"}])

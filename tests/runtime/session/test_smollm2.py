@@ -1,4 +1,4 @@
-"""A conversation with the embedded model: every token of it is computed once."""
+"""Conversations with the embedded model: every token is computed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUESTIONS = ("Name a colour.", "And another one?", "Which of them is warmer?")
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_conversation_costs_each_token_once(backend: str) -> None:
+def test_a_conversation_computes_each_token_once(backend: str) -> None:
     with load("smollm2", backend) as model, model.open_session() as session:
         chat: list[dict[str, str]] = []
         for question in QUESTIONS:
@@ -33,7 +33,7 @@ def test_a_conversation_costs_each_token_once(backend: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_json_answer_cut_at_each_token_goes_on_the_same(backend: str) -> None:
+def test_a_json_answer_interrupted_at_each_token_continues_identically(backend: str) -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 4}, "warm": {"type": "boolean"}},

@@ -1,4 +1,4 @@
-"""A snapshot goes on as if nobody had stopped: here and behind the pipe, in the middle of a structure too."""
+"""A resumed snapshot continues as if never interrupted: in this process, behind the pipe, and within a structured answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 
 def stored(snapshot: Snapshot) -> Snapshot:
-    """As it comes back from a file."""
+    """The snapshot after a round trip through JSON."""
     back = Snapshot.from_mapping(json.loads(json.dumps(snapshot.to_mapping())))
     assert back == snapshot
     return back
@@ -73,7 +73,7 @@ def said(session: Session, count: int | None, *, start: Callable[[], Iterator[An
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [SamplingOptions(temperature=0.0), WARM], ids=["greedy", "sampled"])
-def test_an_answer_cut_at_any_token_goes_on_the_same(case: Subject, sampling: SamplingOptions) -> None:
+def test_an_answer_interrupted_at_any_token_continues_identically(case: Subject, sampling: SamplingOptions) -> None:
     options = GenerationOptions(max_tokens=12, sampling=sampling, ignore_eos=True, top_k=3, seed=5)
     prompt = case.ids(7, 23)
     with case.model.open_session() as session:
@@ -97,7 +97,7 @@ def test_an_answer_cut_at_any_token_goes_on_the_same(case: Subject, sampling: Sa
 
 
 @pytest.mark.slow
-def test_a_json_answer_cut_at_each_token_is_the_same_answer(case: Subject) -> None:
+def test_a_json_answer_interrupted_at_each_token_continues_identically(case: Subject) -> None:
     grammar = Grammar.json_schema({**SCHEMA, "x-guidance": {"whitespace_flexible": False}})
     options = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=1.5), grammar=grammar, seed=3)
     prompt = case.ids(8, 9)
@@ -118,7 +118,7 @@ def test_a_json_answer_cut_at_each_token_is_the_same_answer(case: Subject) -> No
             assert (rest or first)[-1].finish_reason == whole[-1].finish_reason
 
 
-def test_asynchronously_too(case: Subject) -> None:
+def test_a_snapshot_resumes_through_the_asynchronous_interface(case: Subject) -> None:
     async def play() -> None:
         async with case.model.open_session() as session:
             await session.ensure_prefix(case.ids(1, 10))
@@ -131,7 +131,7 @@ def test_asynchronously_too(case: Subject) -> None:
     asyncio.run(play())
 
 
-def test_a_picked_token_may_change_the_end(case: Subject) -> None:
+def test_a_resumed_session_continues_from_a_picked_token(case: Subject) -> None:
     with case.model.open_session() as session:
         session.ensure_prefix_sync(case.ids(1, 10))
         list(session.decode_sync(greedy(6)))
@@ -142,17 +142,17 @@ def test_a_picked_token_may_change_the_end(case: Subject) -> None:
             assert rest == case.plain([*session.ids], greedy(3))
 
 
-def test_nothing_to_go_on_with(case: Subject) -> None:
+def test_a_session_without_an_unfinished_answer_has_nothing_to_continue(case: Subject) -> None:
     with case.model.open_session() as session:
         session.ensure_prefix_sync(case.ids(1, 10))
         for _ in range(2):
             with pytest.raises(InvalidRequestError, match="no answer to go on with"):
                 list(session.go_on_sync())
             list(session.decode_sync(greedy(2)))
-            session.prefill_suffix_sync([1, 2])  # something else was added
+            session.prefill_suffix_sync([1, 2])  # tokens after the answer
 
 
-def test_the_session_itself_comes_back(case: Subject) -> None:
+def test_a_resumed_session_keeps_its_configuration_and_segments(case: Subject) -> None:
     config = SessionConfig(top_k=None, limit=40, options=GenerationOptions(max_tokens=3))
     with case.model.open_session(config) as session:
         session.ensure_prefix_sync(case.ids(1, 10), label="system")
@@ -167,12 +167,12 @@ def test_the_session_itself_comes_back(case: Subject) -> None:
         assert (status.dropped, status.prefix) == (2, 10)
 
 
-def test_an_empty_session(case: Subject) -> None:
+def test_an_empty_session_is_resumed(case: Subject) -> None:
     with case.model.open_session() as session, case.model.resume(stored(session.snapshot())) as again:
         assert again.ids == []
 
 
-def test_each_part_that_differs_is_named(case: Subject) -> None:
+def test_each_difference_from_the_snapshot_is_named(case: Subject) -> None:
     with case.model.open_session() as session:
         session.ensure_prefix_sync(case.ids(1, 10))
         snapshot = session.snapshot()
@@ -189,7 +189,7 @@ def test_each_part_that_differs_is_named(case: Subject) -> None:
         case.model.resume(long)
 
 
-def test_text_alone_goes_to_any_model() -> None:
+def test_the_text_of_a_snapshot_can_be_resumed_on_any_model() -> None:
     with load(tiny_path("llama"), "hf", threads=1) as model, load(tiny_path("gemma3"), "hf", threads=1) as other:
         with model.open_session() as session:
             session.ensure_prefix_sync("Es regnet in Köln 🌧.")
@@ -234,9 +234,9 @@ def test_a_damaged_snapshot_is_refused(damage: Callable[[dict[str, Any]], Any], 
         Snapshot.from_mapping(damage(mapping))
 
 
-def test_options_of_every_kind_come_back() -> None:
+def test_options_of_every_kind_survive_the_round_trip() -> None:
     sampling = SamplingOptions(temperature=0.5, logit_bias={3: -1.5}, banned_tokens=(4, 5), dry_breakers=("x", 7))
-    long = "b" * 70_000  # more than a request may have now: what an earlier version stored is read all the same
+    long = "b" * 70_000  # more than a request may have now: stored snapshots of an earlier version are read all the same
     options = GenerationOptions(sampling=sampling, stop=("a", long), seed=(1 << 63) + 1, grammar=Grammar.regex("a+b"), top_k=4)
     with subject("fake", "attention") as made, made.model.open_session(SessionConfig(options=options)) as session:
         assert stored(session.snapshot()).options == options

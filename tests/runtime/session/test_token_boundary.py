@@ -1,4 +1,4 @@
-"""Text and ids on their way in: one BOS at the most, and what a seam changes."""
+"""Text and ids as input: at most one BOS, and the effect of a boundary between two texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fronted() -> Iterator[LanguageModel]:
         yield loaded
 
 
-def test_a_bos_goes_in_front_once_and_never_in_the_middle(fronted: LanguageModel) -> None:
+def test_bos_is_added_once_at_the_front_and_never_in_the_middle(fronted: LanguageModel) -> None:
     plain = fronted.tokenize("the statement")
     assert plain[0] == BOS
     with fronted.open_session() as session:
@@ -38,7 +38,7 @@ def test_a_bos_goes_in_front_once_and_never_in_the_middle(fronted: LanguageModel
             session.prefill_suffix_sync(given)
             assert session.ids == [*plain, *fronted.tokenize(" is")[1:]]
             session.truncate_sync(len(plain))
-        # ids without one stay without
+        # ids without a BOS stay without
         session.ensure_prefix_sync(plain[1:])
         assert session.ids == plain[1:]
     with fronted.open_session() as session:
@@ -46,7 +46,7 @@ def test_a_bos_goes_in_front_once_and_never_in_the_middle(fronted: LanguageModel
         assert session.ids[0] == BOS
 
 
-def test_a_model_without_bos_gets_none(model: LanguageModel) -> None:
+def test_a_model_without_bos_adds_none(model: LanguageModel) -> None:
     with model.open_session() as session:
         session.ensure_prefix_sync("the statement")
         assert session.ids == model.tokenize("the statement")
@@ -59,7 +59,7 @@ def test_a_model_without_bos_gets_none(model: LanguageModel) -> None:
     ("prefix", "suffix"),
     [("the state", "ment"), ("the state", " of"), ("a ", "statement"), ("x = 1\n", "\ny"), ("caf", "é"), ("one", ". Two")],
 )
-def test_a_seam_tells_whether_together_would_be_other_tokens(
+def test_joint_differs_says_whether_joint_tokenisation_gives_other_tokens(
     which: str, prefix: str, suffix: str, request: pytest.FixtureRequest
 ) -> None:
     model: LanguageModel = request.getfixturevalue(which)
@@ -74,7 +74,7 @@ def test_a_seam_tells_whether_together_would_be_other_tokens(
         assert session.ids == apart
 
 
-def test_seams_that_differ_and_seams_that_do_not_are_both_there(model: LanguageModel) -> None:
+def test_joint_differs_is_true_for_some_boundaries_and_false_for_others(model: LanguageModel) -> None:
     with model.open_session() as session:
         session.ensure_prefix_sync("the state")
         assert session.joint_differs_sync("ment")
@@ -82,7 +82,7 @@ def test_seams_that_differ_and_seams_that_do_not_are_both_there(model: LanguageM
         assert session.prefill_suffix_sync([5]).joint_differs is None
 
 
-def test_after_a_control_token_there_is_nothing_to_join(model: LanguageModel) -> None:
+def test_after_a_control_token_joint_tokenisation_never_differs(model: LanguageModel) -> None:
     with model.open_session() as session:
         session.ensure_messages_sync([{"role": "user", "content": "hi"}], add_generation_prompt=False)
         session.truncate_sync(len(session) - 1)  # the newline after the end of the turn
@@ -90,7 +90,7 @@ def test_after_a_control_token_there_is_nothing_to_join(model: LanguageModel) ->
         assert not session.joint_differs_sync(">ment")
 
 
-def test_a_seam_inside_a_character_differs(model: LanguageModel) -> None:
+def test_a_boundary_inside_a_character_differs(model: LanguageModel) -> None:
     with model.open_session() as session:
         half = next(i for i, piece in enumerate(model.byte_vocab) if piece == "é".encode()[:1])
         session.ensure_prefix_sync([5, 6, half])
@@ -98,11 +98,11 @@ def test_a_seam_inside_a_character_differs(model: LanguageModel) -> None:
         assert not session.joint_differs_sync("")
 
 
-def test_sessions_work_in_a_running_loop_and_by_many_loops(model: LanguageModel) -> None:
+def test_sessions_work_inside_a_running_loop_and_with_several_loops(model: LanguageModel) -> None:
     with model.open_session() as session:
 
         async def inside() -> None:
-            session.ensure_prefix_sync("the statement")  # holds the loop up, as every blocking member does
+            session.ensure_prefix_sync("the statement")  # blocks the loop, as every synchronous method does
             await session.prefill_suffix(" is")
 
         for _ in range(3):

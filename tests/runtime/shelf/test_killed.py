@@ -1,4 +1,4 @@
-"""kill -9 before every change that an import or a fetch makes to the shelf: nothing half made is listed, nothing stays."""
+"""kill -9 before every change that an import or a fetch makes to the shelf: no incomplete model is listed, nothing is left."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PATIENCE_SECONDS = 250
 
 
 def changes(*arguments: str) -> int:
-    """That were gone through."""
+    """The number of changes that were tried."""
     command = [sys.executable, "-m", "tests.runtime.shelf.killed", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
 
-def test_of_an_import(shelf: Path, gguf: Path) -> None:
+def test_an_import_killed_before_any_of_its_changes_leaves_the_shelf_sound(shelf: Path, gguf: Path) -> None:
     assert changes("import", str(gguf)) >= 5
 
 
-def test_of_a_fetch(hub: LocalHub, tiny: Files) -> None:
+def test_a_fetch_killed_before_any_of_its_changes_leaves_the_shelf_sound(hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     assert changes("fetch", "org/tiny") >= 15

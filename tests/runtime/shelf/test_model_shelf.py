@@ -1,4 +1,4 @@
-"""What the shelf knows of its models; verifying and removing them."""
+"""The shelf's entries for its models; verifying and removing models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tiny(shelf: Path) -> Path:
 
 
 def by_hand(name: str, **config: object) -> Path:
-    """A folder that was put on the shelf without an import."""
+    """A folder put on the shelf without an import."""
     folder = models_dir() / name
     shutil.copytree(tiny_path("llama"), folder)
     kept = json.loads((folder / "config.json").read_text())
@@ -42,16 +42,16 @@ def by_hand(name: str, **config: object) -> Path:
     return folder
 
 
-def test_an_entry_says_what_the_model_is(tiny: Path) -> None:
+def test_an_entry_describes_the_model(tiny: Path) -> None:
     found = ModelShelf().find("org/tiny")  # its only revision
     assert (found.name, found.path, found.architecture, found.context) == ("org/tiny@v1", tiny, "llama", 4096)
     assert (found.dtype, found.quantisation, found.backends) == ("F32", None, ("hf", "mlx"))
     assert found.parameters is not None
-    assert 0 < found.bytes - found.parameters * 4 < 200_000  # the rest: headers, config, tokenizer
+    assert 0 < found.bytes - found.parameters * 4 < 200_000  # the rest is headers, config and tokenizer
     assert found.fingerprint == resolve("org/tiny").weights_digest
 
 
-def test_the_fingerprint_of_a_folder_put_there_by_hand_is_known_once_it_was_read(shelf: Path) -> None:
+def test_the_fingerprint_of_a_folder_put_there_by_hand_is_known_after_its_first_read(shelf: Path) -> None:
     by_hand("mine")
     [entry] = ModelShelf().models()
     assert (entry.complete, entry.fingerprint) == (True, None)
@@ -73,7 +73,7 @@ def test_the_fingerprint_of_a_folder_put_there_by_hand_is_known_once_it_was_read
         ({"model_type": "a" * 300}, None, ()),
     ],
 )
-def test_what_can_run_a_model_follows_from_its_config(
+def test_the_backends_of_a_model_follow_from_its_config(
     config: dict[str, object], quantisation: str | None, backends: tuple[str, ...], shelf: Path
 ) -> None:
     by_hand("mine", **config)
@@ -81,8 +81,8 @@ def test_what_can_run_a_model_follows_from_its_config(
     assert (entry.quantisation, entry.backends) == (quantisation, backends)
 
 
-def test_packed_weights_are_counted_one_by_one(shelf: Path) -> None:
-    # given 8 rows of 64 numbers of 4 bits, in words of 32 bits, with a scale for each group of 32
+def test_packed_weights_are_counted_as_single_parameters(shelf: Path) -> None:
+    # given 8 rows of 64 numbers with 4 bits, in words of 32 bits, with a scale for each group of 32
     folder = by_hand("packed", quantization={"group_size": 32, "bits": 4})
     packed: dict[str, Any] = {"a.weight": np.zeros((8, 8), np.uint32), "a.scales": np.zeros((8, 2), np.float16)}
     packed["norm.weight"] = np.zeros(64, np.float16)
@@ -92,8 +92,8 @@ def test_packed_weights_are_counted_one_by_one(shelf: Path) -> None:
     assert (found.parameters, found.dtype) == (8 * 64 + 64, "U32")
 
 
-def test_layers_of_different_bits_are_counted_each_as_they_are(shelf: Path) -> None:
-    # given 8 rows of 64 numbers: of 4 bits with a scale for 32, of 5 bits with one for 64, and not packed
+def test_layers_with_different_bits_are_counted_by_their_own_bits(shelf: Path) -> None:
+    # given 8 rows of 64 numbers: with 4 bits and a scale per 32, with 5 bits and one per 64, and unpacked
     layers: dict[str, Any] = {"b": {"group_size": 64, "bits": 5}, "c": False}
     folder = by_hand("packed", quantization={"group_size": 32, "bits": 4, **layers})
     packed: dict[str, Any] = {"a.weight": np.zeros((8, 8), np.uint32), "a.scales": np.zeros((8, 2), np.float16)}
@@ -106,7 +106,7 @@ def test_layers_of_different_bits_are_counted_each_as_they_are(shelf: Path) -> N
     assert (found.parameters, found.quantisation) == (3 * 8 * 64, "4 and 5 bit (mlx)")
 
 
-def test_last_used_is_noted_when_a_model_is_loaded(tiny: Path) -> None:
+def test_the_time_of_last_use_is_noted_at_load(tiny: Path) -> None:
     shelf, before = ModelShelf(), time.time() - 1
     assert shelf.find("org/tiny").last_used is None
     load("org/tiny", "hf").close()
@@ -115,7 +115,7 @@ def test_last_used_is_noted_when_a_model_is_loaded(tiny: Path) -> None:
     assert before <= used <= time.time() + 1
 
 
-def test_verifying_tells_of_every_byte_once(tiny: Path) -> None:
+def test_verification_reports_every_byte_once(tiny: Path) -> None:
     steps: list[Progress] = []
     ModelShelf().verify("org/tiny@v1", steps.append)
     size = sum(file.stat().st_size for file in tiny.iterdir() if file.name != "elsewise.json")
@@ -123,8 +123,8 @@ def test_verifying_tells_of_every_byte_once(tiny: Path) -> None:
     assert [step.done for step in steps] == sorted({step.done for step in steps})
 
 
-def test_a_folder_put_there_by_hand_is_compared_with_when_it_was_last_read(shelf: Path) -> None:
-    # given a folder that was read once, and bytes that changed under the same size and time
+def test_a_folder_put_there_by_hand_is_verified_against_its_first_read(shelf: Path) -> None:
+    # given a folder that was read once, and bytes that changed without a change of size and time
     path = by_hand("mine") / "model.safetensors"
     ModelShelf().verify("mine")
     before, data = path.stat(), bytearray(path.read_bytes())
@@ -136,7 +136,7 @@ def test_a_folder_put_there_by_hand_is_compared_with_when_it_was_last_read(shelf
         ModelShelf().verify("mine")
 
 
-def test_names_longer_than_a_name_can_be_spoil_no_list(tiny: Path) -> None:
+def test_overlong_file_names_do_not_break_the_list(tiny: Path) -> None:
     # given
     shards = by_hand("mine") / "model.safetensors.index.json"
     shards.write_text(json.dumps({"weight_map": {"a": f"{300 * 'a'}.safetensors"}}))
@@ -152,7 +152,7 @@ def test_names_longer_than_a_name_can_be_spoil_no_list(tiny: Path) -> None:
             ModelShelf().verify(name)
 
 
-def test_a_file_that_is_replaced_while_it_is_verified_is_read_again(shelf: Path) -> None:
+def test_a_file_replaced_during_its_verification_is_read_again(shelf: Path) -> None:
     # given
     path = by_hand("mine") / "model.safetensors"
     data = bytearray(path.read_bytes())
@@ -171,7 +171,7 @@ def test_a_file_that_is_replaced_while_it_is_verified_is_read_again(shelf: Path)
     assert resolve("mine").weights_digest == resolve("same").weights_digest
 
 
-def test_removing_says_what_it_freed_and_leaves_nothing(tiny: Path, shelf: Path) -> None:
+def test_removing_a_model_returns_the_freed_bytes_and_leaves_nothing(tiny: Path, shelf: Path) -> None:
     size = sum(file.stat().st_size for file in tiny.iterdir())
     assert ModelShelf().remove("org/tiny") == size
     assert left_behind(shelf) == []
@@ -180,18 +180,18 @@ def test_removing_says_what_it_freed_and_leaves_nothing(tiny: Path, shelf: Path)
         ModelShelf().remove("org/tiny")
 
 
-def test_a_folder_can_be_added_and_stays_where_it_is(shelf: Path, tmp_path: Path) -> None:
+def test_a_folder_can_be_added_without_copying_it(shelf: Path, tmp_path: Path) -> None:
     # given
     own = shutil.copytree(tiny_path("llama"), tmp_path / "My Llama")
     # when
     entry = ModelShelf().add(own)
-    # then it is one of the shelf's, and nothing was copied
+    # then it is on the shelf, and nothing was copied
     assert (entry.name, entry.format, entry.source, entry.complete) == ("My-Llama", "link", str(own), True)
     assert resolve("My-Llama").weights_digest == resolve(own).weights_digest
     assert ModelShelf().find("My-Llama").parameters == ModelShelf().find("My-Llama").weights // 4
     ModelShelf().verify("My-Llama")
-    assert ModelShelf().add(own) == ModelShelf().models()[0]  # once more changes nothing
-    # and it is removed from there alone, once nobody has it loaded
+    assert ModelShelf().add(own) == ModelShelf().models()[0]  # adding it again changes nothing
+    # and removing it removes only the link, once it is not loaded
     with load("My-Llama", "hf"), pytest.raises(ModelLoadError, match="is loaded"):
         ModelShelf().remove("My-Llama")
     assert ModelShelf().remove("My-Llama") == 0
@@ -199,7 +199,7 @@ def test_a_folder_can_be_added_and_stays_where_it_is(shelf: Path, tmp_path: Path
     assert (ModelShelf().models(), left_behind(shelf)) == ([], [])
 
 
-def test_what_cannot_be_added_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_an_invalid_folder_or_name_cannot_be_added(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"no config\.json"):
         ModelShelf().add(tmp_path)
     with pytest.raises(ModelLoadError, match="is on the shelf already"):
@@ -210,7 +210,7 @@ def test_what_cannot_be_added_is_refused(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="cannot be a model's name"):
         ModelShelf().add(own, "../up")
     ModelShelf().add(own, "mine")
-    shutil.rmtree(own)  # a folder that has gone is said to be, and its name can be removed
+    shutil.rmtree(own)  # a missing folder is reported, and its name can be removed
     assert [(entry.name, entry.problem) for entry in ModelShelf().models()] == [
         ("mine", f"{own} is not there"),
         ("org/tiny@v1", ""),
@@ -232,14 +232,14 @@ def test_a_loaded_model_is_not_removed(tiny: Path) -> None:
     assert shelf.remove("org/tiny") > 0
 
 
-def test_a_load_that_fails_holds_nothing(tiny: Path) -> None:
+def test_a_failed_load_does_not_block_removal(tiny: Path) -> None:
     with pytest.raises(ModelLoadError, match="not one torch knows"):
         load("org/tiny", "hf", device="toaster")
     assert ModelShelf().remove("org/tiny") > 0
 
 
 @pytest.mark.slow
-def test_a_model_is_free_again_when_the_process_that_had_it_was_killed(tiny: Path) -> None:
+def test_a_model_can_be_removed_after_the_process_that_loaded_it_was_killed(tiny: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", LOADER, "org/tiny"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:

@@ -1,4 +1,4 @@
-"""A plain folder made into an mlx one of 4 or 8 bits, in a child process: what comes out, what is refused, what is left."""
+"""Conversion of a plain folder to mlx with 4 or 8 bits in a child process: results, refusals, leftovers."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
+    """A copy that a test may damage."""
     shutil.copytree(tiny_path("llama"), tmp_path / "plain")
     return tmp_path / "plain"
 
 
 def left(shelf: Path) -> list[str]:
-    """What is on the shelf, hidden folders too, but for locks and notes."""
+    """The entries of the shelf, including hidden folders, without locks and notes."""
     return [path.name for path in shelf.iterdir() if path.name not in (".lock", ".digests", ".used", ".measured")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "bits"), [("llama", 4), *OTHERS])
-def test_a_converted_model_is_listed_and_answers_as_the_plain_one_within_what_is_printed(
+def test_a_converted_model_is_listed_and_stays_close_to_the_plain_one(
     name: str, bits: Any, shelf: Path, tell: Callable[[str], None]
 ) -> None:
     # when a plain folder is converted
     told: list[Progress] = []
     folder = convert_model(tiny_path(name), bits, progress=told.append)
-    # then it stands on the shelf with its bits, whole and sound, and nothing else does
+    # then it is the only entry of the shelf, complete and intact
     [entry] = list_models()
     assert (entry.name, entry.quantisation, entry.complete) == (f"tiny-{name}-{bits}bit", f"{bits} bit (mlx)", True)
     assert entry.backends == ("mlx",)
@@ -68,7 +68,7 @@ def test_a_converted_model_is_listed_and_answers_as_the_plain_one_within_what_is
     manifest = read_manifest(folder.path)
     assert manifest is not None
     assert manifest.template_digest == hashlib.sha256((tiny_path(name) / "chat_template.jinja").read_bytes()).hexdigest()
-    # and mlx computes with it
+    # and mlx can run it
     ids = random_ids(4, 30)
     with load(entry.name, "mlx", device="cpu") as model:
         rows = np.stack([model.next_token_logprobs_sync(ids[: i + 1].tolist()) for i in range(len(ids))])
@@ -90,20 +90,20 @@ def load_ids(name: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_model_of_the_shelf_is_converted_by_its_name_and_made_once(plain: Path, shelf: Path) -> None:
+def test_a_model_on_the_shelf_is_converted_by_its_name_and_only_once(plain: Path, shelf: Path) -> None:
     ModelShelf().add(plain, "org/plain")
     first = convert_model("org/plain", 8)
     assert first.path == shelf / "org--plain-8bit"
     made = (first.path / "model.safetensors").stat()
     assert convert_model("org/plain", 8).path == first.path
     assert (first.path / "model.safetensors").stat().st_mtime_ns == made.st_mtime_ns
-    # another one of that name is refused, and stays
+    # another model of that name is refused
     with pytest.raises(ModelLoadError, match="choose another name"):
         convert_model(plain, 4, "org/plain-8bit")
     assert convert_model(plain, 4, "mine").path == shelf / "mine"
 
 
-def test_what_cannot_be_converted_is_refused_in_words(plain: Path, tmp_path: Path, shelf: Path) -> None:
+def test_a_model_that_cannot_be_converted_is_refused_with_a_reason(plain: Path, tmp_path: Path, shelf: Path) -> None:
     with pytest.raises(InvalidRequestError, match="4 or 8, not 3"):
         convert_model(plain, 3)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ModelLoadError, match="nothing on the shelf is called so"):
@@ -127,14 +127,14 @@ def test_what_cannot_be_converted_is_refused_in_words(plain: Path, tmp_path: Pat
     assert not shelf.exists() or left(shelf) == []
 
 
-def test_an_architecture_of_transformers_alone_is_named(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_architecture_unknown_to_mlx_lm_is_named(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantise, "libraries_knowing", lambda _: ("transformers",))
     with pytest.raises(ModelLoadError, match="mlx_lm does not know the architecture 'llama'"):
         convert_model(plain)
 
 
 @pytest.mark.slow
-def test_what_the_child_refuses_is_said_and_leaves_nothing(plain: Path, shelf: Path) -> None:
+def test_a_refusal_of_the_child_is_reported_and_leaves_nothing(plain: Path, shelf: Path) -> None:
     weights = load_file(plain / "model.safetensors")
     weights.pop("model.norm.weight")
     save_file(weights, plain / "model.safetensors", {"format": "pt"})
@@ -143,7 +143,7 @@ def test_what_the_child_refuses_is_said_and_leaves_nothing(plain: Path, shelf: P
     assert left(shelf) == []
 
 
-def test_room_on_the_disk_is_asked_for_first(plain: Path, monkeypatch: pytest.MonkeyPatch, shelf: Path) -> None:
+def test_disk_space_is_checked_before_the_child_starts(plain: Path, monkeypatch: pytest.MonkeyPatch, shelf: Path) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr(child_process, "Child", lambda *_, **__: pytest.fail("a process was started"))
     with pytest.raises(ModelLoadError, match="are free"):
@@ -170,7 +170,7 @@ def test_a_cancelled_conversion_leaves_nothing(plain: Path, shelf: Path) -> None
 def test_a_killed_child_leaves_nothing(plain: Path, shelf: Path) -> None:
     killed = threading.Event()
 
-    def kill() -> None:  # as soon as it is seen: a little model is made before its progress is heard
+    def kill() -> None:  # at once: a small model is converted before its progress arrives
         while not killed.is_set():
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error):  # it has ended
@@ -191,8 +191,8 @@ def test_a_killed_child_leaves_nothing(plain: Path, shelf: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_asked_may_be_killed_too(plain: Path, shelf: Path) -> None:
-    # given a process that converts, killed while its child is at work
+def test_the_remains_of_a_killed_conversion_are_removed_by_the_next_one(plain: Path, shelf: Path) -> None:
+    # given a converting process, killed while its child is at work
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""GGUF files whose weights stay quantised: the same weights by value, the same answers, a fraction of the bytes."""
+"""GGUF files imported with quantised weights: the same values, the same answers, a fraction of the bytes."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from tests.tiny_models import tiny_path
 
 Both = Callable[..., tuple[ModelFolder, ModelFolder]]
 IDS = list(range(3, 60))
-CLOSE = 1e-4  # nats: what two engines differ by over the same float32 weights
+CLOSE = 1e-4  # nats: the difference of two backends on the same float32 weights
 FAMILIES = ("llama", "qwen3", "gemma3", "gemma3_80", "qwen2", "mistral", "phi3", "gemma2")
 FAST = ("llama", "qwen3", "gemma3")
 
 
 def mixed(name: str) -> str:
-    """As llama.cpp packs a small model: the embedding in more bits than the rest; one matrix not at all."""
+    """As llama.cpp packs a small model: the embedding in more bits than the rest; one matrix unpacked."""
     if name == "token_embd.weight":
         return "Q8_0"
     return {"blk.1.ffn_down.weight": "F32", "blk.0.attn_v.weight": "Q5_1", "blk.1.attn_k.weight": "Q4_1"}.get(name, "Q4_0")
 
 
 def suitable(file: GgufFile) -> GgufFile:
-    """Rows of 80 are no multiple of 32: ggml leaves such matrices as they are."""
+    """Rows of 80 are no multiple of 32: ggml leaves such matrices unpacked."""
 
     def fitting(tensor: Any) -> Any:
         if len(tensor.shape) == 1 or tensor.shape[1] % 32 == 0:
@@ -70,7 +70,7 @@ def both(tmp_path: Path) -> Both:
 
 
 def converted(file: GgufFile, place: Path) -> tuple[ModelFolder, ModelFolder]:
-    """A file in both forms, in folders of their own."""
+    """A file in both forms, each in a folder of its own."""
     checked = check_gguf(file.write(place.with_suffix(".gguf")))
     folders = []
     for quantised, form in ((False, "plain"), (True, "kept")):
@@ -82,7 +82,7 @@ def converted(file: GgufFile, place: Path) -> tuple[ModelFolder, ModelFolder]:
 
 
 def unpacked(folder: ModelFolder) -> dict[str, npt.NDArray[np.float32]]:
-    """Weights by name, as MLX reads quantised ones by what config.json says of their layers."""
+    """Weights by name; quantised ones as MLX reads them with the settings in config.json."""
     arrays = load_file(folder.path / "model.safetensors")
     said = folder.config["quantization"]
     found = {}
@@ -99,7 +99,7 @@ def unpacked(folder: ModelFolder) -> dict[str, npt.NDArray[np.float32]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_weights_are_the_same_by_value(name: str, both: Both) -> None:
+def test_quantised_weights_have_the_same_values(name: str, both: Both) -> None:
     plain, kept = both(name)
     theirs, ours = load_file(plain.path / "model.safetensors"), unpacked(kept)
     assert theirs.keys() == ours.keys()
@@ -109,17 +109,17 @@ def test_weights_are_the_same_by_value(name: str, both: Both) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES])
-def test_the_quantised_model_answers_as_the_float32_one(name: str, both: Both, tell: Callable[[str], None]) -> None:
+def test_the_quantised_model_gives_the_numbers_of_the_float32_one(name: str, both: Both, tell: Callable[[str], None]) -> None:
     plain, kept = both(name)
     rows, infos = [], []
     for folder in (plain, kept):
         with load(folder.path, "mlx", device="cpu") as model:
             rows.append(np.array([model.next_token_logprobs_sync(IDS[:n]) for n in (1, 20, len(IDS))]))
             infos.append(model.info)
-    assert rows[0].std() > 1  # else nothing would show
+    assert rows[0].std() > 1  # otherwise no difference would show
     tell(f"{name}: {np.abs(rows[0] - rows[1]).max():.1e}")
     np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=CLOSE)
-    # and neither's text, numbers or KV are taken for the other's
+    # and texts, numbers and KV of the two are kept apart
     assert infos[0].kv_fingerprint != infos[1].kv_fingerprint
     assert infos[0].model_fingerprint != infos[1].model_fingerprint
     assert infos[0].parameters == infos[1].parameters
@@ -131,7 +131,7 @@ def test_the_quantised_model_answers_as_the_float32_one(name: str, both: Both, t
     ("form", "bits"),
     [("Q4_0", 6), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("Q5_0", 7), ("Q8_0", 10)))],
 )
-def test_size_and_memory_are_what_they_are_said_to_be(
+def test_the_size_of_quantised_weights_matches_the_entry_and_the_estimate(
     form: str, bits: int, shelf: Path, both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given
@@ -143,16 +143,16 @@ def test_size_and_memory_are_what_they_are_said_to_be(
     matrices = sum(int(np.prod(shape)) for shape in shapes if len(shape) == 2)
     norms = sum(shape[0] for shape in shapes if len(shape) == 1)
     entry = ModelShelf().find("kept")
-    # then: a number's own bits, and a scale and a bias of 32 bits each for 32 of them
+    # then: the bits of each number, and a scale and a bias of 32 bits per 32 numbers
     assert entry.weights == matrices * bits // 8 + norms * 4
     assert entry.weights < (kept.path / "model.safetensors").stat().st_size < entry.weights + 20_000  # names and shapes
     assert entry.parameters == ModelShelf().find("plain").parameters
-    # and an engine holds just these bytes, on a processor as on a GPU
+    # and the backend holds exactly these bytes, on a CPU as on a GPU
     arrays = mx.load(str(kept.path / "model.safetensors"))
     assert isinstance(arrays, dict)
     held = sum(array.nbytes for array in arrays.values())
     assert {array.dtype for array in arrays.values()} == {mx.uint32, mx.float32}
-    for gpu in (False, True):  # float32 all through: nothing grows, and nothing of the file's is rounded
+    for gpu in (False, True):  # float32 everywhere: no conversion, and no rounding of the file's scales
         monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda *_, gpu=gpu: gpu)
         fit = estimate_fit(ModelShelf().config("kept"), entry.weights, dtype=entry.dtype, backend="mlx", context=100)
         assert fit.weights == entry.weights == held
@@ -161,7 +161,7 @@ def test_size_and_memory_are_what_they_are_said_to_be(
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[] if each == "gemma3" else pytest.mark.slow) for each in FAMILIES])
-def test_hf_answers_from_quantised_weights_as_from_float32_ones(name: str, shelf: Path, tmp_path: Path) -> None:
+def test_hf_gives_the_numbers_of_float32_weights_from_quantised_ones(name: str, shelf: Path, tmp_path: Path) -> None:
     # given
     file = suitable(packed(tiny_path(name), mixed)).write(tmp_path / f"{name}.gguf")
     folders = [import_model(file, keep_quantised=quantised) for quantised in (False, True)]
@@ -182,14 +182,14 @@ def test_hf_answers_from_quantised_weights_as_from_float32_ones(name: str, shelf
     assert infos[1].quantisation == f"{str(folders[1].quantisation).removesuffix(' bit (mlx)')} bits, groups of 32"
 
 
-def test_four_bits_stay_small_on_hf(shelf: Path, tmp_path: Path) -> None:
-    # given a file of which every matrix has 4 bits
+def test_four_bit_weights_stay_packed_on_hf(shelf: Path, tmp_path: Path) -> None:
+    # given a file with 4 bits in every matrix
     file = packed(tiny_path("qwen3"), lambda name: "Q4_0")
     folder = import_model(file.write(tmp_path / "four.gguf"), keep_quantised=True)
     theirs = sum(len(tensor.data) for tensor in file.tensors)
     # when
     loaded = load_model(open_folder(folder.path, backend="hf"), LoadOptions(device="cpu"))
-    # then it holds the file's own tensors, and no other
+    # then it holds the file's own tensors, and no others
     assert ModelShelf().find("four-mlx").weights <= 1.6 * theirs
     assert 1.2 * theirs < held_by(loaded.model) <= 1.6 * theirs
 
@@ -203,7 +203,9 @@ def test_four_bits_stay_small_on_hf(shelf: Path, tmp_path: Path) -> None:
         ({"group_size": 64}, "says no bits and groups of 16 or 32"),
     ],
 )
-def test_hf_refuses_a_form_that_the_weights_have_not(changed: dict[str, int], why: str, shelf: Path, both: Both) -> None:
+def test_hf_refuses_a_quantisation_that_does_not_match_the_weights(
+    changed: dict[str, int], why: str, shelf: Path, both: Both
+) -> None:
     _, kept = both("llama", lambda name: "Q4_0")
     said = dict(kept.config) | {"quantization": {**kept.config["quantization"], **changed}}
     with pytest.raises(ModelLoadError, match=why):
@@ -221,26 +223,28 @@ def test_hf_refuses_a_form_that_the_weights_have_not(changed: dict[str, int], wh
         ({"weights": "int8"}, r"these are quantised: leave it out"),
     ],
 )
-def test_hf_refuses_other_forms_of_quantised_weights(options: dict[str, Any], why: str, both: Both) -> None:
+def test_hf_refuses_dtype_offload_and_weights_options_for_quantised_weights(
+    options: dict[str, Any], why: str, both: Both
+) -> None:
     _, kept = both("llama")
     with pytest.raises(RuntimeFault, match=why):
         load_model(kept, LoadOptions(device="cpu", **options))
 
 
 def tensors_of(module: Any) -> list[Any]:
-    """Parameters, buffers and packed matrices of one module, without its children's."""
+    """Parameters, buffers and packed matrices of one module, without those of its children."""
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     return own + (list(module.matrix[:3]) if isinstance(module, AffineLinear | AffineEmbedding) else [])
 
 
 def held_by(model: Any) -> int:
-    """Bytes of all tensors of a torch model, each once."""
+    """Bytes of all tensors of a torch model, each counted once."""
     held = [tensor for module in model.modules() for tensor in tensors_of(module)]
     return sum({tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in held if not tensor.is_meta}.values())
 
 
 @pytest.mark.slow
-def test_the_shelf_says_what_it_is(shelf: Path, tmp_path: Path) -> None:
+def test_the_list_shows_the_form_of_both_imports(shelf: Path, tmp_path: Path) -> None:
     file = packed(tiny_path("llama"), mixed).write(tmp_path / "llama.gguf")
     plain, kept = (import_model(file, keep_quantised=quantised) for quantised in (False, True))
     one, other = list_models()
@@ -250,12 +254,12 @@ def test_the_shelf_says_what_it_is(shelf: Path, tmp_path: Path) -> None:
     assert one.parameters == other.parameters
     assert one.fingerprint != other.fingerprint
     assert kept.text_digest == plain.text_digest
-    (kept.path / MANIFEST).unlink()  # nothing says any longer that it came from a GGUF file
+    (kept.path / MANIFEST).unlink()  # nothing marks it as an import from GGUF any more
     with pytest.raises(ModelLoadError, match="backend='mlx' or choose the plain model"):
         resolve("llama-mlx", backend="hf")
 
 
-def test_layers_that_differ_are_named(both: Both) -> None:
+def test_layers_with_other_bits_are_listed_in_the_config(both: Both) -> None:
     _, kept = both("llama")
     config = json.loads((kept.path / "config.json").read_text())
     assert config["quantization"] == {
@@ -268,31 +272,33 @@ def test_layers_that_differ_are_named(both: Both) -> None:
 
 
 @pytest.mark.slow
-def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a file that nobody imported
+def test_the_form_of_an_import_depends_on_the_machine_and_the_backend(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a file that was not imported yet
     file = packed(tiny_path("llama"), mixed).write(tmp_path / "one.gguf")
-    # when it is loaded on a machine where mlx runs models by default, then hf takes what is there, or float32 beside it
+    # when it is loaded on a machine with mlx as default, then hf uses the quantised import, or a float32 one beside it
     for module in ("importing", "source"):
         monkeypatch.setattr(f"runtime.shelf.{module}.default_backend", lambda: "mlx")
     assert resolve(file, backend="mlx").quantisation
     assert resolve(file, backend="hf").path.name == "one-mlx"
     assert import_model(file, keep_quantised=False).quantisation is None
     assert [entry.name for entry in list_models()] == ["one", "one-mlx"]
-    # and the better one is found from then on
+    # and each backend finds its better form from then on
     assert resolve(file, backend="mlx").path.name == "one-mlx"
     assert resolve(file, backend="hf").path.name == "one"
     assert import_model(file).path.name == "one-mlx"
-    # elsewhere it is float32 for both
+    # on other machines both use float32
     for module in ("importing", "source"):
         monkeypatch.setattr(f"runtime.shelf.{module}.default_backend", lambda: "hf")
     assert resolve(file, backend="mlx").path.name == import_model(file).path.name == "one"
     assert len(list_models()) == 2
     ModelShelf().remove("one")
-    assert resolve(file, backend="mlx").path.name == "one-mlx"  # it is here, and runs
+    assert resolve(file, backend="mlx").path.name == "one-mlx"  # the only one left, and it runs
     assert resolve(file, backend="hf").path.name == "one-mlx"
 
 
-def test_a_file_that_nothing_of_can_be_kept_of(
+def test_a_file_without_quantised_matrices_is_refused_or_imported_as_float32(
     shelf: Path, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forms = "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K can be kept"
@@ -316,7 +322,7 @@ def test_damaged_scales_are_refused(shelf: Path, tmp_path: Path) -> None:
     assert list_models() == []
 
 
-def test_rows_that_are_no_multiple_of_32_are_refused_before_anything_is_read(shelf: Path, tmp_path: Path) -> None:
+def test_quantised_rows_that_are_no_multiple_of_32_are_refused_before_reading(shelf: Path, tmp_path: Path) -> None:
     file = packed(tiny_path("gemma3_80"), lambda name: "F32")
     tensor = next(each for each in file.tensors if each.name == "blk.0.attn_q.weight")
     assert tensor.shape[1] == 80
@@ -326,7 +332,7 @@ def test_rows_that_are_no_multiple_of_32_are_refused_before_anything_is_read(she
 
 
 def quantised_alike(on_hf: Any, on_mlx: Any, values: Mapping[str, Any]) -> set[str]:
-    """Looks whether weights are the same by value in both libraries; the layers that stay quantised in MLX."""
+    """Compares the weights in both libraries by value; returns the layers that stay quantised in MLX."""
     parts, layers = dict(flat_parameters(on_mlx.model)), set()
     for key, value in values.items():
         layer = key.removesuffix(".weight")
@@ -343,24 +349,24 @@ def quantised_alike(on_hf: Any, on_mlx: Any, values: Mapping[str, Any]) -> set[s
 
 
 @pytest.mark.parametrize(("most", "better"), [("Q5_K", "Q6_K"), ("Q3_K", "Q5_K"), ("Q2_K", "Q3_K")])
-def test_files_of_other_k_quants_are_exact(most: str, better: str, tmp_path: Path) -> None:
-    # given files as Q5_K_M, Q3_K_M and Q2_K are
+def test_weights_of_other_k_quants_are_exact(most: str, better: str, tmp_path: Path) -> None:
+    # given files like Q5_K_M, Q3_K_M and Q2_K
     layers = {"output.weight": "lm_head", "blk.0.attn_v.weight": "model.layers.0.self_attn.v_proj"}
     file = k_quants(tmp_path / "original", layers, most, better)
     plain, kept = converted(file, tmp_path / "k")
     values = load_file(plain.path / "model.safetensors")
-    # when both libraries load what stays quantised
+    # when both libraries load the quantised import
     on_hf, on_mlx = load_model(kept, LoadOptions(device="cpu")), load_on_mlx(kept, LoadOptions(device="cpu"))
-    # then weights are those of the float32 import; in MLX those of runs of 32 stay quantised
+    # then the weights equal those of the float32 import; in MLX those with groups of 32 stay quantised
     small = quantised_alike(on_hf, on_mlx, values)
     matrices = {key.removesuffix(".weight") for key, value in values.items() if value.ndim == 2}
     assert small == (set(layers.values()) if better == "Q5_K" else matrices - set(layers.values()) if most == "Q5_K" else set())
     on_mlx.limits.reset()
 
 
-def test_k_quants_stay_small_and_exact(tmp_path: Path) -> None:
-    """As Q4_K_M files are: half of some matrices in Q6_K, whose scales are for 16 numbers each, which MLX does not have."""
-    # given rows as wide as a block of theirs
+def test_k_quants_are_exact_and_stay_packed_on_hf(tmp_path: Path) -> None:
+    """Like Q4_K_M files: some matrices in Q6_K, which has a scale per 16 numbers, a form that MLX does not have."""
+    # given rows as wide as a K-quant block
     file = k_quants(tmp_path / "original", ("output.weight", "blk.0.ffn_down.weight", "blk.0.attn_v.weight"))
     theirs = sum(len(tensor.data) for tensor in file.tensors)
     plain, kept = converted(file, tmp_path / "k")
@@ -370,22 +376,22 @@ def test_k_quants_stay_small_and_exact(tmp_path: Path) -> None:
     assert plan.note == "Q6_K (27 % of the weights) becomes float32 when mlx loads it: MLX has no form that is exactly it"
     for size, folder in zip((plan.float32, plan.kept), (plain, kept), strict=True):
         header = (folder.path / "model.safetensors").stat().st_size - size
-        assert 0 < header < 20_000  # all else is weights
+        assert 0 < header < 20_000  # everything else is weights
     said = {
         layer: {"group_size": 16, "bits": 6, "shape": list(values[f"{layer}.weight"].shape)}
         for layer in ("lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.self_attn.v_proj")
     }
     assert kept.config["quantization"] == {"group_size": 32, "bits": 4, **said}
     assert plan.kept <= 1.6 * theirs
-    # and as small in hf, float32 in mlx, as was estimated, and all the same by value
+    # and packed in hf, float32 in mlx, as estimated, and equal by value
     on_hf, on_mlx = load_model(kept, LoadOptions(device="cpu")), load_on_mlx(kept, LoadOptions(device="cpu"))
     assert not quantised_alike(on_hf, on_mlx, values) & said.keys()
     held = held_by(on_hf.model), sum(array.nbytes for _, array in flat_parameters(on_mlx.model))
     assert held[0] <= 1.6 * theirs < held[1]
     for backend, nbytes in zip(("hf", "mlx"), held, strict=True):
         estimated = estimate_fit(kept.config, plan.kept, dtype="U32", backend=backend, context=100).weights
-        assert 0 <= nbytes - estimated < 1000  # rope's frequencies are no weights
-    told = list[int]()  # before anything is read, so that what is too large is refused
+        assert 0 <= nbytes - estimated < 1000  # rope's frequencies do not count as weights
+    told = list[int]()  # before the weights are read, so that too large ones are refused
     open_folder(kept.path, backend="mlx", fits=told.append)
     assert 0 < told[0] - held[1] < 20_000  # the header
     assert on_hf.quantisation == "4 and 6 bits, groups of 16 and 32"
@@ -395,7 +401,9 @@ def test_k_quants_stay_small_and_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_embedded_models_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None]) -> None:
+def test_the_embedded_model_imported_quantised_is_close_and_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None]
+) -> None:
     # given
     source = models_dir() / "smollm2" / SOURCE
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))
@@ -409,18 +417,18 @@ def test_the_embedded_models_own_file(tmp_path: Path, monkeypatch: pytest.Monkey
     # then
     tell(f"smollm2: {np.abs(rows[0] - rows[1]).max():.1e}, {sizes[1] / 1e6:,.0f} of {sizes[0] / 1e6:,.0f} MB")
     np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-3)
-    assert sizes[1] < sizes[0] / 4.5  # its embedding, a fifth of it, has 8 bits
+    assert sizes[1] < sizes[0] / 4.5  # the embedding, a fifth of it, has 8 bits
 
 
-def test_a_fused_matrix_has_one_form(both: Both) -> None:
-    """Phi-3's q, k and v are one tensor, of one format; its halves cannot differ, and it is one layer for mlx."""
+def test_a_fused_matrix_has_one_quantisation(both: Both) -> None:
+    """Phi-3's q, k and v are one tensor with one format, and one layer for mlx."""
     _, kept = both("phi3", lambda name: "Q5_0" if "qkv" in name else "Q4_0")
     said = kept.config["quantization"]
     assert said["bits"] == 4
     assert said["model.layers.0.self_attn.qkv_proj"] == {"group_size": 32, "bits": 5}
 
 
-def test_norms_in_blocks_become_float32(tmp_path: Path) -> None:
+def test_norms_in_blocks_are_imported_as_float32(tmp_path: Path) -> None:
     file = packed(tiny_path("gemma3"), mixed)
     norm = next(each for each in file.tensors if each.name == "output_norm.weight")
     folders = converted(file.with_tensor(norm.name, kind=8, data=in_blocks(norm, "Q8_0").data), tmp_path / "norm")

@@ -18,7 +18,7 @@ from tests.tiny_models import tiny_path
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that was imported once for all tests here: the folder on a shelf of its own."""
+    """A model imported once for all tests of this file: its folder on a separate shelf."""
     folder = tmp_path_factory.mktemp("original")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ELSEWISE_MODELS", str(folder / "models"))
@@ -27,7 +27,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def imported(shelf: Path, original: Path) -> Path:
-    """Its copy on the test's shelf."""
+    """A copy of the model on the test's shelf."""
     return shutil.copytree(original, shelf / original.name)
 
 
@@ -57,12 +57,12 @@ def test_a_folder_is_found_by_its_path(shelf: Path) -> None:
         (" ", "no model was named"),
     ],
 )
-def test_what_is_not_here_names_the_command(source: str, remedy: str, shelf: Path) -> None:
+def test_the_error_for_an_unknown_model_names_the_command(source: str, remedy: str, shelf: Path) -> None:
     with pytest.raises(ModelLoadError, match=remedy):
         resolve(source)
 
 
-def test_a_revision_may_be_left_out_where_there_is_one(shelf: Path) -> None:
+def test_a_revision_may_be_omitted_when_there_is_only_one(shelf: Path) -> None:
     # given
     one = import_model(tiny_path("qwen3"), "org/name@abc")
     # then
@@ -82,13 +82,15 @@ def test_a_pickle_is_not_opened(name: str, shelf: Path, tmp_path: Path) -> None:
         resolve(tmp_path / name)
 
 
-def test_weights_alone_are_no_model(shelf: Path) -> None:
+def test_a_weights_file_without_its_folder_is_refused(shelf: Path) -> None:
     with pytest.raises(ModelLoadError, match="give the folder"):
         resolve(tiny_path("llama") / "model.safetensors")
 
 
 @pytest.mark.parametrize(("cut", "said"), [(0, "not a GGUF file"), (-1, "truncated or damaged")])
-def test_what_its_header_shows_to_be_damaged_is_not_read_whole(cut: int, said: str, shelf: Path, tmp_path: Path) -> None:
+def test_a_file_with_a_damaged_header_is_refused_without_reading_it_all(
+    cut: int, said: str, shelf: Path, tmp_path: Path
+) -> None:
     path = small_llama().write(tmp_path / "small.gguf")
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(ModelLoadError, match=said):
@@ -97,7 +99,7 @@ def test_what_its_header_shows_to_be_damaged_is_not_read_whole(cut: int, said: s
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "chat_template.jinja"])
-def test_bit_rot_is_noticed_and_named(name: str, imported: Path) -> None:
+def test_a_flipped_bit_is_detected_and_its_file_is_named(name: str, imported: Path) -> None:
     # given
     data = bytearray((imported / name).read_bytes())
     data[len(data) // 2] ^= 1
@@ -109,7 +111,7 @@ def test_bit_rot_is_noticed_and_named(name: str, imported: Path) -> None:
         resolve("small")
 
 
-def test_a_file_that_is_gone_is_named(imported: Path) -> None:
+def test_a_missing_file_is_named(imported: Path) -> None:
     (imported / "tokenizer.json").unlink()
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json is missing"):
         resolve("small")
@@ -123,12 +125,12 @@ def test_a_touched_file_is_read_again_and_accepted(imported: Path) -> None:
     assert resolve("small") == before
 
 
-def test_a_copied_shelf_is_the_same_shelf(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_shelf_has_the_same_digests(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given
     before = resolve("small")
     for file in imported.iterdir():
         (tmp_path / "moved" / "small").mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, tmp_path / "moved" / "small" / file.name)  # without times
+        shutil.copyfile(file, tmp_path / "moved" / "small" / file.name)  # without timestamps
     # when
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "moved"))
     after = resolve("small")
@@ -137,7 +139,7 @@ def test_a_copied_shelf_is_the_same_shelf(imported: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 1}', "\x00"])
-def test_a_damaged_manifest_is_no_manifest(text: str, imported: Path) -> None:
+def test_a_damaged_manifest_is_refused(text: str, imported: Path) -> None:
     (imported / MANIFEST).write_text(text)
     with pytest.raises(ModelLoadError, match=r"elsewise\.json is damaged .*import the model again"):
         resolve("small")
@@ -157,8 +159,8 @@ def test_an_empty_shelf_lists_nothing(shelf: Path) -> None:
     assert list_models() == []
 
 
-def test_every_byte_is_read_again_on_demand(imported: Path) -> None:
-    # given: a change that leaves size and time as they were
+def test_verification_reads_every_byte_again(imported: Path) -> None:
+    # given: a change of the content without a change of size and time
     ModelShelf().verify("small")
     path = imported / "model.safetensors"
     before = path.stat()
@@ -172,6 +174,6 @@ def test_every_byte_is_read_again_on_demand(imported: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing", "../small", ""])
-def test_what_is_not_on_the_shelf_cannot_be_verified(name: str, shelf: Path) -> None:
+def test_a_model_that_is_not_on_the_shelf_cannot_be_verified(name: str, shelf: Path) -> None:
     with pytest.raises(ModelLoadError, match="not on the shelf"):
         ModelShelf().verify(name)

@@ -49,7 +49,7 @@ MISTRAL = """{%- if messages[0]["role"] == "system" %}
 {%- endfor %}
 """
 
-# As Mistral-7B-Instruct-v0.2 has it: the system message in the first turn, not in the last, and a blank before [INST].
+# As in Mistral-7B-Instruct-v0.2: the system message in the first turn, not in the last, and a space before [INST].
 MISTRAL_V02 = """{%- if messages[0]["role"] == "system" %}
     {%- set system_message = messages[0]["content"] %}
     {%- set loop_messages = messages[1:] %}
@@ -111,7 +111,7 @@ THINKING = """{%- set ns = namespace(last=-1) %}
 
 ALL = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "gemma": GEMMA, "thinking": THINKING}
 
-# How the families write tools, calls and results: condensed from the templates that they publish.
+# The families' formats for tools, calls and results, condensed from their published templates.
 
 QWEN_TOOLS = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}

@@ -23,6 +23,6 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "mlx",
 
 
 @pytest.mark.slow
-def test_loading_and_text_need_no_model_library() -> None:
+def test_loading_and_rendering_import_no_model_library() -> None:
     done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -45,7 +45,7 @@ def chatml() -> Iterator[ChatTemplate]:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", ALL)
-def test_the_text_is_the_one_transformers_renders(name: str, chat: str) -> None:
+def test_the_rendered_text_equals_transformers(name: str, chat: str) -> None:
     # given
     from transformers import PreTrainedTokenizerFast
 
@@ -62,7 +62,7 @@ def test_the_text_is_the_one_transformers_renders(name: str, chat: str) -> None:
     ours.close()
 
 
-def test_the_child_starts_at_the_first_render_and_stays(chatml: ChatTemplate) -> None:
+def test_the_child_starts_at_the_first_render_and_is_reused(chatml: ChatTemplate) -> None:
     # given
     assert chatml.child_pid is None
     # when
@@ -74,14 +74,14 @@ def test_the_child_starts_at_the_first_render_and_stays(chatml: ChatTemplate) ->
     assert chatml.child_pid == first
 
 
-def test_a_template_that_refuses_is_quoted() -> None:
+def test_the_message_of_a_template_that_refuses_is_quoted() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InvalidRequestError, match="the chat template refused: TemplateError: roles must alternate"):
         template.render(HELLO)
     template.close()
 
 
-def test_a_template_that_does_not_parse_is_named_each_time() -> None:
+def test_a_template_that_does_not_parse_is_refused_each_time() -> None:
     template = ChatTemplate("{% for %}")
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match="TemplateSyntaxError"):
@@ -90,11 +90,11 @@ def test_a_template_that_does_not_parse_is_named_each_time() -> None:
 
 
 @pytest.mark.slow
-def test_a_template_that_loops_is_stopped_and_started_again() -> None:
+def test_a_looping_template_is_stopped_and_its_child_restarted() -> None:
     # given
     forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     loop = "{% if messages[0].content == 'loop' %}" + forever + "{% endif %}ok"
-    assert TemplateLimits().seconds == 2  # where nobody says otherwise
+    assert TemplateLimits().seconds == 2  # the default
     template = ChatTemplate(loop, limits=TemplateLimits(seconds=60))
     assert template.render(HELLO) == "ok"
     pid = template.child_pid
@@ -111,7 +111,7 @@ def test_a_template_that_loops_is_stopped_and_started_again() -> None:
 
 
 GREEDY = [
-    "{{ 'a' * 9999999999 }}",  # worked out as soon as the template is compiled
+    "{{ 'a' * 9999999999 }}",  # evaluated when the template is compiled
     "{% set ns = namespace(t='x' * 1000) %}{% for i in range(60) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
 ]
 
@@ -119,8 +119,8 @@ GREEDY = [
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not enforce RLIMIT_AS")
 @pytest.mark.parametrize("source", GREEDY)
-def test_a_template_that_takes_all_memory_is_refused(source: str) -> None:
-    template = ChatTemplate(source, limits=TemplateLimits(seconds=60))  # it is the memory that ends it
+def test_a_template_that_exhausts_memory_is_refused(source: str) -> None:
+    template = ChatTemplate(source, limits=TemplateLimits(seconds=60))  # memory ends it, not time
     with pytest.raises(InvalidRequestError, match=r"memory|MiB"):
         template.render(HELLO)
     template.close()
@@ -128,11 +128,11 @@ def test_a_template_that_takes_all_memory_is_refused(source: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", GREEDY)
-def test_where_the_system_bounds_no_memory_the_child_is_watched(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given: the road of macOS, where RLIMIT_AS does nothing
+def test_a_child_without_an_enforced_memory_limit_is_watched(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: the way of macOS, where RLIMIT_AS has no effect
     monkeypatch.setattr(templates, "MEMORY_ENFORCED", False)
     template = ChatTemplate(source, limits=TemplateLimits(seconds=60, memory_bytes=200 << 20))  # memory ends it, not time
-    # when, then: each time, and nothing is left of it
+    # when, then: each time, and the child has ended
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match="took more than 200 MiB of memory and was stopped"):
             template.render(HELLO)
@@ -140,8 +140,8 @@ def test_where_the_system_bounds_no_memory_the_child_is_watched(source: str, mon
     template.close()
 
 
-def test_after_a_child_that_took_too_much_another_one_renders(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a template that is harmless but for some messages
+def test_a_child_stopped_for_its_memory_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a template that is harmless except for some messages
     monkeypatch.setattr(templates, "MEMORY_ENFORCED", False)
     template = ChatTemplate("{{ 'ok' * messages[0].times }}", limits=TemplateLimits(seconds=60, memory_bytes=200 << 20))
     assert template.render([{"times": 1}]) == "ok"
@@ -156,8 +156,8 @@ def test_after_a_child_that_took_too_much_another_one_renders(monkeypatch: pytes
     template.close()
 
 
-def test_a_child_that_is_watched_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given: many looks at its memory, and no more of it than it may have
+def test_a_watched_child_within_its_memory_limit_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: many checks of its memory, which stays within the limit
     monkeypatch.setattr(templates, "MEMORY_ENFORCED", False)
     monkeypatch.setattr(templates, "WATCH_SECONDS", 1e-4)
     template = ChatTemplate("{% for i in range(200) %}{% for j in range(200) %}{% endfor %}{% endfor %}{{ 'x' * 5000000 }}")
@@ -167,7 +167,7 @@ def test_a_child_that_is_watched_may_take_its_time(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_a_watched_child_that_loops_or_dies_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watched_child_that_loops_is_stopped_and_a_killed_one_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MEMORY_ENFORCED", False)
     forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     template = ChatTemplate("{% if messages %}" + forever + "{% endif %}ok", limits=TemplateLimits(seconds=0.5))
@@ -181,7 +181,7 @@ def test_a_watched_child_that_loops_or_dies_is_told_apart(monkeypatch: pytest.Mo
     template.close()
 
 
-def test_a_template_that_calls_itself_is_refused() -> None:
+def test_a_template_with_endless_recursion_is_refused() -> None:
     template = ChatTemplate("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
     with pytest.raises(InvalidRequestError, match="calls itself without end"):
         template.render(HELLO)
@@ -210,7 +210,7 @@ def test_a_template_that_calls_itself_is_refused() -> None:
         "{{ (strftime_now | attr('__globals__')).os }}",
     ],
 )
-def test_a_template_stays_in_its_sandbox(source: str) -> None:
+def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
     template = ChatTemplate(source)
     try:
         text = template.render(HELLO)
@@ -221,7 +221,7 @@ def test_a_template_stays_in_its_sandbox(source: str) -> None:
     assert text == ""
 
 
-def test_the_childs_environment_holds_no_secrets(chatml: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_childs_environment_has_no_secrets(chatml: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
     # given
     monkeypatch.setenv("HF_TOKEN", "secret")
     # when
@@ -242,7 +242,7 @@ def test_a_killed_child_is_replaced(chatml: ChatTemplate) -> None:
     assert chatml.child_pid != pid
 
 
-def test_many_threads_get_their_own_answers(chatml: ChatTemplate) -> None:
+def test_renders_of_many_threads_get_their_own_answers(chatml: ChatTemplate) -> None:
     # given
     wrong: list[str] = []
 
@@ -262,18 +262,18 @@ def test_many_threads_get_their_own_answers(chatml: ChatTemplate) -> None:
     assert wrong == []
 
 
-def test_a_conversation_larger_than_a_pipe_comes_through(chatml: ChatTemplate) -> None:
+def test_a_conversation_larger_than_a_pipe_buffer_is_rendered(chatml: ChatTemplate) -> None:
     content = "0123456789" * 300_000
     assert content in chatml.render([{"role": "user", "content": content}])
 
 
 @pytest.mark.parametrize("value", [object(), b"bytes", {1, 2}])
-def test_what_is_no_json_is_refused(value: object, chatml: ChatTemplate) -> None:
+def test_messages_with_other_than_json_values_are_refused(value: object, chatml: ChatTemplate) -> None:
     with pytest.raises(InvalidRequestError, match="must be plain JSON values"):
         chatml.render([{"role": "user", "content": value}])
 
 
-def test_closing_ends_the_child_and_may_be_repeated(chatml: ChatTemplate) -> None:
+def test_closing_ends_the_child_and_can_be_repeated(chatml: ChatTemplate) -> None:
     # given
     chatml.render(HELLO)
     pid = chatml.child_pid
@@ -309,6 +309,6 @@ def test_the_child_does_not_outlive_its_parent(end: str) -> None:
         if end == "killed":
             parent.kill()
     # then
-    with contextlib.suppress(psutil.NoSuchProcess):  # gone already
+    with contextlib.suppress(psutil.NoSuchProcess):  # ended already
         psutil.Process(child).wait(timeout=30)
     assert not psutil.pid_exists(child)

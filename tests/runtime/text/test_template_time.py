@@ -1,4 +1,4 @@
-"""The time that a template's render may take: the child's, not what the whole machine slept meanwhile."""
+"""The time limit of a render counts the child's time, not the time that the machine was asleep."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def watched_bytes(request: pytest.FixtureRequest) -> Any:
 
 
 def child_on(machine: Machine) -> RenderChild:
-    """A child whose socket and clock are the machine's."""
+    """A child with the clock and socket of the simulated machine."""
     process: Any = SimpleNamespace(pid=os.getpid(), kill=lambda: None, wait=lambda: None)
     pipe: Any = machine
     return RenderChild(process, pipe, machine.monotonic)
 
 
-def test_a_sleep_of_the_machine_is_not_counted(watched_bytes: int | None) -> None:
+def test_a_sleep_of_the_machine_does_not_count(watched_bytes: int | None) -> None:
     machine = Machine(needs=1.9)
     assert child_on(machine).ask(b"{}", 2.0, watched_bytes) == {"text": "ok"}
     assert machine.now > 100 + SLEPT
 
 
-def test_after_a_sleep_the_time_is_bounded_all_the_same(watched_bytes: int | None) -> None:
+def test_the_time_limit_still_applies_after_a_sleep(watched_bytes: int | None) -> None:
     machine = Machine(needs=1000.0)
     with pytest.raises(TemplateTimeoutError):
         child_on(machine).ask(b"{}", 2.0, watched_bytes)

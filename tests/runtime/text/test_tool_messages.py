@@ -1,4 +1,4 @@
-"""Tools, calls and results in templates: rendered as transformers renders them, and back from what a model wrote."""
+"""Tools, calls and results in templates: rendered as by transformers, also for calls parsed from a model's answer."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def conversation(answer: ToolCalls) -> list[dict[str, Any]]:
     return [QUESTION, answer.message(), *results]
 
 
-def test_tools_calls_and_results_are_rendered_as_transformers_does(name: str, template: ChatTemplate) -> None:
-    # given what a model of the family wrote
+def test_tools_calls_and_results_are_rendered_as_by_transformers(name: str, template: ChatTemplate) -> None:
+    # given an answer of a model of the family
     from transformers import PreTrainedTokenizerFast
 
     theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(TINY.to_json()), **SPECIAL)
@@ -71,16 +71,16 @@ def test_tools_calls_and_results_are_rendered_as_transformers_does(name: str, te
             assert ("Wetter" in TINY.decode(ids)) == (tools is not None)
 
 
-def test_what_was_written_stands_in_the_next_prompt(name: str, template: ChatTemplate) -> None:
+def test_parsed_calls_and_results_are_in_the_next_prompt(name: str, template: ChatTemplate) -> None:
     text = TINY.decode(render_chat_ids(TINY, template, conversation(parse_tool_calls(WRITTEN[name])), tools=TOOLS))
     again = parse_tool_calls(text[text.index("How is it?") :], "hermes" if name == "hermes" else "auto").calls
-    if name != "llama3":  # whose calls are the whole answer
+    if name != "llama3":  # there a call must be the whole answer
         assert [(call.name, call.arguments) for call in again] == [("weather", {"city": 'Köln "K"'})]
     assert '{"city": "Köln \\"K\\""}' in text
     assert '{"t": 12}' in text
 
 
-def test_arguments_as_json_text_become_an_object(template: ChatTemplate) -> None:
+def test_call_arguments_as_json_text_equal_an_object(template: ChatTemplate) -> None:
     def asked(arguments: Any) -> list[dict[str, Any]]:
         call = {"type": "function", "id": "a1b2c3d4e", "function": {"name": "weather", "arguments": arguments}}
         return [QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}]
@@ -100,11 +100,11 @@ def test_arguments_as_json_text_become_an_object(template: ChatTemplate) -> None
         ([{"function": {"name": "f", "arguments": "[" * 100_000}}], "message 2: the arguments of f are no JSON"),
     ],
 )
-def test_calls_of_another_shape_are_refused(calls: Any, says: str) -> None:
+def test_malformed_tool_calls_are_refused(calls: Any, says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
         check_messages([QUESTION, {"role": "assistant", "content": None, "tool_calls": calls}])
 
 
-def test_bad_tools_are_refused_before_anything_is_rendered(template: ChatTemplate) -> None:
+def test_invalid_tools_are_refused_before_rendering(template: ChatTemplate) -> None:
     with pytest.raises(InvalidRequestError, match="tool 1 has no name"):
         render_chat_ids(TINY, template, [QUESTION], tools=[{"type": "function"}])

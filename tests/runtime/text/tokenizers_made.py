@@ -1,4 +1,4 @@
-"""Small tokenizers of every spelling, and folders around them."""
+"""Small tokenizers of every kind of spelling, and model folders for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTROL = ("<s>", "</s>", "<unk>")
 
 
 def tokenizer_with(*marks: str, adds_bos: bool = True) -> ours.Tokenizer:
-    """The tiny models' vocabulary with <s>, </s> and some marks of chat formats."""
+    """The tiny models' vocabulary with <s>, </s> and some markers of chat formats."""
     backend = Tokenizer.from_str(tiny_tokenizer().to_str())
     backend.add_special_tokens(["<s>", "</s>", *marks])
     eos = backend.token_to_id("</s>")
@@ -26,7 +26,7 @@ def tokenizer_with(*marks: str, adds_bos: bool = True) -> ours.Tokenizer:
 
 
 def byte_level() -> Tokenizer:
-    """All 256 bytes, one merge, three control tokens, and one added token that is none."""
+    """All 256 bytes, one merge, three control tokens, and one added token that is not a control token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {text: i for i, text in enumerate([*CONTROL, *alphabet, "ab"])}
     tokenizer = Tokenizer(models.BPE(vocab, [("a", "b")]))
@@ -37,7 +37,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """As Llama 2's: U+2581 for a space, ``<0xXX>`` for bytes that have no token."""
+    """Like Llama 2's: U+2581 for a space, ``<0xXX>`` for bytes without a token of their own."""
     pieces = [*CONTROL, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "日"]
     tokenizer = Tokenizer(
         models.BPE(
@@ -54,7 +54,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """As T5's and newer Llama 2 conversions: a prefix space for the first piece only."""
+    """Like T5's and newer Llama 2 conversions: a prefix space for the first piece only."""
     pieces = [(text, -float(i)) for i, text in enumerate([*CONTROL, "▁", "a", "b", "▁a", "日", "|", "<", ">", "s", "/"])]
     tokenizer = Tokenizer(models.Unigram(pieces, 2, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
@@ -64,7 +64,7 @@ def metaspace() -> Tokenizer:
 
 
 def wordpiece() -> Tokenizer:
-    """As BERT's."""
+    """Like BERT's."""
     tokenizer = Tokenizer(models.WordPiece({"<unk>": 0, "ab": 1, "##c": 2}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece()
@@ -72,7 +72,7 @@ def wordpiece() -> Tokenizer:
 
 
 def folder_of(path: Path, tokenizer: Tokenizer | str, **changes: Any) -> ModelFolder:
-    """A model folder that has a tokenizer and nothing else; `changes` are fields of `ModelFolder`."""
+    """A model folder with nothing but a tokenizer; `changes` are fields of `ModelFolder`."""
     path.mkdir(exist_ok=True)
     (path / "tokenizer.json").write_text(tokenizer if isinstance(tokenizer, str) else tokenizer.to_str())
     named = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "unk_token": "<unk>"}

@@ -1,4 +1,4 @@
-"""Blocks to keep: small ones, by name."""
+"""Small blocks for tests, addressed by names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def key(*path: str) -> bytes:
 
 
 def block(*path: str, nbytes: int = 100, tokens: int = 64) -> Block:
-    """The last block of a path, with data that belongs to its key alone."""
+    """The last block of a path, with data derived from its key."""
     parent = key(*path[:-1]) if path[1:] else None
     return Block(key(*path), parent, tokens, [data(*path, nbytes=nbytes)])
 
@@ -28,26 +28,26 @@ def chain(*path: str, nbytes: int = 100) -> list[Block]:
 
 
 def keys(*path: str) -> list[bytes]:
-    """Their keys."""
+    """The keys of all blocks of a path."""
     return [key(*path[: n + 1]) for n in range(len(path))]
 
 
 def data(*path: str, nbytes: int = 100) -> bytes:
-    """What a block of that path holds."""
+    """The data of the block at the end of a path."""
     seed = key(*path)
     return (seed * (nbytes // len(seed) + 1))[:nbytes]
 
 
 def size(path: Path) -> int:
-    """Bytes of the file on the disk, its journal apart."""
+    """Bytes of the file on the disk, without its journal."""
     return path.stat().st_size
 
 
 def expected(*path: str, nbytes: int = 100) -> list[bytes]:
-    """What `get` gives for a whole path."""
+    """What `get` returns for a whole path."""
     return [data(*path[: n + 1], nbytes=nbytes) for n in range(len(path))]
 
 
 def joined(parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
-    """The data of a block as it comes back."""
+    """The data of a block as `get` returns it."""
     return b"".join(bytes(part) for part in parts)

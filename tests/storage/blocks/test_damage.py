@@ -1,4 +1,4 @@
-"""A broken block file costs time and nothing else: what comes out is what went in, whatever happened to the file."""
+"""A damaged block file costs time and nothing else: returned blocks equal the stored ones, or are dropped."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "blocks.sqlite3"
 
 
-def test_no_flipped_bit_is_given_out(tmp_path: Path) -> None:
+def test_a_block_with_a_flipped_bit_is_never_returned(tmp_path: Path) -> None:
     tally = flips_of_blocks(Order(1, 30, tmp_path))
     assert tally.failures == []
     assert tally.seen["dropped and named"] >= 10, tally.seen
 
 
-def test_a_truncated_file_is_made_anew(tmp_path: Path) -> None:
+def test_a_truncated_file_is_moved_aside_and_created_anew(tmp_path: Path) -> None:
     tally = truncations_of_blocks(Order(1, 10, tmp_path))
     assert (tally.failures, tally.seen) == ([], {"moved aside and made anew": 10})
 
 
-def test_a_damaged_block_goes_with_all_that_hangs_on_it(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_block_is_dropped_with_all_its_descendants(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     fill_blocks(file)
     sql(
         file,
@@ -44,7 +44,7 @@ def test_a_damaged_block_goes_with_all_that_hangs_on_it(file: Path, caplog: pyte
         key("a", "b"),
     )
     with BlockFile(file, BUDGET) as store:
-        assert store.leading(keys(*PATHS[0])) == 4  # nothing was read yet
+        assert store.leading(keys(*PATHS[0])) == 4  # no data was read yet
         assert store.get(keys(*PATHS[0])) == expected("a", nbytes=9 * KB)
         assert "fails its checksum" in caplog.text
         assert store.leading(keys(*PATHS[1])) == 1
@@ -52,7 +52,7 @@ def test_a_damaged_block_goes_with_all_that_hangs_on_it(file: Path, caplog: pyte
         assert store.stats().blocks == 1
 
 
-def test_a_block_that_lies_about_its_parent_is_written_anew(file: Path) -> None:
+def test_a_block_with_a_wrong_parent_is_dropped_and_can_be_stored_again(file: Path) -> None:
     fill_blocks(file)
     sql(file, "UPDATE kv_blocks SET parent = ? WHERE key = ?", key("x"), key("a", "b"))
     with BlockFile(file, BUDGET) as store:
@@ -62,14 +62,14 @@ def test_a_block_that_lies_about_its_parent_is_written_anew(file: Path) -> None:
         assert store.get(keys("a", "b")) == expected("a", "b", nbytes=9 * KB)
 
 
-def test_a_circle_of_parents_goes_when_the_file_is_opened(file: Path) -> None:
+def test_a_cycle_of_parents_is_dropped_when_the_file_is_opened(file: Path) -> None:
     fill_blocks(file)
     with BlockFile(file, BUDGET) as store:
         store.put(chain("x", "y", nbytes=9 * KB))
         store.pin("chat", keys(*PATHS[0]))
         count = store.stats().blocks
     sql(file, "UPDATE kv_blocks SET parent = ? WHERE key = ?", key(*PATHS[0]), key("a"))
-    with BlockFile(file, BUDGET) as store:  # with all that hung on it, and nobody has read it
+    with BlockFile(file, BUDGET) as store:  # with all its descendants, before any read
         assert (store.stats().blocks, store.stats().damaged) == (2, count - 2)
         assert store.get(keys(*PATHS[0])) == []
         assert store.get(keys("x", "y")) == expected("x", "y", nbytes=9 * KB)
@@ -77,16 +77,16 @@ def test_a_circle_of_parents_goes_when_the_file_is_opened(file: Path) -> None:
         assert store.get(keys(*PATHS[0])) == expected(*PATHS[0], nbytes=9 * KB)
 
 
-def test_a_circle_that_damage_makes_while_the_file_is_open_ends_nothing(file: Path) -> None:
+def test_a_cycle_that_appears_while_the_file_is_open_is_dropped_when_it_is_read(file: Path) -> None:
     fill_blocks(file)
     with BlockFile(file, BUDGET) as store:
         store._write(lambda conn: conn.execute("UPDATE kv_blocks SET parent = ? WHERE key = ?", [key(*PATHS[0]), key("a")]))
         assert store.get(keys(*PATHS[0])) == []
-        assert (store.stats().blocks, store.evict(1 << 30)) == (0, 0)  # what hung on it is gone with it
+        assert (store.stats().blocks, store.evict(1 << 30)) == (0, 0)  # its descendants are dropped with it
         assert store.put(chain("n", "o")) == 2
 
 
-def test_a_block_that_is_its_own_parent_goes_and_one_whose_parent_is_not_held_stays(file: Path) -> None:
+def test_a_block_that_is_its_own_parent_is_dropped_and_one_with_a_missing_parent_stays(file: Path) -> None:
     fill_blocks(file)
     with BlockFile(file, BUDGET) as store:
         store.put(chain("x", "y"))
@@ -94,12 +94,12 @@ def test_a_block_that_is_its_own_parent_goes_and_one_whose_parent_is_not_held_st
     sql(file, "DELETE FROM kv_blocks WHERE key = ?", key("x"))
     with BlockFile(file, BUDGET) as store:
         assert store.stats().blocks == 1
-        assert store.put(chain("x")) == 1  # then a path leads there again
+        assert store.put(chain("x")) == 1  # now a path leads to x/y again
         assert store.get(keys("x", "y")) == expected("x", "y")
 
 
 @pytest.mark.parametrize("used", [1 << 62, -(1 << 62), "text", 0.5])
-def test_a_flipped_sequence_does_not_stay_for_ever(file: Path, used: object) -> None:
+def test_a_block_with_a_damaged_use_sequence_can_still_be_evicted(file: Path, used: object) -> None:
     with BlockFile(file, 200) as store:
         store.put([block("a")])
     sql(file, "UPDATE kv_blocks SET used = ?", used)
@@ -110,7 +110,7 @@ def test_a_flipped_sequence_does_not_stay_for_ever(file: Path, used: object) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"some text, long enough to be the header of a file" * 3, os.urandom(9000)])
-def test_what_is_no_database_makes_room(file: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_no_database_is_moved_aside(file: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     file.write_bytes(content)
     with BlockFile(file, BUDGET) as store:
         assert store.put(chain("a", "b")) == 2
@@ -119,8 +119,8 @@ def test_what_is_no_database_makes_room(file: Path, content: bytes, caplog: pyte
     assert kept.read_bytes() == content
 
 
-def test_somebody_elses_database_is_kept_whole(file: Path) -> None:
-    for _ in range(2):  # none replaces another
+def test_a_database_of_another_program_is_moved_aside_unchanged(file: Path) -> None:
+    for _ in range(2):  # the second one does not replace the first
         sql(file, "CREATE TABLE notes (id INTEGER)")
         before = file.read_bytes()
         with BlockFile(file, BUDGET) as store:
@@ -132,10 +132,10 @@ def test_somebody_elses_database_is_kept_whole(file: Path) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_somebody_elses_journal_is_kept_with_it(
+def test_the_journal_of_another_programs_database_is_moved_with_it(
     file: Path, tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given: what a program that was killed leaves behind
+    # given: the files that a killed program leaves behind
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     with closing(sqlite3.connect(theirs / "notes.db", isolation_level=None)) as conn:
@@ -158,7 +158,7 @@ def no_links(*_: object) -> None:
     raise OSError(errno.EPERM, "this file system has no links")
 
 
-def test_a_newer_file_is_refused_untouched(file: Path) -> None:
+def test_a_file_of_a_newer_version_is_refused_and_unchanged(file: Path) -> None:
     fill_blocks(file)
     sql(file, "PRAGMA user_version = 2")
     before = file.read_bytes()
@@ -169,7 +169,7 @@ def test_a_newer_file_is_refused_untouched(file: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_second_instance_opens_nothing(file: Path) -> None:
+def test_a_second_instance_cannot_open_the_file(file: Path) -> None:
     with BlockFile(file, BUDGET) as first:
         first.put(chain("a", "b"))
         with pytest.raises(OSError, match="another program") as refused:
@@ -180,7 +180,7 @@ def test_a_second_instance_opens_nothing(file: Path) -> None:
         assert second.leading(keys("a", "b")) == 2
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):
         BlockFile(tmp_path / "file" / "blocks.sqlite3", BUDGET)
@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 @contextmanager
 def limited(nbytes: int) -> Iterator[None]:
-    """A disk on which no file may be longer."""
+    """Limits the size of every file to `nbytes`, as a full disk does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:
@@ -197,7 +197,7 @@ def limited(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_changes_nothing(file: Path) -> None:
+def test_a_put_on_a_full_disk_changes_nothing(file: Path) -> None:
     with BlockFile(file, BUDGET) as store:
         store.put(chain("a", "b", nbytes=9 * KB))
         with limited(500 * KB):
@@ -207,11 +207,11 @@ def test_a_full_disk_changes_nothing(file: Path) -> None:
                 assert failed.value.errno in (errno.ENOSPC, errno.EIO)
             assert store.get(keys("a", "b")) == expected("a", "b", nbytes=9 * KB)
         assert store.stats().blocks == 2
-        assert store.put([block("big", nbytes=4_000 * KB)]) == 1  # somebody made room
+        assert store.put([block("big", nbytes=4_000 * KB)]) == 1  # once there is room
         assert store.get([key("big")]) == [data("big", nbytes=4_000 * KB)]
 
 
-def test_a_portable_file_that_is_no_database_is_refused_and_stays(file: Path, tmp_path: Path) -> None:
+def test_a_portable_file_that_is_no_database_is_refused_and_unchanged(file: Path, tmp_path: Path) -> None:
     there = tmp_path / "portable"
     there.write_bytes(b"not a database, but somebody's file" * 9)
     before = there.read_bytes()
@@ -225,7 +225,7 @@ def test_a_portable_file_that_is_no_database_is_refused_and_stays(file: Path, tm
     assert there.read_bytes() == before
 
 
-def test_blocks_find_room_in_a_file_with_tables_of_its_own(file: Path, tmp_path: Path) -> None:
+def test_blocks_are_copied_into_a_file_with_other_tables(file: Path, tmp_path: Path) -> None:
     there = tmp_path / "portable.sqlite3"
     sql(there, "CREATE TABLE notes (id INTEGER)")
     with pytest.raises(OSError, match="no KV blocks"):
@@ -239,7 +239,7 @@ def test_blocks_find_room_in_a_file_with_tables_of_its_own(file: Path, tmp_path:
         assert conn.execute("SELECT count(*) FROM notes").fetchone() == (0,)
 
 
-def test_a_portable_file_is_never_replaced(file: Path, tmp_path: Path) -> None:
+def test_a_damaged_portable_file_is_read_and_never_replaced(file: Path, tmp_path: Path) -> None:
     there = tmp_path / "portable.sqlite3"
     with BlockFile(file, BUDGET) as store:
         store.put(chain("a", "b", nbytes=9 * KB))

@@ -1,4 +1,4 @@
-"""What injects faults into the writer of the block file works on this machine; the sweeps are rows of tests/reliability."""
+"""Fault injection into the writer of the block file works on this machine; the sweeps are part of tests/reliability."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.storage.faults import fired, run, under
 
 
 @pytest.mark.slow
-def test_one_fault_of_each_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_acknowledged_blocks_survive_a_fault_of_each_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     file = tmp_path / "blocks.sqlite3"
     with BlockFile(file, BUDGET) as store:

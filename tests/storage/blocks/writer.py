@@ -1,4 +1,4 @@
-"""A process that keeps blocks and is going to be killed, or whose disk is going to fail: says what was acknowledged.
+"""A process that stores blocks until it is killed or its disk fails; prints every acknowledged call.
 
 Each line on stdout is one JSON object, written after the member has returned: ["put", path...], ["failed", errno, message] or
 ["done"]. Arguments: the block file, the number of rounds, a fault and a file for its log (see `failing_vfs`), or neither.

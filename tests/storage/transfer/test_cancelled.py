@@ -1,4 +1,4 @@
-"""An import that ends at any of its writes: nothing of it stays, or all of it is there, and no reference hangs in the air."""
+"""An import that ends at any of its writes: all of it or nothing is left, without dangling references."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.storage.transfer.trees import as_json, as_portable, branching, leftov
 
 @pytest.fixture(params=[as_json, as_portable], ids=["json", "portable"])
 def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A session with branches, a model and a vocabulary, which knows which turn was shown."""
+    """A session with branches, a model, a vocabulary and a current node, exported to a file."""
     source, made = tmp_path / "source.db", tmp_path / "trip.elsewise"
     request.param(source, with_store(source, branching), made)
     return made
@@ -26,13 +26,13 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row at a time, both when it is written and when it is cleared away."""
+    """Commits after every row, both in writing and in clearing."""
     monkeypatch.setattr(importer, "SLICE_SECONDS", 0.0)
     monkeypatch.setattr(trash, "SLICE_SECONDS", 0.0)
 
 
 def import_until(path: Path, file: Path, place: int, fault: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Imports; with write number `place` it is cancelled, or from there on the disk is full. Whether it came to its end."""
+    """Imports; at write number `place` it is cancelled, or from there on the disk is full. Returns whether it completed."""
     writes, real = 0, Database.write
 
     async def play(store: SessionStore) -> bool:
@@ -64,7 +64,9 @@ def check(path: Path, before: list[int], *, whole: bool) -> None:
 
 
 @pytest.mark.slow
-def test_cancelled_at_any_write(path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_cancelled_at_any_write_leaves_all_or_nothing(
+    path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_store(path, chat)
     before, place, ends = leftovers(path), 0, list[bool]()
     while not ends or not ends[-1]:
@@ -78,10 +80,10 @@ def test_cancelled_at_any_write(path: Path, file: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_the_disk_fills_up_at_any_write_and_the_next_start_clears_it(
+def test_the_remains_of_an_import_that_filled_the_disk_are_hidden_and_cleared_at_the_next_start(
     path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot even be cleared away is seen by nobody, and goes when there is room again."""
+    """Rows that cannot be deleted yet are hidden, and are deleted once there is room again."""
     with_store(path, chat)
     before, place = leftovers(path), 0
     while True:

@@ -1,4 +1,4 @@
-"""Files that this or an earlier version wrote for others are read by today's code, every version there ever was."""
+"""Files exported by this and every earlier version are read by the current code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unpacked(golden: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("golden", FILES, ids=lambda each: each.name)
-def test_what_was_exported_is_taken_in(golden: Path, path: Path, tmp_path: Path) -> None:
+def test_a_file_exported_by_any_version_is_imported(golden: Path, path: Path, tmp_path: Path) -> None:
     imported = taken(path, unpacked(golden, tmp_path))
 
     async def read(store: SessionStore) -> tuple[SessionTree, list[list[int]], Sequence[DamageRow]]:
@@ -45,12 +45,12 @@ def test_what_was_exported_is_taken_in(golden: Path, path: Path, tmp_path: Path)
     assert damage == []
 
 
-def test_a_portable_file_says_how_to_resume_it(tmp_path: Path) -> None:
+def test_a_portable_file_has_its_snapshot(tmp_path: Path) -> None:
     with closing(PortableFile(unpacked(GOLDEN / "portable-1.elsewise.gz", tmp_path))) as file:
         assert file.snapshot() == {"version": 1, "ids": [1, 2]}
 
 
-def test_there_is_a_file_of_every_version() -> None:
+def test_there_is_an_exported_file_for_every_version() -> None:
     assert [int(file.name.split("-")[1].split(".")[0]) for file in FILES] == [
         *range(1, PORTABLE_VERSION + 1), *range(1, VERSION + 1),
     ]  # fmt: skip

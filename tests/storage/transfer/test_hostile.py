@@ -1,4 +1,4 @@
-"""Files that lie: each is refused by name and place, and leaves nothing behind."""
+"""Files with wrong contents: each is refused with its name and the place, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.storage.transfer.trees import as_json, branching, leftovers, taken
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file that could be imported, made once."""
+    """A valid file, exported once."""
     folder = tmp_path_factory.mktemp("good")
     source = folder / "source" / "sessions.sqlite3"
     as_json(source, with_store(source, branching), folder / "good.json")
@@ -28,13 +28,13 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def good(document: str) -> dict[str, Any]:
-    """The same as its document, to be spoiled."""
+    """The parsed document, for tests to change."""
     made: dict[str, Any] = json.loads(document)
     return made
 
 
 def refused(path: Path, file: Path, data: bytes) -> InvalidFileError:
-    """The error of an import, which has changed nothing."""
+    """Imports `data`, which must be refused without a change of the store; returns the error."""
     file.write_bytes(data)
     SessionStore.open(path).close_sync()
     before = leftovers(path)
@@ -116,7 +116,7 @@ SPOILED: list[tuple[Callable[[dict[str, Any]], None], str]] = [
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("change", "words"), SPOILED, ids=[words for _, words in SPOILED])
-def test_a_document_that_lies_is_refused(
+def test_a_document_with_wrong_values_is_refused(
     path: Path, tmp_path: Path, good: dict[str, Any], change: Callable[[dict[str, Any]], None], words: str
 ) -> None:
     change(good)
@@ -125,7 +125,7 @@ def test_a_document_that_lies_is_refused(
     assert fault.line is not None
 
 
-def test_the_line_is_the_one_of_the_node(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
+def test_the_error_has_the_line_of_the_node(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
     spoil("nodes", "parent", 999)(good)
     text = json.dumps(good, indent=1)
     fault = refused(path, tmp_path / "bad.json", text.encode())
@@ -175,11 +175,11 @@ TEXTS: list[tuple[bytes, str]] = [
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("data", "words"), TEXTS, ids=[words for _, words in TEXTS])
-def test_what_is_no_session_is_refused(path: Path, tmp_path: Path, data: bytes, words: str) -> None:
+def test_a_file_that_is_no_session_is_refused(path: Path, tmp_path: Path, data: bytes, words: str) -> None:
     assert words in str(refused(path, tmp_path / "bad.json", data))
 
 
-def test_a_range_of_more_tokens_than_an_export_writes_is_refused(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
+def test_a_range_with_more_tokens_than_an_export_writes_is_refused(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
     many = 1 << 24
     ids = {"dtype": "|u1", "shape": [many // 2], "base64": "AAAA" * (many // 6) + "AAA="}
     good["nodes"][2]["token_count"] = many // 2
@@ -188,7 +188,7 @@ def test_a_range_of_more_tokens_than_an_export_writes_is_refused(path: Path, tmp
     assert "count should lie within 1 and 65,536" in str(fault)
 
 
-def test_a_foreign_object_is_not_held_in_memory(path: Path, tmp_path: Path) -> None:
+def test_an_unrelated_json_object_is_not_held_in_memory(path: Path, tmp_path: Path) -> None:
     file, value = tmp_path / "foreign.json", "x" * (1 << 20)
     file.write_text(json.dumps({f"item {number}": value for number in range(64)}))
     SessionStore.open(path).close_sync()
@@ -202,7 +202,9 @@ def test_a_foreign_object_is_not_held_in_memory(path: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("told", "low"), [(2.5e11, 1.0), (1e20, 1.0), (-5.0, 0.0)])
-def test_dates_lie_between_the_epoch_and_now(path: Path, tmp_path: Path, good: dict[str, Any], told: float, low: float) -> None:
+def test_imported_dates_lie_between_the_epoch_and_now(
+    path: Path, tmp_path: Path, good: dict[str, Any], told: float, low: float
+) -> None:
     good["session"].update(created=told, updated=told)
     for node in good["nodes"]:
         node["created"] = told
@@ -218,7 +220,7 @@ def test_more_models_than_a_session_can_have_are_refused(path: Path, tmp_path: P
     assert "more than 4,096 models" in str(refused(path, tmp_path / "bad.json", json.dumps(good).encode()))
 
 
-def test_a_model_that_is_told_of_again_and_again_is_one(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
+def test_a_model_listed_many_times_is_imported_once(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
     good["models"] = [{"kv_fingerprint": "model-a", "info": {}}] * 5_000
     (tmp_path / "good.json").write_text(json.dumps(good))
     taken(path, tmp_path / "good.json")
@@ -240,14 +242,14 @@ def test_a_file_that_cannot_be_read_is_named(path: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_every_truncation_is_named(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
+def test_every_truncation_is_refused(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
     whole = json.dumps(good).encode()
     for length in range(1, len(whole), len(whole) // 25):
         refused(path, tmp_path / "cut.json", whole[:length])
 
 
 class Endless:
-    """A file of one line that never ends, and how much of it was asked for."""
+    """A file of one line that never ends; counts the bytes that were read."""
 
     def __init__(self, start: bytes, rest: bytes) -> None:
         self._start, self._rest, self.given = start, rest, 0
@@ -265,7 +267,7 @@ class Endless:
 @pytest.mark.parametrize(
     "start", [b'[{"role": "user", "content": "', b'[{"role": "user", "content": [1', b'{"x', b"[1", b'[{"a":['], ids=repr
 )
-def test_a_line_of_10_gb_is_not_read_to_its_end(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_10_gb_is_refused_without_reading_it_all(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_scanner, "LIMIT", 1 << 19)
     for rest in (b"1", b"[", b"\\", b'"'):
         file: Any = Endless(start, rest)

@@ -1,4 +1,4 @@
-"""Imports of 100,000 nodes and 1,000,000 tokens: others are not held up, memory stays small, and it is all or nothing."""
+"""Imports of 100,000 nodes and 1,000,000 tokens: other calls proceed, memory stays small, and it is all or nothing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def chain(count: int) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_100_000_nodes(path: Path, tmp_path: Path) -> None:
+def test_100_000_nodes_are_imported_and_exported(path: Path, tmp_path: Path) -> None:
     file = document(tmp_path / "deep.json", chain(100_000))
     heard: list[tuple[int, int]] = []
 
@@ -94,7 +94,7 @@ def test_100_000_nodes(path: Path, tmp_path: Path) -> None:
     assert sql(path, "SELECT count(*), max(seq) FROM turns") == [(100_000, 100_000)]
     [row] = with_store(path, lambda store: store.sessions())
     assert (row.title, row.branches) == ("large", 1)
-    # and out again, by its deepest path too
+    # and exported again, also along the deepest path
     export_json(path, row.id, tmp_path / "again.json", lambda _d, _t: None)
     export_text("markdown", path, row.id, tmp_path / "path.md", lambda _d, _t: None, tip=_last(path))
     assert (tmp_path / "path.md").read_text().count("\n## ") == 100_000
@@ -105,7 +105,7 @@ def _last(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_1_000_000_tokens_in_little_memory(path: Path, tmp_path: Path) -> None:
+def test_1_000_000_tokens_are_imported_and_exported_in_little_memory(path: Path, tmp_path: Path) -> None:
     ranges = (tokens(0, first, 1000) for first in range(0, 1_000_000, 1000))
     file = document(tmp_path / "long.json", iter([node(0, None, 1_000_000)]), ranges)
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
@@ -119,8 +119,8 @@ def test_1_000_000_tokens_in_little_memory(path: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again.json").stat().st_size > 10_000_000
 
 
-def test_others_get_their_turn_after_each_row(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a slice has no time at all: what it writes beyond that is what others wait for."""
+def test_other_calls_proceed_after_each_row_of_an_import(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With slices of no duration every transaction writes one row: other calls wait for no more than that."""
     monkeypatch.setattr(importer, "SLICE_SECONDS", 0)
     writes: list[int] = []  # rows that each transaction added
     real = Database.write
@@ -147,7 +147,7 @@ def test_others_get_their_turn_after_each_row(path: Path, tmp_path: Path, monkey
             seen.add(await store._database.read(rows))
         return seen
 
-    assert len(with_store(path, play)) > 100  # looks of others that saw it grow
+    assert len(with_store(path, play)) > 100  # reads that saw different row counts
     assert (sum(writes), max(writes)) == (400, 1)
 
 
@@ -164,9 +164,9 @@ def test_an_error_at_the_end_leaves_nothing(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_cancelled_it_leaves_nothing(path: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_import_leaves_nothing(path: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importer, "SLICE_SECONDS", 0.001)
-    file = document(tmp_path / "deep.json", chain(20_000))  # seconds of work: the end is far away when it is cancelled
+    file = document(tmp_path / "deep.json", chain(20_000))  # seconds of work: it is cancelled long before its end
 
     async def play(store: SessionStore) -> None:
         await chat(store)
@@ -194,7 +194,7 @@ def test_cancelled_it_leaves_nothing(path: Path, tmp_path: Path, after: int, mon
     assert with_store(path, lambda store: store.verify()) == []
 
 
-def test_who_listens_may_end_it(path: Path, tmp_path: Path) -> None:
+def test_an_exception_in_the_progress_callback_ends_the_import(path: Path, tmp_path: Path) -> None:
     file = document(tmp_path / "deep.json", chain(50))
 
     def progress(_done: int, _total: int) -> None:
@@ -206,7 +206,7 @@ def test_who_listens_may_end_it(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_killed_import_left_is_hidden_and_cleared_at_the_next_start(path: Path, tmp_path: Path) -> None:
+def test_the_remains_of_a_killed_import_are_hidden_and_cleared_at_the_next_start(path: Path, tmp_path: Path) -> None:
     with_store(path, chat)
     before = leftovers(path)
     file = document(tmp_path / "deep.json", chain(8000))
@@ -230,7 +230,7 @@ def test_what_a_killed_import_left_is_hidden_and_cleared_at_the_next_start(path:
     assert leftovers(path) == before
 
 
-def test_an_import_that_goes_on_is_not_cleared(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_import_is_not_cleared(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importer, "SLICE_SECONDS", 0.001)
     file = document(tmp_path / "deep.json", chain(1000))
 
@@ -245,7 +245,7 @@ def test_an_import_that_goes_on_is_not_cleared(path: Path, tmp_path: Path, monke
     assert sql(path, "SELECT count(*) FROM turns") == [(1000,)]
 
 
-def test_many_conversations_come_together(path: Path, tmp_path: Path) -> None:
+def test_a_file_of_many_conversations_is_imported_in_full_or_not_at_all(path: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"messages": [{"role": "user", "content": f"question {n}"}]}) for n in range(40)]
     (tmp_path / "many.jsonl").write_text("\n".join(lines) + "\n")
     imported = taken(path, tmp_path / "many.jsonl")
@@ -259,7 +259,7 @@ def test_many_conversations_come_together(path: Path, tmp_path: Path) -> None:
     assert leftovers(path) == before
 
 
-def test_messages_become_a_path(path: Path, tmp_path: Path) -> None:
+def test_a_list_of_messages_is_imported_as_a_path(path: Path, tmp_path: Path) -> None:
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Where "}, {"type": "input_text", "text": "to?"}], "name": "x"},
@@ -286,7 +286,7 @@ def test_messages_become_a_path(path: Path, tmp_path: Path) -> None:
     assert with_store(path, lambda store: store.verify()) == []
 
 
-def test_a_path_as_a_table(path: Path, tmp_path: Path) -> None:
+def test_a_path_is_exported_as_a_table_of_tokens(path: Path, tmp_path: Path) -> None:
     session, _, _ = with_store(path, chat)
     export_text("csv", path, session, tmp_path / "t.csv", lambda _d, _t: None)
     export_text("tokens", path, session, tmp_path / "t.jsonl", lambda _d, _t: None)

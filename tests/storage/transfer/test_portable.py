@@ -1,4 +1,4 @@
-"""Portable files that somebody else made: nothing of them is believed, nothing of them is changed."""
+"""Portable files from elsewhere: nothing in them is trusted, and they are never changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Change = Callable[[sqlite3.Connection], None]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A portable file, made once."""
+    """A portable file, exported once."""
     folder = tmp_path_factory.mktemp("made")
     source = folder / "source" / "sessions.sqlite3"
     as_portable(source, with_store(source, branching), folder / "trip.elsewise")
@@ -44,14 +44,14 @@ def change(file: Path, *statements: str) -> None:
 
 
 def reseal(conn: sqlite3.Connection, table: str) -> None:
-    """Right checksums for whatever stands there: an attacker can do that too."""
+    """Recomputes the checksums of changed rows, as an attacker can."""
     listed = portable.names(table)
     for row in conn.execute(f"SELECT rowid, {', '.join(listed)} FROM {table}").fetchall():  # our own names
         conn.execute(f"UPDATE {table} SET sha256 = ? WHERE rowid = ?", [portable.checksum(row[1:]), row[0]])  # likewise
 
 
 def refused(path: Path, file: Path) -> str:
-    """What is said; neither the store nor the file is another one afterwards."""
+    """Imports the file, which must be refused without a change of the store or the file; returns the message."""
     SessionStore.open(path).close_sync()
     before, held = leftovers(path), hashlib.sha256(file.read_bytes()).digest()
     with pytest.raises((InvalidFileError, StoreNewerError)) as caught:
@@ -62,7 +62,7 @@ def refused(path: Path, file: Path) -> str:
     return str(caught.value)
 
 
-def test_an_import_changes_nothing_of_the_file(path: Path, file: Path) -> None:
+def test_an_import_does_not_change_the_file(path: Path, file: Path) -> None:
     held, stat = file.read_bytes(), file.stat()
     file.chmod(0o400)
     taken(path, file)
@@ -70,12 +70,12 @@ def test_an_import_changes_nothing_of_the_file(path: Path, file: Path) -> None:
     assert file.stat().st_mtime_ns == stat.st_mtime_ns
 
 
-def test_a_newer_version_is_refused_and_untouched(path: Path, file: Path) -> None:
+def test_a_file_of_a_newer_version_is_refused_and_unchanged(path: Path, file: Path) -> None:
     change(file, "PRAGMA user_version = 2")
     assert "newer version" in refused(path, file)
 
 
-def test_every_row_has_its_checksum(path: Path, file: Path) -> None:
+def test_a_changed_row_of_every_table_fails_its_checksum(path: Path, file: Path) -> None:
     whole = file.read_bytes()
     for table, column in zip(portable.TABLES, ("value", "text", "columns", "info", "tokens"), strict=True):
         file.write_bytes(whole)
@@ -95,12 +95,12 @@ HOSTILE: list[tuple[list[str], str]] = [
 
 
 @pytest.mark.parametrize(("statements", "words"), HOSTILE, ids=[words for _, words in HOSTILE])
-def test_a_schema_of_its_own_is_refused(path: Path, file: Path, statements: list[str], words: str) -> None:
+def test_a_file_with_a_different_schema_is_refused(path: Path, file: Path, statements: list[str], words: str) -> None:
     change(file, *statements)
     assert words in refused(path, file)
 
 
-def test_triggers_and_views_beside_ours_are_never_used(path: Path, file: Path) -> None:
+def test_additional_triggers_views_and_indexes_of_a_file_are_never_used(path: Path, file: Path) -> None:
     change(
         file,
         "CREATE TRIGGER evil AFTER INSERT ON nodes BEGIN DELETE FROM nodes; END",
@@ -144,7 +144,7 @@ ROWS: list[tuple[str, str, str]] = [
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("statement", "table", "words"), ROWS, ids=[words for _, _, words in ROWS])
-def test_rows_that_lie_are_refused_by_name(path: Path, file: Path, statement: str, table: str, words: str) -> None:
+def test_rows_with_wrong_values_are_refused_by_name(path: Path, file: Path, statement: str, table: str, words: str) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as conn:
         conn.execute(statement)
         reseal(conn, table)
@@ -152,7 +152,7 @@ def test_rows_that_lie_are_refused_by_name(path: Path, file: Path, statement: st
 
 
 @pytest.mark.slow
-def test_damage_is_named_and_leaves_nothing(path: Path, file: Path) -> None:
+def test_a_damaged_file_is_refused_and_leaves_nothing_or_is_imported_intact(path: Path, file: Path) -> None:
     whole = bytearray(file.read_bytes())
     for length in (20, 100, 4096, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
@@ -164,15 +164,15 @@ def test_damage_is_named_and_leaves_nothing(path: Path, file: Path) -> None:
         SessionStore.open(path).close_sync()
         before = leftovers(path)
         try:
-            taken(path, file)  # a byte that nothing stands on
+            taken(path, file)  # a byte without content
         except (InvalidFileError, StoreNewerError):
             assert leftovers(path) == before
         else:
             assert with_store(path, lambda store: store.verify()) == []
 
 
-def test_a_table_that_is_endless_by_a_loop_in_its_pages_ends(path: Path, file: Path) -> None:
-    """The tree of a table whose page names itself: SQLite calls it damaged."""
+def test_a_table_with_a_loop_in_its_pages_is_refused(path: Path, file: Path) -> None:
+    """The tree of a table with a page that refers to itself: SQLite reports it as damaged."""
     with closing(sqlite3.connect(file)) as conn:
         [(root,)] = conn.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'tokens'").fetchall()
         page = int(conn.execute("PRAGMA page_size").fetchone()[0])
@@ -184,17 +184,17 @@ def test_a_table_that_is_endless_by_a_loop_in_its_pages_ends(path: Path, file: P
 
 
 def endless(file: Path, statement: str, cell: bytes | None = None) -> None:
-    """Gives a table of few rows ten levels of inner pages, each of which names the next one 500 times.
+    """Gives a table of few rows ten levels of inner pages, each of which refers to the next one 500 times.
 
     Args:
-        file: To change.
-        statement: Asks for the page that the table begins on.
-        cell: The only row that stands below them begins with these bytes; None: the rows of the table do.
+        file: The file to change.
+        statement: A query for the first page of the table.
+        cell: The first bytes of the only row below these pages; None: all rows of the table.
     """
     with closing(sqlite3.connect(file)) as conn:
         root, size = conn.execute(statement).fetchone()[0], conn.execute("PRAGMA page_size").fetchone()[0]
     raw = bytearray(file.read_bytes())
-    start, head = (root - 1) * size, 100 if root == 1 else 0  # the file's own header stands before that of the first page
+    start, head = (root - 1) * size, 100 if root == 1 else 0  # page 1 begins with the file's own header
     leaf = bytearray(raw[start : start + size])
     kind, _, count, content = struct.unpack_from(">BHHH", leaf, head)
     assert kind == 13, "a leaf: there are few rows in it"
@@ -225,18 +225,18 @@ def inner(size: int, head: int, children: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("table", list(portable.TABLES))
-def test_rows_that_are_endless_by_pages_that_repeat_are_refused(path: Path, file: Path, table: str) -> None:
+def test_a_table_made_endless_by_repeated_pages_is_refused(path: Path, file: Path, table: str) -> None:
     change(file, f"DELETE FROM {table} WHERE rowid > 1", "VACUUM")  # our own names
     endless(file, f"SELECT rootpage FROM sqlite_schema WHERE name = '{table}'")
     assert "out of order" in refused(path, file)
 
 
-def test_a_schema_that_is_endless_by_pages_that_repeat_is_refused(path: Path, file: Path) -> None:
+def test_a_schema_made_endless_by_repeated_pages_is_refused(path: Path, file: Path) -> None:
     endless(file, "SELECT 1", b"indexsqlite_autoindex_about_1")
     assert "cannot be read" in refused(path, file)
 
 
-def test_a_vocabulary_that_is_not_what_its_name_says_is_left_out(path: Path, file: Path) -> None:
+def test_a_vocabulary_that_does_not_match_its_digest_is_left_out(path: Path, file: Path) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as conn:
         conn.execute("UPDATE vocabularies SET tokens = ?", [msgspec.msgpack.encode([b"b", b"\xff\x00"])])
         reseal(conn, "vocabularies")
@@ -246,7 +246,7 @@ def test_a_vocabulary_that_is_not_what_its_name_says_is_left_out(path: Path, fil
     assert len(imported.sessions) == 1
 
 
-def test_what_a_session_is_set_to_travels_without_the_folders_of_this_machine(path: Path, tmp_path: Path) -> None:
+def test_the_setup_of_a_session_is_exported_and_imported_without_adapter_folders(path: Path, tmp_path: Path) -> None:
     setup = {"options": {"temperature": 0.3}, "preset": "", "format": ["regex", "a+"], "guess": "off"}
 
     async def fill(store: SessionStore) -> int:
@@ -257,7 +257,7 @@ def test_what_a_session_is_set_to_travels_without_the_folders_of_this_machine(pa
     as_portable(path, with_store(path, fill), tmp_path / "a.elsewise")
     assert b"/adapters/mine" not in (tmp_path / "a.elsewise").read_bytes()
     other = tmp_path / "other" / "sessions.sqlite3"
-    with closing(sqlite3.connect(tmp_path / "a.elsewise", isolation_level=None)) as conn:  # nor does one come from elsewhere
+    with closing(sqlite3.connect(tmp_path / "a.elsewise", isolation_level=None)) as conn:  # foreign ones are ignored too
         [[held]] = conn.execute("SELECT value FROM about WHERE name = 'setup'")
         planted = json.dumps({**json.loads(held), "adapters": [["//elsewhere/x", "x", 1.0, True]]})
         conn.execute("UPDATE about SET value = ? WHERE name = 'setup'", [planted])
@@ -267,7 +267,7 @@ def test_what_a_session_is_set_to_travels_without_the_folders_of_this_machine(pa
     assert with_store(other, lambda store: store.verify()) == []
 
 
-def test_a_setup_that_makes_no_sense_is_not_taken(path: Path, file: Path) -> None:
+def test_an_invalid_setup_is_not_imported(path: Path, file: Path) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as conn:
         conn.execute("INSERT INTO about VALUES ('setup', '[1, 2]', x'00')")
         reseal(conn, "about")
@@ -275,7 +275,7 @@ def test_a_setup_that_makes_no_sense_is_not_taken(path: Path, file: Path) -> Non
     assert with_store(path, lambda store: store.session_setup(copy)) is None
 
 
-def test_the_snapshot_travels_along(path: Path, tmp_path: Path) -> None:
+def test_the_snapshot_is_exported_with_the_session(path: Path, tmp_path: Path) -> None:
     session = with_store(path, branching)
     snapshot = {"version": 1, "ids": [1, 2], "deep": {"grammar": "a+"}}
     export_portable(path, session, tmp_path / "a.elsewise", unheard, snapshot)
@@ -296,7 +296,7 @@ def test_the_tables_are_as_documented(file: Path) -> None:
         assert conn.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
-def test_a_file_that_is_there_is_kept_when_the_export_fails(path: Path, tmp_path: Path) -> None:
+def test_a_failed_export_keeps_the_existing_file(path: Path, tmp_path: Path) -> None:
     session = with_store(path, branching)
     (tmp_path / "a.elsewise").write_bytes(b"mine")
 

@@ -1,4 +1,4 @@
-"""Sessions to send away and take back, and how two are compared."""
+"""Sessions for exports and imports, and their comparison."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Export = Callable[[Path, int, Path], None]
 
 
 def unheard(_done: int, _total: int) -> None:
-    """Nobody listens."""
+    """A progress callback without effect."""
 
 
 def as_json(store: Path, session_id: int, path: Path) -> None:
@@ -76,7 +76,7 @@ async def branching(store: SessionStore) -> int:
 
 
 def fingerprint(path: Path, session_id: int) -> Any:
-    """Everything a session holds, numbers of rows left out, columns bit by bit."""
+    """Everything in a session, without row numbers, columns bit by bit."""
 
     async def read(store: SessionStore) -> Any:
         tree = await store.load_session(session_id)
@@ -98,7 +98,7 @@ def fingerprint(path: Path, session_id: int) -> Any:
 
 
 def joined(tiles: Any) -> list[Any]:
-    """Each token's numbers of every column; ranges may be cut anywhere."""
+    """The numbers of each token in every column; ranges may be split anywhere."""
     rows: list[Any] = []
     for tile in tiles:
         plain = {n: c for n, c in tile.columns.items() if not n.endswith("data")}
@@ -118,6 +118,6 @@ def taken(path: Path, file: Path) -> Imported:
 
 
 def leftovers(path: Path) -> list[int]:
-    """Rows by table: what an import that was refused must not change."""
+    """Row counts by table, which a refused import must not change."""
     tables = ("sessions", "nodes", "token_chunks", "models", "vocabularies", "search", "settings")
     return [sql(path, f"SELECT count(*) FROM {table}")[0][0] for table in tables]  # our own names
