@@ -612,7 +612,7 @@ def test_only_the_requested_row_is_transferred(device: str, crossed: list[int]) 
 
 
 @pytest.mark.parametrize("device", [*DEVICES, "host"])
-def test_of_chunk_rows_inside_a_path_only_finiteness_is_kept(device: str) -> None:
+def test_only_the_finiteness_of_rows_inside_a_path_is_kept(device: str) -> None:
     raw = np.random.default_rng(3).normal(size=(5, 50)).astype(np.float32)
     raw[3, 7] = np.inf
     logits = raw.copy() if device == "host" else staying_logits(raw.copy(), device)

@@ -212,7 +212,7 @@ def test_rows_that_share_kv_are_limited_by_their_states_only(loaded: Loaded, mon
         loaded.check(row[None], [*stem, token], [-1])
 
 
-# ---- what a decoded token copies ----------------------------------------------------------------------------------------
+# ---- copies made by a decoded token -------------------------------------------------------------------------------------
 
 
 class Made(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed by mypy

@@ -64,9 +64,7 @@ def test_the_weights_option_has_exactly_the_tested_forms() -> None:
     "name", ["llama", "mamba", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gemma3_80", "lfm2"))]
 )
 @pytest.mark.parametrize("weights", FORMS)
-def test_the_error_of_packed_weights_stays_within_the_documented_tolerance(
-    name: str, weights: str, tell: Callable[[str], None]
-) -> None:
+def test_the_error_of_packed_weights_stays_within_the_tolerance(name: str, weights: str, tell: Callable[[str], None]) -> None:
     ids = random_ids(4, 40)
     with packed(name, weights) as model:
         backend: Any = engine_of(model).backend

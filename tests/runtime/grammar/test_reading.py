@@ -39,7 +39,7 @@ def grammars() -> Iterator[Grammars]:
         "[1E+22, 0.1, -2.5e-7]",
     ],
 )
-def test_text_in_canonical_spelling_is_unchanged(text: str) -> None:
+def test_text_that_a_parser_reads_as_spelled_is_unchanged(text: str) -> None:
     assert as_read(text) == text
 
 

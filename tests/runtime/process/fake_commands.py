@@ -89,7 +89,7 @@ async def _freeze(model: FakeTransport, argument: str) -> str:
     if argument:
         Path(argument).touch()  # noqa: ASYNC240  # as above: this blocks in any case
     while True:
-        time.sleep(1)  # noqa: ASYNC251  # blocking the loop is what this is for
+        time.sleep(1)  # noqa: ASYNC251  # blocks the event loop on purpose
 
 
 async def _slow_close(model: FakeTransport, argument: str) -> str:

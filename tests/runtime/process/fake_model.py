@@ -1,7 +1,7 @@
 """A model for the engine process that computes nothing: its answers derive from the ids, and it misbehaves on request.
 
-The source selects how it loads ("ready", "slow", "fail", "bug", "die", "exit", "hang"). A message with the role "command"
-passed to `render_chat` selects other behaviour (see `fake_commands` and `conftest.command`).
+The source selects how it loads ("ready", "slow", "fail", "bug", "die", "exit", "hang", "vocabulary"). A message with the
+role "command" passed to `render_chat` selects other behaviour (see `fake_commands` and `conftest.command`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class FakeTransport:
         self.generated = 0
         self.cancelled = 0
         self.turns: list[int] = []  # queries per turn of the event loop
-        self.priorities: list[Priority] = []  # of what was scored
+        self.priorities: list[Priority] = []  # of the score requests
         self.held: asyncio.Event | None = None
         self.beat: tuple[int, str, int] = (0, "idle", 0)
         self.close_seconds = 0.0
@@ -136,7 +136,7 @@ class FakeTransport:
         self.close()
 
     def forgotten(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the fake model holds nothing."""
 
     # ---- queries ---------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class FakeTransport:
     # ---- text ------------------------------------------------------------------------------------------------
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """A letter is a token."""
+        """One token per letter."""
         return [[ord(letter) - 97 for letter in text] for text in texts]
 
     async def render_chat(
@@ -321,7 +321,7 @@ class FakeTransport:
         return len(ids)
 
     async def unpin(self, pin: int) -> None:
-        """Nothing is held."""
+        """Does nothing: the fake model holds nothing."""
 
     async def save_blocks(self, ids: Int32, adapters: Sequence[object] | None, replaces: int | None) -> BlocksSaved:
         return BlocksSaved(len(ids), 1 + (replaces or 0), len(ids), len(adapters or ()), 0.5, 0.25)

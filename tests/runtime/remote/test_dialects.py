@@ -340,7 +340,7 @@ def test_tokens_of_split_characters_that_llama_cpp_omits_are_restored(
 
 
 @pytest.mark.parametrize(("window", "of_llama"), [(0, -1), (9, 9)])
-def test_the_penalty_window_is_sent_in_the_units_of_each_server(
+def test_the_penalty_window_is_sent_in_the_convention_of_each_server(
     model: LanguageModel, folder: Path, window: int, of_llama: int
 ) -> None:
     options = GenerationOptions(max_tokens=2, sampling=SamplingOptions(repetition_penalty=1.2, penalty_window=window))

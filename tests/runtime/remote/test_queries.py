@@ -236,7 +236,7 @@ def test_cancelled_queries_close_their_connections(server: Server, folder: Path)
     asyncio.run(ask(connect(server.base_url, tokenizer=folder)))
 
 
-def test_a_query_during_a_reset_is_sent_again(server: Server, folder: Path) -> None:
+def test_a_query_made_during_a_reset_is_sent_as_a_new_request(server: Server, folder: Path) -> None:
     async def ask(remote: LanguageModel) -> None:
         asked, hang = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
