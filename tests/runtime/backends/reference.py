@@ -1,4 +1,4 @@
-"""What the contract tests compare with: transformers' own full forward, no cache, float32."""
+"""The reference of the contract tests: transformers' own full forward without a cache, in float32."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 TOLERANCE = 1e-4  # nats, float32, tiny models
-PACKED = {"auto": 0.0, "float16": TOLERANCE, "bfloat16": 0.1, "int8": 0.1, "int4": 0.1}  # beside the same weights, whole
-RESTED = {"auto": TOLERANCE, "q8": 0.5}  # and where KV has rested quantised; the tiny models' weights are large on purpose
+PACKED = {"auto": 0.0, "float16": TOLERANCE, "bfloat16": 0.1, "int8": 0.1, "int4": 0.1}  # against the same packed weights
+RESTED = {"auto": TOLERANCE, "q8": 0.5}  # with KV stored quantised; the tiny models have large weights on purpose
 
 HF = (
     *("llama", "llama_wide", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3", "gemma3_80", "mistral", "phi3"),
@@ -32,7 +32,7 @@ RECURRENT = ("mamba", "lfm2", "falcon_h1", "recurrent")
 
 
 def in_turn(names: Sequence[str]) -> list[Any]:
-    """Each model with both libraries, as parameters: by turns with one of them in the fast tests, the other in the slow."""
+    """Each model with both libraries, as parameters: alternately one library in the fast tests, the other in the slow."""
     return [
         pytest.param((backend, name), id=f"{backend}-{name}", marks=() if (at + place) % 2 == 0 else pytest.mark.slow)
         for place, backend in enumerate(("hf", "mlx"))
@@ -50,7 +50,7 @@ def _model(name: str) -> Any:
 
 @functools.lru_cache(maxsize=512)
 def remembered(name: str, ids: tuple[int, ...]) -> Float32:
-    """`expected` of a tuple of ids."""
+    """`expected` for a tuple of ids, cached."""
     return _forward(_model(name), ids)
 
 
@@ -68,7 +68,7 @@ def expected(name: str, ids: Sequence[int]) -> Float32:
 
 
 def log_softmax(logits: npt.NDArray[Any]) -> Float32:
-    """Float64 inside."""
+    """Log-softmax over the last axis, computed in float64, returned as float32."""
     wide = logits.astype(np.float64)
     wide -= wide.max(-1, keepdims=True)
     wide -= np.log(np.exp(wide).sum(-1, keepdims=True))
@@ -81,14 +81,14 @@ def random_ids(seed: int, n: int, vocab: int = 1000) -> Int64:
 
 
 def chain(base: int, n: int, parent: int) -> Int64:
-    """Parents of n new slots that hang as one chain under `parent`, when the pack holds `base`."""
+    """Parents of n new slots that form one chain under `parent`, in a pack that holds `base` slots."""
     parents = np.arange(base - 1, base - 1 + n)
     parents[0] = parent
     return parents
 
 
 def append(backend: Any, pack: Any, ids: Sequence[int] | Int64, parent: int = ROOT) -> tuple[Int64, Float32]:
-    """Pushes one chain; slots and log-probabilities of every row."""
+    """Pushes one chain and returns its slots and the log-probabilities of every row."""
     ids = np.asarray(ids, np.int64)
     slots, logits = backend.forward(pack, ids, chain(backend.size(pack), len(ids), parent), np.arange(len(ids)))
     return slots, log_softmax(logits)
@@ -97,8 +97,8 @@ def append(backend: Any, pack: Any, ids: Sequence[int] | Int64, parent: int = RO
 class Loaded:
     """A backend over one tiny model (or a toy), with the helpers the tests share.
 
-    Toys have no library to be compared with: their reference is a fresh, single, uncached run. That of weights in fewer bits
-    is transformers' full forward on the same weights.
+    Toys have no library to compare with: their reference is a fresh, single, uncached run. The reference of weights in fewer
+    bits is transformers' full forward on the same weights.
     """
 
     def __init__(self, backend: str, name: str, options: LoadOptions | None = None) -> None:
@@ -112,7 +112,7 @@ class Loaded:
         self.recurrent = name in RECURRENT
 
     def ids(self, seed: int, n: int) -> Int64:
-        """Token ids that every model here knows."""
+        """Token ids within the vocabulary of the model."""
         return random_ids(seed, n, 259 if self.toy else 1000)
 
     def expected(self, ids: Sequence[int]) -> Float32:
@@ -124,10 +124,10 @@ class Loaded:
         return expected(self.name, ids)
 
     def check(self, got: Float32, ids: Sequence[int] | Int64, rows: Any = slice(None)) -> None:
-        """Log-probabilities against the reference for one whole text."""
+        """Compares log-probabilities with the reference for one whole text."""
         np.testing.assert_allclose(got, self.expected([int(i) for i in ids])[rows], atol=self.tolerance, rtol=0)
 
 
 def third_backend(source: Any, options: LoadOptions) -> FakeBackend:
-    """A backend from somewhere else: what `register_backend` and entry points bring in."""
+    """A third-party backend, as `register_backend` and entry points add."""
     return FakeBackend(options, Behaviour())

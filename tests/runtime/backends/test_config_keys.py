@@ -1,4 +1,4 @@
-"""Each key of a configuration that changes the numbers of transformers is honoured by both engines, or refused by its name."""
+"""Each configuration key that changes the numbers of transformers is honoured by both engines or refused by name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from runtime.records import Float32
 from tests.runtime.backends.reference import log_softmax
 from tests.tiny_models import tiny_path
 
-TOLERANCE = 2e-3  # nats: other values make other models, whose numbers may be larger
-REACTS = 1e-3  # nats from which a key counts as one that changes numbers
+TOLERANCE = 2e-3  # nats: changed values make other models, whose numbers may be larger
+REACTS = 1e-3  # nats from which on a key counts as changing the numbers
 IDS = [int(i) for i in np.random.default_rng(3).integers(3, 990, 60)]  # longer than any window
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gpt2", "gemma2", "gemma3", "mamba", "lfm2", "falcon_h1")
 ABSENT = object()
@@ -30,7 +30,7 @@ ROPES = tuple(
         {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
     )
 )
-OTHER: dict[str, Callable[[dict[str, Any]], tuple[Any, ...]]] = {  # sensible values beside the one that is there
+OTHER: dict[str, Callable[[dict[str, Any]], tuple[Any, ...]]] = {  # other sensible values of a key
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), lambda _: ("gelu", "relu", "silu", "gelu_new")),
     "sliding_window": lambda _: (8, None),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), lambda _: (2.0, None)),
@@ -69,7 +69,7 @@ def values(name: str, value: Any, config: dict[str, Any]) -> Iterator[Any]:
 
 
 def cases(config: dict[str, Any]) -> Iterator[Case]:
-    """Each key with other values, each key left out, and some keys that are not there."""
+    """Each key with other values, each key left out, and some keys added."""
     for name in sorted({*config, *BESIDE} - set(NO_NUMBERS)):
         for value in values(name, config.get(name), config):
             if value != config.get(name):
@@ -84,7 +84,7 @@ def cases(config: dict[str, Any]) -> Iterator[Case]:
 
 
 def plain(folder: Path) -> Float32 | None:
-    """What transformers itself says of the last token; None where it cannot load the folder, or draws weights."""
+    """Log-probabilities of transformers itself after the last token; None where it fails to load or initialises weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -94,14 +94,14 @@ def plain(folder: Path) -> Float32 | None:
         )
         with torch.no_grad():
             logits = model.eval()(torch.tensor([IDS]), use_cache=False).logits[0, -1].numpy()
-    except Exception:  # noqa: BLE001  # a library may fail at a key as it likes: then ours have to refuse it
+    except Exception:  # noqa: BLE001  # the library may raise anything for a key, which ours then have to refuse
         return None
     drawn = found["missing_keys"] or found["mismatched_keys"]
     return None if drawn else log_softmax(logits)
 
 
 def ours(folder: Path, engine: str) -> Float32 | str:
-    """What an engine says of the last token, or why it refuses the folder."""
+    """Log-probabilities of an engine after the last token, or its reason to refuse the folder."""
     try:
         with load(folder, engine, threads=1) as model:
             return model.next_token_logprobs_sync(IDS)
@@ -110,7 +110,7 @@ def ours(folder: Path, engine: str) -> Float32 | str:
 
 
 def faults(name: str, folder: Path, wanted: Callable[[Case], bool] = lambda case: True) -> list[str]:
-    """Every case in which an engine has other numbers than transformers, or refuses without naming the key."""
+    """All cases in which an engine differs from transformers, or refuses without naming the key."""
     folder = Path(shutil.copytree(tiny_path(name), folder / name))
     config = json.loads((folder / "config.json").read_text())
     before, found = plain(folder), list[str]()
@@ -140,7 +140,7 @@ def faults(name: str, folder: Path, wanted: Callable[[Case], bool] = lambda case
     return found
 
 
-WRONG_BEFORE = {  # a few of each architecture that were wrong on one engine
+WRONG_BEFORE = {  # per architecture, a few keys that were once wrong on one engine
     "llama": ("hidden_act", "num_hidden_layers", "rope_theta", "tie_word_embeddings"),
     "qwen3": ("layer_types",),
     "mistral": ("layer_types",),
@@ -152,7 +152,7 @@ WRONG_BEFORE = {  # a few of each architecture that were wrong on one engine
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", WRONG_BEFORE)
-def test_keys_that_were_ignored_are_honoured_or_refused_by_name(name: str, shelf: Path, tmp_path: Path) -> None:
+def test_formerly_ignored_keys_are_honoured_or_refused_by_name(name: str, shelf: Path, tmp_path: Path) -> None:
     assert faults(name, tmp_path, lambda case: case[0][0] in WRONG_BEFORE[name] and case[1] is not ABSENT) == []
 
 
@@ -165,7 +165,7 @@ def test_every_key_is_honoured_or_refused_by_name(name: str, shelf: Path, tmp_pa
 
 @pytest.fixture(autouse=True)
 def unproven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No self-test, which would refuse a wrong number without naming the key: the numbers themselves are compared."""
+    """Disables the self-test, which would refuse wrong numbers without naming the key: the numbers are compared here."""
     for engine in ("hf", "mlx"):
         monkeypatch.setattr(f"runtime.backends.{engine}.backend.prove", lambda backend, copies: ())
 

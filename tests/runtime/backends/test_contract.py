@@ -1,4 +1,4 @@
-"""What every backend promises, on every architecture: the numbers of transformers' full forward, however pushed."""
+"""The contract of every backend on every architecture: the numbers of transformers' full forward for any order of calls."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ QUANTISED = [(backend, name, "q8") for backend in ("hf", "mlx") for name in ("ll
 PACKED = [("hf", "llama", weights) for weights in ("float16", "bfloat16", "int8", "int4")] + [("hf", "lfm2", "int8")]
 CASES: list[tuple[str, ...]] = [*TOYS, *REAL, *QUANTISED, *PACKED]
 SLICEABLE = [case for case in CASES if case[1] not in RECURRENT]
-UNBOUNDED = [*TOYS, ("hf", "mamba"), ("mlx", "mamba")]  # models that name no limit
+UNBOUNDED = [*TOYS, ("hf", "mamba"), ("mlx", "mamba")]  # models without a context limit
 BOUNDED = [case for case in REAL if case not in UNBOUNDED]
 
 
 def only(cases: Sequence[tuple[str, ...]]) -> pytest.MarkDecorator:
-    """For these of `CASES` alone."""
+    """Restricts a test to these of `CASES`."""
     return pytest.mark.parametrize("loaded", cases, ids="-".join, indirect=True, scope="module")
 
 
@@ -63,7 +63,7 @@ def test_uncached_equals_the_plain_forward(loaded: Loaded) -> None:
 
 
 @pytest.mark.sampled(2)
-def test_chunks_and_single_tokens_equal_the_whole(loaded: Loaded, pack: Any) -> None:
+def test_chunks_and_single_tokens_equal_one_forward(loaded: Loaded, pack: Any) -> None:
     ids = loaded.ids(3, 45)
     got, at = [], ROOT
     for piece in np.split(ids, [19, 20, 21, 36]):  # across windows, with single tokens between
@@ -88,13 +88,13 @@ def test_only_wanted_rows_come_back(loaded: Loaded, pack: Any) -> None:
 
 
 @pytest.mark.sampled(2)
-def test_a_tree_in_one_call_equals_its_paths_alone(loaded: Loaded, pack: Any) -> None:
-    # given a trunk, when a branching tree of new tokens comes in one call, some branches within branches
+def test_a_tree_in_one_call_equals_each_path_alone(loaded: Loaded, pack: Any) -> None:
+    # given a trunk, when a tree of new tokens with nested branches is pushed in one call
     trunk, new = loaded.ids(5, 20), loaded.ids(6, 9)
     append(loaded.backend, pack, trunk)
     parents = np.array([19, 20, 20, 22, 19, 24, 25, 20, 25])  # slot 20 is the call's first token
     slots, logits = loaded.backend.forward(pack, new, parents, np.arange(9))
-    # then every row is what its own path gives alone
+    # then every row equals that of its path alone
     got = log_softmax(logits)
     for j, slot in enumerate(slots.tolist()):
         path = []
@@ -106,7 +106,7 @@ def test_a_tree_in_one_call_equals_its_paths_alone(loaded: Loaded, pack: Any) ->
 
 
 @pytest.mark.slow
-def test_a_forest_of_unrelated_rows(loaded: Loaded, pack: Any) -> None:
+def test_unrelated_rows_in_one_call_equal_each_text_alone(loaded: Loaded, pack: Any) -> None:
     texts = [loaded.ids(seed, n) for seed, n in ((7, 5), (8, 1), (9, 21))]
     starts = np.cumsum([0, 5, 1])
     parents = np.concatenate([chain(int(s), len(t), ROOT) for s, t in zip(starts, texts, strict=True)])
@@ -116,23 +116,23 @@ def test_a_forest_of_unrelated_rows(loaded: Loaded, pack: Any) -> None:
 
 
 @pytest.mark.slow
-def test_rows_without_a_past_beside_one_with_a_long_one(loaded: Loaded, pack: Any) -> None:
+def test_new_rows_beside_a_long_row_equal_each_text_alone(loaded: Loaded, pack: Any) -> None:
     # given a text longer than every window
     text = loaded.ids(50, 40)
     append(loaded.backend, pack, text)
-    # when it goes on in the call in which two others begin, all of different length
+    # when it continues in the same call in which two others begin, all of different length
     tails = [loaded.ids(seed, n) for seed, n in ((51, 3), (52, 5), (53, 1))]
     parents = np.concatenate([chain(40, 3, 39), chain(43, 5, ROOT), chain(48, 1, ROOT)])
     _, logits = loaded.backend.forward(pack, np.concatenate(tails), parents, np.arange(9))
     got = log_softmax(logits)
-    # then each is what it is alone
+    # then each equals the text alone
     loaded.check(got[:3], [*text, *tails[0]], [-3, -2, -1])
     loaded.check(got[3:8], tails[1])
     loaded.check(got[8:], tails[2])
 
 
 @pytest.mark.sampled(2)
-def test_rows_decode_together_one_token_at_a_time(loaded: Loaded, pack: Any) -> None:
+def test_rows_decoded_together_equal_each_text_alone(loaded: Loaded, pack: Any) -> None:
     # given three rows of different length
     texts = [loaded.ids(seed, n).tolist() for seed, n in ((10, 18), (11, 4), (12, 9))]
     tips = [int(append(loaded.backend, pack, text)[0][-1]) for text in texts]
@@ -149,7 +149,7 @@ def test_rows_decode_together_one_token_at_a_time(loaded: Loaded, pack: Any) -> 
 
 
 @pytest.mark.sampled(2)
-def test_a_long_branch_beside_short_ones_in_one_call(loaded: Loaded, pack: Any) -> None:
+def test_a_long_and_short_branches_in_one_call_equal_their_paths_alone(loaded: Loaded, pack: Any) -> None:
     trunk, long, short = loaded.ids(40, 10), loaded.ids(41, 50), loaded.ids(42, 2)
     append(loaded.backend, pack, trunk)
     parents = np.concatenate([[9], chain(11, 50, 9), [10]])
@@ -161,8 +161,8 @@ def test_a_long_branch_beside_short_ones_in_one_call(loaded: Loaded, pack: Any) 
 
 
 @pytest.mark.slow
-@only(SLICEABLE)  # recurrent state is kept at chain ends alone: see test_recurrent
-def test_forks_under_any_slot(loaded: Loaded, pack: Any) -> None:
+@only(SLICEABLE)  # recurrent state is kept at chain ends only: see test_recurrent
+def test_a_text_can_be_forked_at_any_slot(loaded: Loaded, pack: Any) -> None:
     ids = loaded.ids(14, 30)
     append(loaded.backend, pack, ids)
     for at in (0, 7, 15, 28):
@@ -172,13 +172,13 @@ def test_forks_under_any_slot(loaded: Loaded, pack: Any) -> None:
 
 
 @pytest.mark.slow
-def test_taken_and_loaded_equals_uncached(loaded: Loaded, pack: Any) -> None:
+def test_a_payload_taken_and_loaded_equals_the_uncached_text(loaded: Loaded, pack: Any) -> None:
     ids, tail = loaded.ids(16, 37), loaded.ids(17, 4)
     slots, _ = append(loaded.backend, pack, ids)
     payload = loaded.backend.take(pack, slots)
     assert loaded.backend.payload_resumable(payload)
     other = loaded.backend.open_pack()
-    append(loaded.backend, other, loaded.ids(18, 6))  # a stranger stands there first
+    append(loaded.backend, other, loaded.ids(18, 6))  # the pack already holds another text
     held = loaded.backend.load(other, payload, ROOT)
     assert held.tolist() == list(range(6, 43))
     _, got = append(loaded.backend, other, tail, int(held[-1]))
@@ -187,7 +187,7 @@ def test_taken_and_loaded_equals_uncached(loaded: Loaded, pack: Any) -> None:
 
 
 @pytest.mark.sampled(2)
-def test_a_branch_is_taken_out_of_a_tree(loaded: Loaded, pack: Any) -> None:
+def test_a_branch_taken_from_interleaved_rows_can_be_continued(loaded: Loaded, pack: Any) -> None:
     # given two rows whose slots alternate, when one is taken
     ids, other = loaded.ids(19, 8), loaded.ids(20, 8)
     tips = [ROOT, ROOT]
@@ -197,7 +197,7 @@ def test_a_branch_is_taken_out_of_a_tree(loaded: Loaded, pack: Any) -> None:
         tips = slots.tolist()
         mine.append(tips[0])
     payload = loaded.backend.take(pack, np.array(mine))
-    # then it stands alone in an empty pack
+    # then it can be loaded into an empty pack and continued
     fresh = loaded.backend.open_pack()
     held = loaded.backend.load(fresh, payload, ROOT)
     _, got = append(loaded.backend, fresh, other, int(held[-1]))
@@ -206,8 +206,8 @@ def test_a_branch_is_taken_out_of_a_tree(loaded: Loaded, pack: Any) -> None:
 
 
 @pytest.mark.slow
-def test_chains_taken_at_once_are_those_taken_alone(loaded: Loaded, pack: Any) -> None:
-    # given branches of one trunk, whose last slots follow no recurrent state that somebody else goes on from
+def test_chains_taken_at_once_equal_chains_taken_alone(loaded: Loaded, pack: Any) -> None:
+    # given branches of one trunk, for a recurrent model only as many as its state allows
     backend, trunk, tails = loaded.backend, loaded.ids(15, 6), [loaded.ids(16 + n, n) for n in (1, 3, 1, 2)]
     slots, _ = append(backend, pack, trunk)
     chains = []
@@ -227,8 +227,8 @@ def test_chains_taken_at_once_are_those_taken_alone(loaded: Loaded, pack: Any) -
 
 
 @pytest.mark.slow
-@only(SLICEABLE)  # the states of a recurrent one are taken with each chain
-def test_chains_that_lie_between_each_other_are_taken_as_they_are(loaded: Loaded, pack: Any) -> None:
+@only(SLICEABLE)  # for recurrent models, states are taken with each chain
+def test_interleaved_chains_taken_at_once_equal_chains_taken_alone(loaded: Loaded, pack: Any) -> None:
     # given two rows whose slots alternate, and three branches that share their first new slot
     backend, ids, other = loaded.backend, loaded.ids(31, 6), loaded.ids(32, 6)
     tips, mine, theirs = [ROOT, ROOT], list[int](), list[int]()
@@ -238,7 +238,7 @@ def test_chains_that_lie_between_each_other_are_taken_as_they_are(loaded: Loaded
         mine.append(tips[0])
         theirs.append(tips[1])
     backend.forward(pack, loaded.ids(33, 4), np.array([tips[0], 12, 12, 12]), NOTHING)
-    # when several are taken at once, as many slots as lie between the first and the last
+    # when several chains with interleaved slots are taken at once
     for chains in (
         [mine[:2], theirs[:2]],
         [theirs[:3], mine[1:4]],
@@ -247,14 +247,14 @@ def test_chains_that_lie_between_each_other_are_taken_as_they_are(loaded: Loaded
         [[12, 14], [12, 13], [15]],
     ):
         for got, chain_alone in zip(backend.take_many(pack, [np.array(c) for c in chains]), chains, strict=True):
-            # then each is what it is alone
+            # then each equals the chain taken alone
             want = backend.export(backend.take(pack, np.array(chain_alone)))
             for name, array in backend.export(got).items():
                 np.testing.assert_array_equal(array, want[name])
 
 
 @pytest.mark.slow
-def test_payloads_chain_and_split(loaded: Loaded, pack: Any) -> None:
+def test_payloads_can_be_split_and_loaded_in_a_row(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(21, 33)
     first, _ = append(backend, pack, ids[:20])
     head = backend.take(pack, first)
@@ -273,7 +273,7 @@ def test_payloads_chain_and_split(loaded: Loaded, pack: Any) -> None:
 
 
 @pytest.mark.slow
-def test_export_and_restore(loaded: Loaded, pack: Any) -> None:
+def test_an_exported_payload_can_be_restored_and_continued(loaded: Loaded, pack: Any) -> None:
     backend, ids, tail = loaded.backend, loaded.ids(23, 20), loaded.ids(24, 3)
     slots, _ = append(backend, pack, ids)
     payload = backend.take(pack, slots)
@@ -288,7 +288,7 @@ def test_export_and_restore(loaded: Loaded, pack: Any) -> None:
     backend.close(fresh)
 
 
-def test_payload_bytes_are_what_info_says(loaded: Loaded, pack: Any) -> None:
+def test_payload_bytes_equal_the_bytes_per_token_of_info(loaded: Loaded, pack: Any) -> None:
     backend = loaded.backend
     slots, _ = append(backend, pack, loaded.ids(25, 10))
     a, b = backend.split(backend.take(pack, slots), 4)
@@ -300,7 +300,7 @@ def test_payload_bytes_are_what_info_says(loaded: Loaded, pack: Any) -> None:
 @pytest.mark.sampled(1)
 @only([("fake", "recurrent"), ("hf", "llama"), ("hf", "lfm2"), ("mlx", "gemma3"), ("mlx", "mamba"), ("mlx", "llama", "q8")])
 def test_the_pack_grows_in_steps(loaded: Loaded, pack: Any) -> None:
-    # given a prompt, when 200 tokens follow one by one, then the buffers move a few times only and the numbers hold
+    # given a prompt, when 100 tokens follow one by one, then the buffers grow only a few times and the numbers hold
     backend, ids = loaded.backend, loaded.ids(26, 120)
     append(backend, pack, ids[:20])
     sizes = set()
@@ -326,17 +326,17 @@ def test_a_refused_call_leaves_the_pack_as_it_was(loaded: Loaded, pack: Any) -> 
 
 
 @pytest.mark.slow
-def test_hidden_states_read_in_parts_are_those_of_the_plain_forward(loaded: Loaded, pack: Any) -> None:
+def test_hidden_states_read_in_parts_equal_the_plain_forward(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(31, 30)
     got = np.concatenate([backend.extend(pack, part, "hidden") for part in np.split(ids, [7, 8])])
     assert got.shape == (30, backend.info.hidden_size)
     assert backend.size(pack) == 30
-    if backend.info.backend != "mock":  # whose states are no model's
+    if backend.info.backend != "mock":  # which has no model states
         plain = backend.hidden_states(ids[None])[0]
         np.testing.assert_allclose(got, plain, atol=loaded.tolerance * np.abs(plain).max(initial=1), rtol=0)
 
 
-def test_a_reading_that_is_not_there_is_refused_by_its_name(loaded: Loaded, pack: Any) -> None:
+def test_an_unknown_reading_is_refused_by_name(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(32, 10)
     append(backend, pack, ids)
     with pytest.raises(UnsupportedFeatureError, match=r"'letters'.* but hidden, layers"):
@@ -356,7 +356,7 @@ def test_a_path_longer_than_the_context_is_refused_before_compute(loaded: Loaded
 
 
 @pytest.mark.parametrize("case", [case for case in UNBOUNDED if case[0] != "third"], ids="-".join)
-def test_a_limit_of_ones_own_holds_where_the_model_names_none(case: tuple[str, str]) -> None:
+def test_a_given_context_length_applies_to_models_without_a_limit(case: tuple[str, str]) -> None:
     one = Loaded(*case, LoadOptions(context_length=64))
     pack = one.backend.open_pack()
     assert one.backend.info.context_length == 64
@@ -366,8 +366,8 @@ def test_a_limit_of_ones_own_holds_where_the_model_names_none(case: tuple[str, s
     one.backend.unload()
 
 
-@only(REAL)  # toys have no config to be honest about
-def test_info_is_honest(loaded: Loaded) -> None:
+@only(REAL)  # toys have no config
+def test_info_describes_the_loaded_model(loaded: Loaded) -> None:
     info = loaded.backend.info
     assert info.vocab_size == (1024 if loaded.name == "llama_wide" else 1000)
     assert info.architecture.startswith(loaded.name.split("_")[0])

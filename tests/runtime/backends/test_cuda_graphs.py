@@ -1,4 +1,4 @@
-"""What a CUDA device does in its own way: small forwards recorded as graphs, chains that attend apart in one kernel."""
+"""The CUDA paths: small forwards recorded as graphs, and chains with separate attention in one kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.tiny_models import tiny_folder, tiny_path
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
 
-STEPS = 12  # of a decode: more than a backend waits before it records one
+STEPS = 12  # of a decode: more than the number after which a backend records the forward
 
 
 @pytest.fixture(params=["llama", "gpt2", "gemma3", "mistral"])
@@ -56,7 +56,7 @@ def started(backend: Any, texts: Sequence[Int64]) -> tuple[Any, Int64]:
 def decoded(backend: Any, pack: Any, tips: Int64, new: Int64, *, recorded: bool = True) -> Float32:
     """Log-probabilities ``(steps, rows, vocab)`` after each of `new` ``(steps, rows)``, a forward for each step.
 
-    Layers are not called where what they did is recorded.
+    The layers are not called in a recorded forward.
     """
     found, before = [], (backend.forwards, backend.layer_calls)
     for tokens in new:
@@ -68,34 +68,34 @@ def decoded(backend: Any, pack: Any, tips: Int64, new: Int64, *, recorded: bool 
 
 
 def test_a_decode_equals_the_plain_forward_before_and_after_it_is_recorded(one: Loaded) -> None:
-    # given texts of different length in one pack, with room for what comes, and then with less
+    # given texts of different length in one pack, whose buffers have room for the first half of the new tokens
     texts = [one.ids(seed, n) for seed, n in ((1, 30), (2, 5), (3, 41))]
     pack, tips = started(one.backend, texts)
     new = one.ids(4, 3 * STEPS * 2).reshape(-1, 3)
     one.backend.resize(pack, one.backend.size(pack) + new[:STEPS].size)
-    # when each goes on token by token, and the buffers move in the middle
+    # when each continues token by token, and the buffers are moved in the middle
     got = decoded(one.backend, pack, tips, new)
-    # then every row is that of its own text
+    # then every row equals that of its own text
     for row, text in enumerate(texts):
         whole = np.concatenate([text, new[:, row]])
         one.check(got[:, row], whole, slice(len(text), None))
 
 
-def test_a_recorded_decode_goes_on_after_slots_were_dropped(one: Loaded) -> None:
+def test_a_recorded_decode_continues_after_slots_were_dropped(one: Loaded) -> None:
     # given a chain that decodes
     text, new = one.ids(5, 20), one.ids(6, STEPS)
     pack, tips = started(one.backend, [text])
     decoded(one.backend, pack, tips, new[:, None])
-    # when its newest tokens are taken back and others follow
+    # when its newest tokens are removed and others follow
     one.backend.truncate(pack, 24)
     other = one.ids(7, STEPS)
     got = decoded(one.backend, pack, np.array([23]), other[:, None])
-    # then nothing of the first ones is seen
+    # then the removed tokens have no effect
     one.check(got[:, 0], np.concatenate([text, new[:4], other]), slice(24, None))
 
 
-def test_what_is_no_number_reaches_no_other_row_through_a_recorded_forward() -> None:
-    # given a pack that decodes, in whose newest slots a model has left no numbers
+def test_nan_in_dropped_slots_reaches_no_row_through_a_recorded_forward() -> None:
+    # given a decoding pack whose newest slots hold NaN
     one = Loaded("hf", "llama")
     texts = [one.ids(8, 10), one.ids(9, 10)]
     pack, tips = started(one.backend, texts)
@@ -105,19 +105,19 @@ def test_what_is_no_number_reaches_no_other_row_through_a_recorded_forward() -> 
     with torch.inference_mode():
         for layer in pack.attention:
             layer.values[:, :, size - 1] = torch.nan
-    # when that is found, and taken back
+    # when the NaN is detected and the slots are removed
     assert not one.backend.sound(pack).all()
     one.backend.truncate(pack, size - 2)
     tips = np.array([size - 4, size - 3])
     got = decoded(one.backend, pack, tips, new, recorded=False)
-    # then the rows go on as if it had never been there
+    # then the rows continue unaffected
     for row, text in enumerate(texts):
         whole = np.concatenate([text, new[:-1, row], new[:, row]])
         one.check(got[:, row], whole, slice(len(text) + STEPS - 1, None))
 
 
-def test_a_model_that_cannot_be_recorded_computes_as_ever(caplog: pytest.LogCaptureFixture) -> None:
-    # given a model that waits for the device inside its forward
+def test_a_model_that_cannot_be_recorded_is_computed_without_recording(caplog: pytest.LogCaptureFixture) -> None:
+    # given a model that synchronises with the device inside its forward, which cannot be recorded
     one = Loaded("hf", "llama")
     waits = torch.nn.modules.module.register_module_forward_hook(lambda _module, _args, out: waited(out))
     text, new = one.ids(11, 12), one.ids(12, STEPS)
@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_recorded_computes_as_ever(caplog: pytest.LogCapt
             got = decoded(one.backend, pack, tips, new[:, None], recorded=False)
     finally:
         waits.remove()
-    # then it is said once, and the numbers are right
+    # then this is logged once, and the numbers are right
     assert sum("could not be recorded" in record.message for record in caplog.records) == 1
     one.check(got[:, 0], np.concatenate([text, new]), slice(len(text), None))
 
@@ -137,7 +137,7 @@ def waited(out: Any) -> None:
         out.sum().item()
 
 
-def test_streams_say_the_same_recorded_alone_and_together() -> None:
+def test_recorded_streams_give_the_same_tokens_alone_and_together() -> None:
     prompts = [random_ids(seed, 20).tolist() for seed in range(4)]
 
     async def answers() -> tuple[list[Any], list[Any]]:
@@ -151,19 +151,19 @@ def test_streams_say_the_same_recorded_alone_and_together() -> None:
 
 
 @pytest.mark.parametrize("pasts", [(0, 0, 0), (40, 0, 130)])
-def test_chains_of_different_length_attend_apart(half: HfBackend, pasts: tuple[int, ...]) -> None:
-    # given texts, of which some have begun
+def test_chains_of_different_length_attend_separately(half: HfBackend, pasts: tuple[int, ...]) -> None:
+    # given texts, parts of which are already in the pack
     texts = [random_ids(seed, past + n) for seed, (past, n) in enumerate(zip(pasts, (64, 17, 90), strict=True))]
     pack, ends = half.open_pack(), []
     for text, past in zip(texts, pasts, strict=True):
         ends.append(int(append(half, pack, text[:past])[0][-1]) if past else ROOT)
-    # when all go on in one call
+    # when all continue in one call
     tokens = [text[past:] for text, past in zip(texts, pasts, strict=True)]
     starts = half.size(pack) + np.cumsum([0, *map(len, tokens[:-1])])
     parents = [chain(int(start), len(new), end) for start, new, end in zip(starts, tokens, ends, strict=True)]
     flat = np.concatenate(tokens)
     _, logits = half.forward(pack, flat, np.concatenate(parents), np.arange(len(flat)))
-    # then each is as in the plain forward, as far as 16 bits go, and its keys serve what follows
+    # then each agrees with the plain forward within the precision of 16 bits
     at = 0
     for text, past in zip(texts, pasts, strict=True):
         got = log_softmax(logits[at : at + len(text) - past])

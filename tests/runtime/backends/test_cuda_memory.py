@@ -1,7 +1,7 @@
-"""A CUDA device that runs full: KV that nobody uses gives way, the request is tried once more, then it is a typed error.
+"""A CUDA device that runs full: unreferenced KV is evicted, the request is retried once, then a typed error is raised.
 
-The process may take a part of the device only (`set_per_process_memory_fraction`), so that its own allocator refuses at a
-number we choose, whatever card it is, and nobody else's memory is touched.
+The process is limited to a fraction of the device (`set_per_process_memory_fraction`), so that its allocator refuses at a
+chosen number on any card, and the memory of other processes is not touched.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from tests.tiny_models import tiny_path
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
 
 MIB = 1 << 20
-HELD = 64 * MIB  # of KV that rests on the device
-WANTED = 32 * MIB  # what a forward takes for a moment: it fits only once the KV has gone
+HELD = 64 * MIB  # of unreferenced KV on the device
+WANTED = 32 * MIB  # taken temporarily by a forward: fits only after the KV is evicted
 TOLERANCE = 1e-3  # nats; against the CPU
 
 
 @pytest.fixture
 def at_most() -> Iterator[Callable[[int], None]]:
-    """Bounds this process to so many bytes more than it has of the device."""
+    """Limits this process to so many bytes beyond its present device memory."""
     total = torch.cuda.get_device_properties(0).total_memory
 
     def bound(more: int) -> None:
-        torch.cuda.empty_cache()  # what the allocator keeps for later would serve a request without asking the device
+        torch.cuda.empty_cache()  # cached blocks of the allocator would serve a request without asking the device
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + more) / total)
 
     yield bound
@@ -47,7 +47,7 @@ def at_most() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture
 def model() -> Iterator[LanguageModel]:
-    """A tiny model whose budget is no limit: it is the device that runs full."""
+    """A tiny model with a budget so large that the device runs full first."""
     with load(tiny_path("llama"), backend="hf", dtype="float32", kv_cache_bytes=1 << 30) as made:
         assert made.info.device.startswith("cuda")
         yield made
@@ -58,7 +58,7 @@ def ids(seed: int, n: int = 40) -> list[int]:
 
 
 def fill(model: LanguageModel) -> None:
-    """Texts that nobody is asking for any more, `HELD` bytes of KV in all."""
+    """Caches unreferenced texts, at least `HELD` bytes of KV in all."""
     n = 1000
     for seed in range(HELD // (n * model.info.kv_bytes_per_token) + 2):  # some share their first tokens
         model.cache_kv(ids(1000 + seed, n))
@@ -67,7 +67,7 @@ def fill(model: LanguageModel) -> None:
 
 @contextmanager
 def hungry(model: LanguageModel, nbytes: int, after: int = 0) -> Iterator[list[int]]:
-    """From the forward number `after` on each takes `nbytes` for a moment; yields a list that grows by one with each try."""
+    """Makes forwards from number `after` on allocate `nbytes` temporarily; yields a list that grows with each attempt."""
     forwards = itertools.count()
     tries: list[int] = []
 
@@ -88,14 +88,16 @@ def assert_right(got: Any, path: list[int]) -> None:
     np.testing.assert_allclose(got, expected("llama", path)[-1], atol=TOLERANCE, rtol=0)
 
 
-def test_kv_gives_way_and_the_request_is_tried_once_more(model: LanguageModel, at_most: Callable[[int], None]) -> None:
-    # given a device that is nearly full of KV which nobody uses
+def test_unreferenced_kv_is_evicted_and_the_request_is_retried_once(
+    model: LanguageModel, at_most: Callable[[int], None]
+) -> None:
+    # given a device nearly full of unreferenced KV
     fill(model)
     at_most(WANTED // 2)
-    # when a forward needs more than is left
+    # when a forward needs more than is free
     with hungry(model, WANTED) as tries:
         assert_right(model.next_token_logprobs_sync(ids(1)), ids(1))
-    # then it was tried twice, and what rested has gone for it, though the budget had room
+    # then it was tried twice, and the unreferenced KV was evicted although the budget had room
     assert len(tries) == 2
     assert model.prefix_match(ids(1000, 1000)).tokens == 0
     metrics = model.metrics()
@@ -103,40 +105,40 @@ def test_kv_gives_way_and_the_request_is_tried_once_more(model: LanguageModel, a
     assert metrics.kv_peak_bytes < metrics.kv_budget
 
 
-def test_what_does_not_fit_at_all_is_a_typed_error_and_harms_nobody(
+def test_a_request_that_cannot_fit_raises_a_typed_error_and_the_model_keeps_working(
     model: LanguageModel, at_most: Callable[[int], None]
 ) -> None:
     # given
     before = torch.cuda.memory_allocated()
     fill(model)
     at_most(WANTED // 2)
-    # when a forward needs more than all that could give way
+    # when a forward needs more than everything that can be evicted
     with hungry(model, 2 * HELD) as tries, pytest.raises(MemoryBudgetError, match="the device ran out of memory") as caught:
         model.next_token_logprobs_sync(ids(2))
-    # then it was tried once more and no oftener, and the error that is still in hand keeps nothing of the device
+    # then it was retried exactly once, and the caught error keeps no device memory alive
     assert len(tries) == 2
     assert caught.value.__traceback__ is not None
     assert torch.cuda.memory_allocated() < before + HELD // 2
-    # and the model goes on
+    # and the model keeps working
     assert_right(model.next_token_logprobs_sync(ids(2)), ids(2))
     assert model.cache_report().leases == 0
 
 
-def test_a_stream_that_finds_no_memory_keeps_what_it_said(model: LanguageModel, at_most: Callable[[int], None]) -> None:
+def test_a_stream_that_runs_out_of_memory_keeps_its_records(model: LanguageModel, at_most: Callable[[int], None]) -> None:
     said: list[TokenRecord] = []
     options = GenerationOptions(max_tokens=20, ignore_eos=True, sampling=SamplingOptions(temperature=0.0))
 
     async def main() -> None:
         async for record in model.generate(ids(3), options):
-            said.append(record)  # noqa: PERF401  # an error must find those that came before it
+            said.append(record)  # noqa: PERF401  # the records before the error are asserted below
 
-    # given a device on which only the first forwards find room, fewer than are waited for before one is recorded
+    # given a device with room for the first forwards only, fewer than are needed before one is recorded
     at_most(WANTED)
     # when
     with hungry(model, 2 * WANTED, after=3) as tries, pytest.raises(MemoryBudgetError, match="the device ran out of memory"):
         asyncio.run(main())
     assert len(tries) == 2
-    # then what had come is right, and the next answer too
+    # then the records before the error are right, and the next answer too
     assert 0 < len(said) < 20
     path = ids(3) + [record.token_id for record in said]
     rows = expected("llama", path)
@@ -145,7 +147,7 @@ def test_a_stream_that_finds_no_memory_keeps_what_it_said(model: LanguageModel, 
     assert_right(model.next_token_logprobs_sync(path), path)
 
 
-def test_the_budget_is_a_share_of_what_the_device_has_free() -> None:
+def test_the_budget_is_a_share_of_the_free_device_memory() -> None:
     def budget() -> int:
         with load(tiny_path("llama"), backend="hf", dtype="float32") as made:
             assert made.info.device.startswith("cuda")
@@ -153,26 +155,26 @@ def test_the_budget_is_a_share_of_what_the_device_has_free() -> None:
             assert made.metrics().kv_budget == pytest.approx(free / 4, rel=0.05)
             return made.metrics().kv_budget
 
-    # given what a model gets on the device as it is
+    # given the budget of a model on the device as it is
     alone = budget()
-    # when somebody else takes a part of it, then a quarter of that part is missing
+    # when another allocation takes a part of the device, then the budget shrinks by a share of that part
     taken = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     assert budget() <= alone - taken.nbytes // 8
 
 
 def test_kv_on_the_device_stays_within_the_budget(model: LanguageModel) -> None:
-    # given a budget that many texts do not fit into
-    model.next_token_logprobs_sync(ids(4))  # libraries take their own workspace at the first product
+    # given a budget too small for many texts
+    model.next_token_logprobs_sync(ids(4))  # libraries allocate their own workspace at the first product
     model.clear_cache()
     budget, before = 16 * MIB, torch.cuda.memory_allocated()
     model.set_kv_budget(budget)
-    # when they are asked for
+    # when their KV is cached
     fill_more = 2 * HELD // (1000 * model.info.kv_bytes_per_token)
     most = 0
     for seed in range(fill_more):
         model.cache_kv(ids(2000 + seed, 1000))
         most = max(most, torch.cuda.memory_allocated() - before)
-    # then the device holds no more for them than was allowed, but for the allocator's rounding
+    # then the device holds no more for them than the budget, apart from the allocator's rounding
     metrics = model.metrics()
     assert metrics.kv_evicted_bytes > HELD
     assert metrics.kv_bytes <= metrics.kv_peak_bytes <= budget

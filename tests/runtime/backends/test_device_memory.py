@@ -1,6 +1,6 @@
-"""What the device is told: MLX's limits, set once at load and put back, and freed memory given back above a threshold.
+"""Device memory settings: MLX's limits, set once at load and restored, and freed memory returned above a threshold.
 
-Linux ignores the limits, so spies listen; the numbers and their order are what Metal would get.
+Linux ignores the limits, so spies record them; the numbers and their order are those that Metal would get.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTERS = ("set_wired_limit", "set_cache_limit", "set_memory_limit")
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What a device of 8 GiB is told, in order, in a process without other models; before it stood at 1, 2 and 3."""
+    """The limits set on a device of 8 GiB, in order, in a process without other models; the old values are 1, 2 and 3."""
     monkeypatch.setattr(memory, "_process", memory.Process())
     calls: list[tuple[str, int]] = []
 
@@ -54,12 +54,12 @@ def limits(wired: int, most: int = 8 * GIB) -> list[tuple[str, int]]:
     return [("set_wired_limit", wired), ("set_cache_limit", memory.CACHE), ("set_memory_limit", most)]
 
 
-def test_limits_come_from_weights_and_budget_and_are_put_back(told: list[tuple[str, int]]) -> None:
+def test_limits_follow_weights_and_budget_and_are_restored(told: list[tuple[str, int]]) -> None:
     made = DeviceLimits()
     made.apply(weights=GIB, kv_budget=2 * GIB)
-    made.apply(weights=GIB, kv_budget=2 * GIB)  # the same number again: nothing to do
+    made.apply(weights=GIB, kv_budget=2 * GIB)  # the same numbers again: nothing is set
     assert told == limits(3 * GIB + memory.SLACK)
-    # when the budget moves, they move along, and what stood before the first is remembered
+    # when the budget changes, the limits change too, and the original values are remembered
     told.clear()
     made.apply(weights=GIB, kv_budget=3 * GIB)
     assert told == [("set_wired_limit", 4 * GIB + memory.SLACK), ("set_memory_limit", 8 * GIB)]
@@ -69,34 +69,34 @@ def test_limits_come_from_weights_and_budget_and_are_put_back(told: list[tuple[s
     assert told == BACK
 
 
-def test_more_than_the_device_recommends_is_never_wired(told: list[tuple[str, int]]) -> None:
+def test_the_wired_limit_never_exceeds_the_recommended_size(told: list[tuple[str, int]]) -> None:
     DeviceLimits().apply(weights=6 * GIB, kv_budget=4 * GIB)
     assert told == limits(8 * GIB, 10 * GIB + memory.SLACK)
 
 
 @pytest.mark.parametrize("first_leaves", [True, False])
-def test_two_models_share_them_whoever_leaves_first(told: list[tuple[str, int]], first_leaves: bool) -> None:
-    # given one model, when a second one is loaded, then both are kept
+def test_two_models_share_the_limits_whichever_is_unloaded_first(told: list[tuple[str, int]], first_leaves: bool) -> None:
+    # given one model, when a second one is loaded, then the limits cover both
     first, second = DeviceLimits(), DeviceLimits()
     first.apply(weights=GIB, kv_budget=GIB)
     told.clear()
     second.apply(weights=2 * GIB, kv_budget=GIB)
     assert told == [("set_wired_limit", 5 * GIB + 2 * memory.SLACK), ("set_memory_limit", 8 * GIB)]
-    # and the budget of one moves what both have
+    # and a change of one budget changes the common limits
     told.clear()
     first.apply(weights=GIB, kv_budget=5 * GIB)
     assert told == [("set_wired_limit", 8 * GIB), ("set_memory_limit", 9 * GIB + 2 * memory.SLACK)]
     first.apply(weights=GIB, kv_budget=GIB)
-    # when one is unloaded, then the other's are in force
+    # when one is unloaded, then the limits are those of the other
     told.clear()
     going, staying, left = (first, second, 3 * GIB) if first_leaves else (second, first, 2 * GIB)
     going.reset()
     assert told == [("set_wired_limit", left + memory.SLACK), ("set_memory_limit", 8 * GIB)]
-    # and with the last everything is as it was before the first
+    # and after the last the original limits are restored
     told.clear()
     staying.reset()
     assert told == BACK
-    # and a model that comes later finds it so
+    # and a later model starts from the original limits
     told.clear()
     second.apply(weights=GIB, kv_budget=GIB)
     second.reset()
@@ -105,7 +105,7 @@ def test_two_models_share_them_whoever_leaves_first(told: list[tuple[str, int]],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first_leaves", [True, False])
-def test_two_loaded_models_share_them(told: list[tuple[str, int]], first_leaves: bool) -> None:
+def test_two_loaded_models_share_the_limits(told: list[tuple[str, int]], first_leaves: bool) -> None:
     first = load(tiny_path("llama"), backend="mlx", kv_cache_bytes=GIB)
     weights = 4 * first.info.parameters
     second = load(tiny_path("llama"), backend="mlx", kv_cache_bytes=2 * GIB)
@@ -119,8 +119,8 @@ def test_two_loaded_models_share_them(told: list[tuple[str, int]], first_leaves:
     assert told == BACK
 
 
-def test_a_draft_model_adds_its_weights_alone(told: list[tuple[str, int]]) -> None:
-    # given a model and its draft, whose KV counts against the model's budget
+def test_a_draft_model_adds_only_its_weights_to_the_limits(told: list[tuple[str, int]]) -> None:
+    # given a model and its draft model, whose KV counts against the model's budget
     with load(tiny_path("llama"), backend="mlx", kv_cache_bytes=GIB, draft_model=str(tiny_path("llama"))) as model:
         weights = 4 * model.info.parameters
         assert told[-2:] == [("set_wired_limit", 2 * weights + GIB + 2 * memory.SLACK), ("set_memory_limit", 8 * GIB)]
@@ -128,7 +128,7 @@ def test_a_draft_model_adds_its_weights_alone(told: list[tuple[str, int]]) -> No
     assert told[-3:] == BACK
 
 
-def test_a_load_sets_them_once_before_the_weights_are_read(
+def test_a_load_sets_the_limits_once_before_the_weights_are_read(
     told: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated: list[int] = []
@@ -141,12 +141,12 @@ def test_a_load_sets_them_once_before_the_weights_are_read(
     monkeypatch.setattr(mx, "eval", watched)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB, total=64 * GIB))
     with load(tiny_path("llama"), backend="mlx") as model:
-        # then the same number is the budget: a quarter of what the device recommends beside the weights
+        # then the limits use the cache's budget: a quarter of the recommended size without the weights
         weights, budget = 4 * model.info.parameters, engine_of(model).scheduler.cache.room.budget
         assert told == limits(weights + budget + memory.SLACK)
         assert evaluated[0] == 3
         assert budget == pytest.approx((8 * GIB - mx.get_active_memory()) / 4, rel=0.01)
-        # when the budget moves while it is loaded, they move
+        # when the budget changes while the model is loaded, the limits change
         told.clear()
         model.set_kv_budget(3 * GIB)
         assert told == [("set_wired_limit", weights + 3 * GIB + memory.SLACK), ("set_memory_limit", 8 * GIB)]
@@ -154,7 +154,7 @@ def test_a_load_sets_them_once_before_the_weights_are_read(
     assert told == BACK
 
 
-def test_a_load_that_fails_puts_them_back(told: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_restores_the_limits(told: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise ModelLoadError("numbers that do not agree")
 
@@ -165,8 +165,8 @@ def test_a_load_that_fails_puts_them_back(told: list[tuple[str, int]], monkeypat
     assert told[3:] == BACK
 
 
-def test_freed_memory_goes_back_above_a_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given caches that are counted, and a device of which torch says that it is CUDA
+def test_freed_memory_is_returned_above_a_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given counted cache clearings, and backends that believe they run on CUDA or MPS
     cleared: list[str] = []
     monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append("mlx"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append("cuda"))
@@ -177,18 +177,18 @@ def test_freed_memory_goes_back_above_a_threshold(monkeypatch: pytest.MonkeyPatc
         made[device]._device = torch.device(device)  # type: ignore[attr-defined]  # hf's own
     for name, backend in made.items():
         cleared.clear()
-        # when KV is let go in small parts, then it goes back once the parts come to something, and then anew
+        # when KV is freed in small parts, then memory is returned each time the parts add up to the threshold
         part = packed.RETURN_BYTES // 4
         for count in range(1, 9):
             backend.freed(part)
             assert cleared == [name] * (count // 4)
-        # and at once when memory has run out
+        # and immediately when memory has run out
         backend.reclaim()
         assert cleared == [name] * 3
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_what_is_evicted_is_told_once_a_step(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_bytes_are_reported_to_the_backend_once_per_step(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     with load(tiny_path("llama"), backend=backend, threads=1 if backend == "hf" else None) as model:
         monkeypatch.setattr(engine_of(model).backend, "freed", told.append)
@@ -202,7 +202,7 @@ def test_what_is_evicted_is_told_once_a_step(backend: str, monkeypatch: pytest.M
         evicted = model.metrics().kv_evicted_bytes
         assert evicted > 100 * slot
         assert sum(told) == evicted + let_go.workspaces.closed_bytes
-        assert len(told) <= 24  # never more than one a step
+        assert len(told) <= 24  # at most once per step
         told.clear()
         model.clear_cache()
         assert sum(told) > 0

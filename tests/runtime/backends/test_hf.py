@@ -1,4 +1,4 @@
-"""What is special about the torch backend."""
+"""Features specific to the torch backend."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ def llama() -> Iterator[HfBackend]:
     backend.unload()
 
 
-def test_it_is_a_backend(llama: HfBackend) -> None:
+def test_info_names_the_hf_backend(llama: HfBackend) -> None:
     assert llama.info.backend == "hf"
 
 
-def test_how_many_rows_go_together_is_told(llama: HfBackend) -> None:
+def test_info_contains_max_batch_rows(llama: HfBackend) -> None:
     assert llama.info.options["max_batch_rows"] == 64 or torch.cuda.is_available()
     other = load(tiny_folder("llama"), LoadOptions(max_batch_rows=7))
     assert other.info.options["max_batch_rows"] == 7
     other.unload()
 
 
-def test_heads_that_share_keys_go_as_queries_through_a_folded_mask() -> None:
-    # given six heads over two of keys, and a mask of five tokens over forty slots
+def test_grouped_query_heads_with_a_folded_mask_equal_plain_attention() -> None:
+    # given six query heads over two key heads, and a mask of five tokens over forty slots
     module = torch.nn.Module()
     module.num_key_value_groups, module.is_causal = 3, True  # as a model's attention has them
     query, key, value = (torch.randn(1, heads, n, 16) for heads, n in ((6, 5), (2, 40), (2, 40)))
     mask = torch.rand(1, 1, 5, 40) < 0.5
     mask[..., 0] = True
     plain, _ = own_sdpa(module, query, key, value, mask)
-    # when the mask comes once for each head that shares keys, or for more heads than share them
+    # when the mask is repeated once for each head that shares keys, or for more heads
     added = torch.zeros(1, 1, 5, 40).masked_fill(~mask, -torch.inf)
     for heads in (3, 4):
         mask.folded = added.repeat(1, 1, heads, 1)
         got, _ = own_sdpa(module, query, key, value, mask)
-        # then what is attended to is the same
+        # then the attention output is the same
         torch.testing.assert_close(got, plain)
 
 
-def test_payloads_hold_nothing_but_their_own_bytes(llama: HfBackend) -> None:
-    # given a large pack, when a few tokens are taken, split and restored
+def test_payloads_own_exactly_their_storage(llama: HfBackend) -> None:
+    # given a large pack, when a few tokens are taken, split, exported and restored
     pack = llama.open_pack()
     slots, _ = append(llama, pack, random_ids(1, 200))
     payload = llama.take(pack, slots[50:60])
@@ -106,7 +106,7 @@ def test_eager_attention_gives_the_same_numbers(name: str) -> None:
     np.testing.assert_allclose(log_softmax(logits[1]), expected(name, [*ids[:21], 4])[-1], atol=TOLERANCE)
 
 
-def test_a_ready_pair_is_used_where_it_is_and_given_back() -> None:
+def test_a_ready_model_is_used_in_place_and_restored_at_unload() -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_path("llama"), dtype=torch.float32)
     before = attention_of(model)
     first = load((model, tiny_tokenizer()), LoadOptions())
@@ -122,12 +122,12 @@ def test_a_ready_pair_is_used_where_it_is_and_given_back() -> None:
     assert load((model, tiny_tokenizer()), LoadOptions()).info.kv_fingerprint != fingerprint
 
 
-def test_a_ready_pair_whose_load_fails_is_given_back() -> None:
+def test_a_ready_model_is_restored_after_a_failed_load() -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_path("llama"), dtype=torch.float32).train()
     before, called = attention_of(model), list[object]()
     refused = (
-        (LoadOptions(context_length=10**9), InvalidRequestError),  # by what the loaded model is
-        (LoadOptions(weights="int8"), UnsupportedFeatureError),  # before
+        (LoadOptions(context_length=10**9), InvalidRequestError),  # refused after the model is loaded
+        (LoadOptions(weights="int8"), UnsupportedFeatureError),  # refused before
     )
     for options, error in refused:
         with pytest.raises(error):
@@ -139,7 +139,7 @@ def test_a_ready_pair_whose_load_fails_is_given_back() -> None:
     assert called == [model.model.layers[0]]
 
 
-def test_fingerprints_follow_what_changes_numbers(llama: HfBackend) -> None:
+def test_kv_fingerprints_differ_for_weights_dtype_and_kv_dtype(llama: HfBackend) -> None:
     again = load(tiny_folder("llama"), LoadOptions())
     assert again.info.kv_fingerprint == llama.info.kv_fingerprint
     other = [
@@ -151,7 +151,7 @@ def test_fingerprints_follow_what_changes_numbers(llama: HfBackend) -> None:
     assert llama.info.model_fingerprint != llama.info.kv_fingerprint
 
 
-def test_cached_kv_in_16_bits_halves_the_bytes_and_stays_near(llama: HfBackend) -> None:
+def test_cached_kv_in_16_bits_halves_the_bytes_with_a_small_error(llama: HfBackend) -> None:
     ids, tail = random_ids(7, 30), random_ids(8, 3)
     backend = load(tiny_folder("llama"), LoadOptions(kv_dtype="bf16"))
     assert backend.info.kv_bytes_per_token * 2 == llama.info.kv_bytes_per_token
@@ -176,7 +176,7 @@ def test_bfloat16_computes_and_exports() -> None:
     assert backend.restore(plain).keys[0].dtype == torch.bfloat16
 
 
-def test_foreign_arrays_are_not_restored(llama: HfBackend) -> None:
+def test_malformed_arrays_are_not_restored(llama: HfBackend) -> None:
     pack = llama.open_pack()
     slots, _ = append(llama, pack, random_ids(10, 4))
     plain = llama.export(llama.take(pack, slots))
@@ -193,12 +193,12 @@ def test_context_length_can_be_shortened_not_stretched(llama: HfBackend) -> None
 
 
 @pytest.mark.parametrize(("device", "said"), [("cuda:99", "not on this machine"), ("warp", "not one torch knows")])
-def test_a_device_that_is_not_there(device: str, said: str) -> None:
+def test_an_unavailable_device_is_refused(device: str, said: str) -> None:
     with pytest.raises(ModelLoadError, match=said):
         load(tiny_folder("llama"), LoadOptions(device=device))
 
 
-def test_threads_are_set() -> None:
+def test_the_thread_count_is_passed_to_torch() -> None:
     before = torch.get_num_threads()
     try:
         load(tiny_folder("llama"), LoadOptions(threads=1))
@@ -217,7 +217,7 @@ def test_pickled_weights_are_never_opened(tmp_path: Path) -> None:
         load(replace(folder, path=tmp_path / "m"), LoadOptions())
 
 
-def test_out_of_memory_is_ours_and_leaves_the_pack_usable(llama: HfBackend) -> None:
+def test_out_of_memory_is_a_memory_budget_error_and_leaves_the_pack_usable(llama: HfBackend) -> None:
     # given a forward that runs out of memory in the second layer
     pack, ids = llama.open_pack(), random_ids(11, 10)
     append(llama, pack, ids)
@@ -235,7 +235,7 @@ def test_out_of_memory_is_ours_and_leaves_the_pack_usable(llama: HfBackend) -> N
     np.testing.assert_allclose(got, expected("llama", [*ids.tolist(), *ids[:3].tolist()])[10:], atol=TOLERANCE)
 
 
-def test_out_of_memory_lets_go_of_what_was_computed(llama: HfBackend) -> None:
+def test_an_out_of_memory_error_does_not_keep_activations_alive(llama: HfBackend) -> None:
     # given a forward that runs out of memory while it holds activations
     made: list[weakref.ref[torch.Tensor]] = []
 
@@ -248,7 +248,7 @@ def test_out_of_memory_lets_go_of_what_was_computed(llama: HfBackend) -> None:
     with pytest.raises(MemoryBudgetError) as caught:
         append(llama, llama.open_pack(), random_ids(11, 10))
     handle.remove()
-    # then the error that is still in hand keeps none of them
+    # then the caught error keeps none of them alive
     gc.collect()
     assert made[0]() is None
     assert "out of memory" in str(caught.value)
@@ -260,7 +260,7 @@ def test_the_accelerator_gives_the_same_numbers() -> None:
         pytest.skip("torch finds no CUDA or MPS device")
     backend = load(tiny_folder("llama"), LoadOptions(dtype="float32"))
     assert backend.info.device != "cpu"
-    # the KV budget is a share of the device's own memory: what is taken there is no longer free
+    # the KV budget is a share of the device's own memory: an allocation there reduces the free bytes
     free, taken = backend.free_bytes(), torch.empty(256 << 20, dtype=torch.uint8, device=backend.info.device)
     assert 0 < backend.free_bytes() <= free - taken.nbytes // 2
     del taken

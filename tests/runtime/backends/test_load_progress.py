@@ -1,4 +1,4 @@
-"""How far a load is: tensor by tensor, here and in an engine process, with and without weights on disk."""
+"""Load progress: tensor by tensor, in process and in an engine process, with and without weights on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAYS: list[tuple[str, dict[str, Any]]] = [("hf", {}), ("hf", {"offload": "disk",
 
 
 @pytest.mark.parametrize(("backend", "options"), WAYS, ids=["hf", "hf, disk", "mlx"])
-def test_a_load_says_how_many_tensors_are_in_place(
+def test_a_load_reports_the_number_of_loaded_tensors(
     backend: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "REPORT_SECONDS", 0.0)
@@ -31,21 +31,21 @@ def test_a_load_says_how_many_tensors_are_in_place(
     with safe_open(tiny_path("llama") / "model.safetensors", "np") as file:
         total = len(file.keys())
     assert told == [*(LoadProgress(done, total) for done in range(total + 1)), CHECKING]
-    assert said == told  # nothing comes when it is loaded
-    # and transformers has its own bars back
+    assert said == told  # no report comes after the load
+    # and the progress bars of transformers are restored
     assert logging.set_tqdm_hook(None) is None
 
 
-def test_a_file_that_is_imported_first_says_how_far_that_is(shelf: Path, gguf: Path) -> None:
+def test_the_import_of_a_gguf_file_is_reported_as_a_stage(shelf: Path, gguf: Path) -> None:
     said: list[LoadProgress] = []
     load(gguf, "hf", on_progress=said.append).close()
     stages = [progress.stage for progress in said]
     assert list(dict.fromkeys(stages)) == ["importing", "reading", "checking"]
 
 
-def test_what_was_told_to_be_in_place_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reported_tensors_have_been_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "REPORT_SECONDS", 0.0)
-    reads: list[int] = []  # tensors that mlx has evaluated, at each word
+    reads: list[int] = []  # the number of tensors that mlx has evaluated, at each report
     evaluated = 0
     evaluate = mx.eval
 
@@ -67,7 +67,7 @@ def test_what_was_told_to_be_in_place_is(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_who_hears_it_may_give_up(backend: str) -> None:
+def test_an_error_in_the_progress_callback_aborts_the_load(backend: str) -> None:
     class GivenUp(Exception):
         pass
 
@@ -76,12 +76,12 @@ def test_who_hears_it_may_give_up(backend: str) -> None:
 
     with pytest.raises(GivenUp):
         load(tiny_path("llama"), backend, on_progress=give_up)
-    load(tiny_path("llama"), backend).close()  # and nothing has stayed in the way
+    load(tiny_path("llama"), backend).close()  # a later load works
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_an_engine_process_says_it_too(backend: str) -> None:
+def test_an_engine_process_reports_load_progress(backend: str) -> None:
     async def scenario() -> None:
         said: list[LoadProgress] = []
         async with await spawn(tiny_path("llama"), backend, on_progress=said.append):
@@ -95,10 +95,10 @@ def test_an_engine_process_says_it_too(backend: str) -> None:
     asyncio.run(scenario())
 
 
-def test_nobody_need_listen() -> None:
+def test_progress_without_a_listener_or_a_length_is_allowed() -> None:
     assert list(progress.reporting_progress([1, 2])) == [1, 2]
     said: list[LoadProgress] = []
     with progress.progress_listener(said.append):
         assert list(progress.reporting_progress([])) == []
-        assert list(progress.reporting_progress(iter([1]))) == [1]  # nobody knows how many there are
+        assert list(progress.reporting_progress(iter([1]))) == [1]  # the length is unknown
     assert said == [LoadProgress(0, 0)]

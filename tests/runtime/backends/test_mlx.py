@@ -1,4 +1,4 @@
-"""What is special about the MLX backend. All of it in one thread: arrays belong to the thread that made them."""
+"""Features specific to the MLX backend. All tests run in one thread, since arrays belong to the thread that made them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def active() -> int:
     return int(mx.get_active_memory())
 
 
-def test_it_is_a_backend(llama: MlxBackend) -> None:
+def test_info_names_the_mlx_backend_and_dtype(llama: MlxBackend) -> None:
     assert llama.info.backend == "mlx"
     assert llama.info.dtype == "float32"
     assert llama.info.warnings == ()
 
 
-def test_a_forward_that_may_take_long_is_computed_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a processor that is slow with the first token: a prompt may take minutes
+def test_a_long_forward_on_a_slow_processor_is_computed_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a slow processor, as measured with the first token: a prompt may take minutes
     check = selftest.check_finite
 
     def slow(backend: MlxBackend) -> float:
@@ -58,20 +58,20 @@ def test_a_forward_that_may_take_long_is_computed_layer_by_layer(monkeypatch: py
 
     monkeypatch.setattr(selftest, "check_finite", slow)
     backend = load(tiny_folder("llama"), LoadOptions())
-    assert backend.speed == 5  # tokens per second: its first chunk is a small one
-    # when it is read, then it is seen which layer it has come to, by which slow is told from hung
+    assert backend.speed == 5  # tokens per second
+    # when a prompt is pushed, then progress through the layers is counted, which distinguishes slow from hung
     pack, reached = backend.open_pack(), []
     for count in (100, 1):
         before = backend.layer_calls
         append(backend, pack, random_ids(1, count))
         reached.append(backend.layer_calls - before)
-    # and what is fast after all is computed at once
+    # and a single token, which is fast, is computed at once
     assert reached == [backend.info.layers, 0]
     backend.unload()
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "mistral"])
-def test_the_last_token_of_a_long_prompt_goes_on_its_own(kind: str) -> None:
+def test_the_last_token_of_a_long_prompt_is_pushed_separately(kind: str) -> None:
     # given a prompt in two parts, each so long that its last layer costs more than another forward of one token
     backend = load(tiny_folder(kind), LoadOptions())
     ids, pack = random_ids(3, 500), backend.open_pack()
@@ -79,10 +79,10 @@ def test_the_last_token_of_a_long_prompt_goes_on_its_own(kind: str) -> None:
         before = backend.forwards, backend.pushed
         _, logits = backend.forward(pack, ids[start:stop], chain(start, stop - start, start - 1), np.array([stop - start - 1]))
         assert (backend.forwards - before[0], backend.pushed - before[1]) == (2, stop - start)
-        # then what follows it is the same
+        # then the logits are the same
         plain = log_softmax(backend.logits_uncached(ids[:stop].tolist()))
         np.testing.assert_allclose(log_softmax(logits[0]), plain, atol=TOLERANCE)
-    # and what is wanted of more tokens than that comes from one forward
+    # and logits of further tokens come from one forward
     forwards = backend.forwards
     _, logits = backend.forward(backend.open_pack(), ids, chain(0, 500, ROOT), np.array([250, 499]))
     assert backend.forwards - forwards == 1
@@ -101,8 +101,8 @@ def long_pack(backend: MlxBackend, n: int) -> MlxPack:
     return pack
 
 
-def test_payloads_hold_nothing_but_their_own_bytes(llama: MlxBackend) -> None:
-    # given what is in use before, when a few tokens of a large pack are taken and split, and the pack closed
+def test_payloads_keep_no_memory_of_a_closed_pack(llama: MlxBackend) -> None:
+    # given the memory in use, when a few tokens of a large pack are taken and split, and the pack is closed
     before = active()
     pack = long_pack(llama, 4000)
     payload = llama.take(pack, np.arange(3950, 3960))
@@ -114,8 +114,8 @@ def test_payloads_hold_nothing_but_their_own_bytes(llama: MlxBackend) -> None:
     assert active() - before <= sum(a.nbytes for a in parts) + 64 * len(parts) + 4096
 
 
-def test_a_single_layer_is_copied_too() -> None:
-    folder = tiny_folder("lfm2")  # of its two attention layers, one is left
+def test_a_payload_of_a_single_attention_layer_is_a_copy() -> None:
+    folder = tiny_folder("lfm2")  # reduced to one of its two attention layers
     config = {**folder.config, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
     model, _ = load_model(folder.path, model_config=corrected_config(replace(folder, config=config, weights=())), strict=False)
     backend = load((model, tiny_tokenizer()), LoadOptions())
@@ -137,8 +137,8 @@ def test_decoding_copies_no_buffer(llama: MlxBackend) -> None:
     assert mx.get_peak_memory() - before < llama.pack_bytes(pack) / 6
 
 
-def test_rows_that_move_while_memory_is_short_arrive(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a path behind a stranger's, and memory for the rows of one buffer, then only for few of them at a time
+def test_rows_are_moved_in_pieces_when_memory_is_short(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a path after another text, and memory to move the rows of one buffer at once, then only a few at a time
     pack, ids, tail = llama.open_pack(), random_ids(5, 150), random_ids(6, 3)
     append(llama, pack, random_ids(7, 100))
     slots, _ = append(llama, pack, ids)
@@ -154,13 +154,15 @@ def test_rows_that_move_while_memory_is_short_arrive(llama: MlxBackend, monkeypa
     monkeypatch.setattr(mx, "take", short)
     llama.retain(pack, slots, slots[-1:])
     monkeypatch.undo()
-    # then all of them are where they belong
+    # then all rows are at their new places
     assert sizes[:5] == [150, 150, PIECE, PIECE, 150 - 2 * PIECE]
     _, got = append(llama, pack, tail, 149)
     np.testing.assert_allclose(got, expected("llama", [*ids, *tail])[150:], atol=TOLERANCE, rtol=0)
 
 
-def test_rows_for_which_there_is_no_memory_at_all_stay(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_is_unchanged_when_there_is_no_memory_to_move_its_rows(
+    llama: MlxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pack, ids, other = llama.open_pack(), random_ids(5, 20), random_ids(7, 10)
     held, _ = append(llama, pack, other)
     slots, _ = append(llama, pack, ids)
@@ -177,7 +179,7 @@ def test_rows_for_which_there_is_no_memory_at_all_stay(llama: MlxBackend, monkey
         np.testing.assert_allclose(got, expected("llama", [*text, 5])[-1:], atol=TOLERANCE, rtol=0)
 
 
-def test_branches_are_one_call_however_long_they_are(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branches_of_different_length_are_one_library_call(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
     model = type(llama.model)
     sound = model.__call__
@@ -195,7 +197,7 @@ def test_branches_are_one_call_however_long_they_are(llama: MlxBackend, monkeypa
 
 
 def test_mlx_lm_itself_is_still_wrong_where_we_correct_it() -> None:
-    # a guard: when this fails, mlx-lm was mended and our correction must go
+    # a guard: when this fails, mlx-lm was fixed and our correction must be removed
     for name, seed in (("mistral", 7), ("phi3", 7), ("gemma2", 7), ("gemma3_80", 8)):
         ids = random_ids(seed, 40)
         folder = tiny_folder(name)
@@ -205,8 +207,8 @@ def test_mlx_lm_itself_is_still_wrong_where_we_correct_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_80", "mamba", "falcon_h1"])
-def test_a_ready_model_is_not_changed_and_loads_again(name: str) -> None:
-    # given a model of the caller's own
+def test_a_ready_model_is_not_changed_and_can_be_loaded_again(name: str) -> None:
+    # given a ready model of the caller
     folder, ids = tiny_folder(name), random_ids(12, 12)
     model, _ = load_model(folder.path, model_config=corrected_config(folder))
     plain, classes = np.array(model(mx.array(ids)[None])), [type(module) for module in model.modules()]
@@ -215,14 +217,14 @@ def test_a_ready_model_is_not_changed_and_loads_again(name: str) -> None:
         again = np.array(model(mx.array(ids)[None]))
         return np.array_equal(again, plain) and [type(module) for module in model.modules()] == classes
 
-    # when it is loaded twice at the same time, and asked for some positions of a text
+    # when it is loaded twice at the same time, and both give logits at some positions of a text
     backends = [load((model, tiny_tokenizer()), LoadOptions()) for _ in range(2)]
     packs = [backend.open_pack() for backend in backends]
     got = [
         backend.forward(pack, ids, chain(0, len(ids), ROOT), np.array([2, 7]))[1]
         for backend, pack in zip(backends, packs, strict=True)
     ]
-    # then both give the same numbers, and the model is as it was, also once they are unloaded and where a load fails
+    # then the numbers are equal, and the model is unchanged, also after unloading and after a failed load
     np.testing.assert_array_equal(got[0], got[1])
     assert backends[0].info.kv_fingerprint == backends[1].info.kv_fingerprint
     assert unchanged()
@@ -233,14 +235,14 @@ def test_a_ready_model_is_not_changed_and_loads_again(name: str) -> None:
     assert unchanged()
 
 
-def test_layers_that_mlx_lm_cannot_order_are_refused() -> None:
+def test_a_layer_order_that_mlx_lm_does_not_support_is_refused() -> None:
     folder = tiny_folder("gemma3")
     config = {**folder.config, "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]}
     with pytest.raises(ModelLoadError, match=r"layer_types: .*backend='hf'"):
         load(replace(folder, config=config), LoadOptions())
 
 
-def test_a_quantised_model_loads_and_says_so(tmp_path: Path) -> None:
+def test_a_quantised_model_loads_and_info_names_its_quantisation(tmp_path: Path) -> None:
     folder = _quantised(tmp_path)
     backend = load(folder, LoadOptions())
     assert backend.info.quantisation == "4 bits, groups of 32"
@@ -251,7 +253,7 @@ def test_a_quantised_model_loads_and_says_so(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits[1], backend.logits_uncached([*ids[:11].tolist(), 4]), atol=1e-3)
 
 
-def test_an_unproven_architecture_is_named(tmp_path: Path) -> None:
+def test_an_unproven_architecture_is_named_in_a_warning(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, Olmo2Config
 
     config = Olmo2Config(
@@ -280,17 +282,17 @@ def test_code_in_a_model_folder_is_never_run(tmp_path: Path, monkeypatch: pytest
     assert "MLX_LM_TRUST_REMOTE_CODE" not in os.environ
 
 
-def test_what_mlx_has_not_is_refused() -> None:
+def test_an_attention_option_is_refused_by_mlx() -> None:
     with pytest.raises(UnsupportedFeatureError):
         load(tiny_folder("llama"), LoadOptions(attention="eager"))
 
 
-def test_a_device_that_is_not_there() -> None:
+def test_an_unavailable_device_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="cuda"):
         load(tiny_folder("llama"), LoadOptions(device="cuda"))
 
 
-def test_cached_kv_in_16_bits() -> None:
+def test_cached_kv_in_16_bits_gives_a_small_error_and_warnings() -> None:
     backend = load(tiny_folder("llama"), LoadOptions(kv_dtype="bf16", threads=2))
     rests, threads = backend.info.warnings
     assert "KV rests in bfloat16" in rests
@@ -306,7 +308,7 @@ def test_cached_kv_in_16_bits() -> None:
     assert 1e-6 < gap < 0.2
 
 
-def test_foreign_arrays_are_not_restored(llama: MlxBackend) -> None:
+def test_malformed_arrays_are_not_restored(llama: MlxBackend) -> None:
     pack = llama.open_pack()
     slots, _ = append(llama, pack, random_ids(11, 4))
     plain = llama.export(llama.take(pack, slots))
@@ -325,7 +327,7 @@ def _quantised(tmp_path: Path) -> ModelFolder:
     return ModelFolder(tmp_path, "tiny-4bit", done, "w4", "t")
 
 
-def test_a_pack_whose_first_forward_failed_can_be_cut_to_nothing(llama: MlxBackend) -> None:
+def test_an_empty_pack_can_be_cut_to_no_slots_and_used(llama: MlxBackend) -> None:
     pack = llama.open_pack()
     llama.retain(pack, NOTHING, NOTHING)
     _, got = append(llama, pack, [5, 6, 7])

@@ -1,4 +1,4 @@
-"""Weights on disk: the numbers are those of the whole model, and memory holds a part of it."""
+"""Weights on disk: the numbers equal those of the whole model, and memory holds only a part of the weights."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ with load(folder, "hf", device="cpu", kv_cache_bytes=16 << 20, threads=1, **opti
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary folder of the test's own, in which nothing may be left."""
+    """A temporary folder for each test, in which no folder of ours may be left."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder
-    assert list(folder.glob("elsewise-*")) == []  # torch keeps one of its own
+    assert list(folder.glob("elsewise-*")) == []  # torch keeps its own folder there
 
 
 def offloaded(name: str, limit: int = 1) -> LanguageModel:
@@ -71,17 +71,17 @@ def offloaded(name: str, limit: int = 1) -> LanguageModel:
 
 
 def close(got: Float32, want: Float32) -> None:
-    """Bit for bit but for kernels that add in another order where a matrix lies at another address."""
+    """Compares bit for bit, apart from kernels whose order of addition depends on the address of a matrix."""
     np.testing.assert_allclose(got, want, atol=4e-6, rtol=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_numbers_are_those_of_the_whole_model(name: str) -> None:
+def test_numbers_of_an_offloaded_model_equal_those_of_the_whole_model(name: str) -> None:
     ids, more = random_ids(1, 40).tolist(), random_ids(2, 9).tolist()
     with load(tiny_path(name), "hf", device="cpu") as whole, offloaded(name) as parts:
         assert "bytes of weights are on disk" in parts.info.warnings[-1]
-        for path in (ids, [*ids, *more]):  # the second after a cached prefix
+        for path in (ids, [*ids, *more]):  # the second path continues a cached prefix
             got = parts.next_token_logprobs_sync(path)
             close(got, whole.next_token_logprobs_sync(path))
             np.testing.assert_allclose(got, parts.next_token_logprobs_uncached(path), atol=1e-4)
@@ -92,7 +92,7 @@ def test_numbers_are_those_of_the_whole_model(name: str) -> None:
         assert parts.info.parameters == whole.info.parameters
 
 
-def test_info_says_what_is_read_and_how_long_it_takes() -> None:
+def test_info_names_the_offloaded_bytes_and_the_time_per_forward() -> None:
     with offloaded("llama") as model:
         note = model.info.warnings[-1]
         total = 4 * model.info.parameters
@@ -103,7 +103,7 @@ def test_info_says_what_is_read_and_how_long_it_takes() -> None:
 
 
 @pytest.mark.slow
-def test_a_part_stays_in_memory_and_a_small_model_whole() -> None:
+def test_weights_within_the_memory_limit_stay_in_memory() -> None:
     with offloaded("falcon_h1", 700_000) as model:
         total = 4 * model.info.parameters
         found = re.search(r"([\d,]+) of ([\d,]+) bytes of weights are on disk", model.info.warnings[-1])
@@ -115,7 +115,7 @@ def test_a_part_stays_in_memory_and_a_small_model_whole() -> None:
         assert "so nothing is offloaded" in model.info.warnings[-1]
 
 
-def test_a_failed_load_leaves_no_folder(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_leaves_no_offload_folder(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         assert len(list(temporary.glob("elsewise-*"))) == 1
         raise ModelLoadError("no such thing")
@@ -130,7 +130,7 @@ def test_a_failed_load_leaves_no_folder(temporary: Path, monkeypatch: pytest.Mon
             offloaded("llama")
 
 
-def test_what_cannot_be_offloaded_is_refused() -> None:
+def test_unsupported_and_invalid_offload_options_are_refused() -> None:
     with pytest.raises(UnsupportedFeatureError, match=r"MLX keeps all weights in memory; .* [\d,]+ bytes .* [\d,]+ are free"):
         load(tiny_path("llama"), "mlx", offload="disk")
     with pytest.raises(UnsupportedFeatureError, match="has no weights"):
@@ -147,7 +147,7 @@ def test_what_cannot_be_offloaded_is_refused() -> None:
             load(tiny_path("llama"), "hf", **bad)
 
 
-def test_without_accelerate_the_install_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_accelerate_the_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "accelerate" else find(name, *rest))
     with pytest.raises(BackendUnavailableError, match="pip install 'accelerate"):
@@ -155,13 +155,13 @@ def test_without_accelerate_the_install_line_is_named(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_accelerate_is_loaded_only_when_asked_for() -> None:
+def test_accelerate_is_not_imported_with_the_runtime() -> None:
     code = "import runtime, sys; runtime.load; import runtime.options.load; print('accelerate' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_a_step_of_an_offloaded_model_may_take_its_time(tmp_path: Path) -> None:
+def test_the_step_limit_of_an_offloaded_model_grows_with_its_size(tmp_path: Path) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(4_000_000_000)
     assert offload_limits(str(tmp_path)).step_seconds == pytest.approx(30 + 200)
@@ -169,10 +169,10 @@ def test_a_step_of_an_offloaded_model_may_take_its_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc")
-def test_loading_a_larger_model_takes_less_than_its_weights(tmp_path: Path) -> None:
+def test_loading_an_offloaded_model_takes_less_memory_than_its_weights(tmp_path: Path) -> None:
     # given a model of about 300 MB
     folder, weights = _mid_size(tmp_path / "mid")
-    # when a fifth of it may stay in memory
+    # when a fifth of its weights may stay in memory
     whole = _in_a_process(folder)
     parts = _in_a_process(folder, str(weights // 5))
     # then neither loading nor a forward ever held the weights, and the numbers are the same
@@ -180,7 +180,7 @@ def test_loading_a_larger_model_takes_less_than_its_weights(tmp_path: Path) -> N
     assert parts["own"] < 0.5 * weights
     assert (
         parts["peak"] < 0.75 * weights
-    )  # with what is mapped of files, libraries too: how much of it stays is the system's choice
+    )  # includes mapped files and libraries; the system decides how much of them stays resident
     np.testing.assert_allclose(parts["row"], whole["row"], atol=4e-6)
 
 

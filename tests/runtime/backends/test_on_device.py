@@ -1,6 +1,6 @@
-"""Logits that stay where they are computed: the scores are those of the host, equals by id, and a few numbers cross.
+"""Logits that stay on the device: scores equal those of the host, ties are ordered by id, and few numbers are transferred.
 
-On a processor neither library lets them stay: numpy is faster there. Here both are told to.
+On a CPU neither library keeps logits on the device, since numpy is faster there. These tests switch it on for both.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ DEVICES = [
 ]
 
 
-WIDE = 128_256  # entries of a vocabulary
-LIKELY = slice(5, 25)  # those that follow most texts
+WIDE = 128_256  # entries of the large vocabulary
+LIKELY = slice(5, 25)  # the likeliest tokens after most texts
 
 
 def staying_logits(raw: np.ndarray[Any, np.dtype[np.float32]], device: str) -> DeviceLogits:
-    """Rows as one of the libraries holds them."""
+    """Rows held by one of the libraries."""
     if device == "mlx":
         return MlxLogits(mx.array(raw), nullcontext)
     return TorchLogits(torch.from_numpy(raw).to(device), nullcontext)
@@ -65,16 +65,16 @@ def staying_logits(raw: np.ndarray[Any, np.dtype[np.float32]], device: str) -> D
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("k", [0, 1, 10, 60])
 @pytest.mark.parametrize("vocab", [50, 4000])
-def test_scores_are_those_of_the_host(vocab: int, k: int, device: str) -> None:
-    # given rows with many equals, as 16 bits make them, one that is flat and two that are no numbers
+def test_device_scores_equal_those_of_the_host(vocab: int, k: int, device: str) -> None:
+    # given rows with many ties, as 16 bits produce them, one flat row and two that are not finite
     rng = np.random.default_rng(vocab + k)
     raw = (np.round(rng.normal(0, 4, (40, vocab)) * 4) / 4).astype(np.float32)
     raw[3], raw[5, 7], raw[6, 2] = 1.5, np.nan, np.inf
     targets = rng.integers(0, vocab, 40).astype(np.int32)
     chosen = np.array([0, 1, 3, 5, 6, 20, 39])
-    # when some of them are scored where they stand
+    # when some of them are scored on the device
     scores, finite = staying_logits(raw, device).score(chosen, targets[chosen], k)
-    # then they are as on the host
+    # then the scores equal those of the host
     expected, numbers = score_logits(raw[chosen], targets[chosen], k)
     assert finite.tolist() == numbers.tolist() == [True, True, True, False, False, True, True]
     np.testing.assert_array_equal(scores.top_ids[finite], expected.top_ids[finite])
@@ -83,9 +83,9 @@ def test_scores_are_those_of_the_host(vocab: int, k: int, device: str) -> None:
         np.testing.assert_allclose(getattr(scores, name)[finite], getattr(expected, name)[finite], atol=3e-5, rtol=0)
 
 
-def test_logits_stay_where_the_device_was_seen_to_score_as_the_host_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_stay_on_a_device_only_if_its_scores_agree_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(as_on_host(vocab) for vocab in (7, 1000, 49_152, 128_256))
-    # but not where a kernel is wrong, if only in what draws read
+    # but not where a kernel is wrong, even if only the entries read by draws are affected
     for module, name, wrong in ((mx, "exp", mx.sigmoid), (MlxLogits, "ranked", one_off)):
         as_on_host.cache_clear()
         with monkeypatch.context() as broken:
@@ -95,7 +95,7 @@ def test_logits_stay_where_the_device_was_seen_to_score_as_the_host_does(monkeyp
 
 
 def one_off(logits: MlxLogits, request: RankRequest) -> RankedRows:
-    """Rows whose likeliest is another."""
+    """Ranked rows with wrong ids, shifted by one place."""
     ranked = logits.begin_ranked(request)()
     for row in ranked.rows:
         row.ids = np.roll(row.ids, 1)
@@ -104,14 +104,14 @@ def one_off(logits: MlxLogits, request: RankRequest) -> RankedRows:
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
-def test_a_forward_whose_logits_stay_is_the_plain_one(name: str, library: str) -> None:
-    # given a pack with a text and one with branches, whose logits stay
+def test_a_forward_with_logits_on_the_device_equals_the_plain_one(name: str, library: str) -> None:
+    # given two packs with a text each, whose logits stay on the device
     one = Loaded(library, name)
     backend, texts = one.backend, [one.ids(1, 40), one.ids(2, 23)]
     packs = [backend.open_pack() for _ in texts]
     parts = [Part(p, t, chain(0, len(t), ROOT), np.arange(len(t))) for p, t in zip(packs, texts, strict=True)]
     logits = backend.forward_on_device(parts)
-    # then rows and scores are those of transformers' forward
+    # then rows and scores equal those of transformers' forward
     assert len(logits) == 63
     one.check(log_softmax(logits.rows(np.arange(40))), texts[0])
     scores, finite = logits.score(np.arange(40, 62), texts[1][1:].astype(np.int32), 5)
@@ -119,7 +119,7 @@ def test_a_forward_whose_logits_stay_is_the_plain_one(name: str, library: str) -
     expected = one.expected(texts[1].tolist())
     np.testing.assert_allclose(scores.logprob, expected[np.arange(22), texts[1][1:]], atol=one.tolerance, rtol=0)
     np.testing.assert_allclose(scores.top_logprobs, -np.sort(-expected[:22])[:, :5], atol=one.tolerance, rtol=0)
-    # and the packs go on from there
+    # and the packs can be continued
     _, more = backend.forward(packs[0], one.ids(3, 2), chain(40, 2, 39), np.arange(2))
     one.check(log_softmax(more), [*texts[0], *one.ids(3, 2)], [-2, -1])
     backend.unload()
@@ -127,7 +127,7 @@ def test_a_forward_whose_logits_stay_is_the_plain_one(name: str, library: str) -
 
 @contextmanager
 def staying(library: str, path: Path, **more: Any) -> Iterator[LanguageModel]:
-    """A model whose logits stay where they are computed, as on a GPU."""
+    """A model whose logits stay on the device, as on a GPU."""
 
     def staying_backend(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> Any:
         backend: Any = resolve_backend(library)(source, options)
@@ -147,20 +147,20 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, Langua
         yield plain, model
 
 
-def test_a_model_scores_alike(pair: tuple[LanguageModel, LanguageModel]) -> None:
+def test_a_model_with_logits_on_the_device_scores_like_the_plain_one(pair: tuple[LanguageModel, LanguageModel]) -> None:
     plain, model = pair
     texts = [random_ids(seed, n, 1000).tolist() for seed, n in ((1, 700), (2, 30), (3, 2))]
-    texts.append([*texts[0][:650], *random_ids(4, 20, 1000).tolist()])  # a branch: its stem is there
+    texts.append([*texts[0][:650], *random_ids(4, 20, 1000).tolist()])  # a branch of a cached stem
     for text in texts:
         one, other = plain.score_sync(text, top_k=4), model.score_sync(text, top_k=4)
         ranks = np.array([(a.rank, b.rank) for a, b in zip(one[1:], other[1:], strict=True)])
-        assert np.abs(np.diff(ranks)).sum() <= 1  # tokens of one place within rounding change it
+        assert np.abs(np.diff(ranks)).sum() <= 1  # tokens that tie within rounding may swap ranks
         assert [record.top_ids for record in one] == [record.top_ids for record in other]
         known = [(a.logprob, b.logprob) for a, b in zip(one, other, strict=True) if a.logprob is not None]
         assert len(known) == len(text) - 1
         assert np.abs(np.diff(np.array(known, np.float64))).max() <= 1e-5
     assert model.metrics().tokens_computed == plain.metrics().tokens_computed
-    # and what follows a scored text, whose row stayed, is the same
+    # and the log-probabilities after a scored text, whose row stayed on the device, are the same
     np.testing.assert_allclose(
         model.next_token_logprobs_sync(texts[0]), plain.next_token_logprobs_sync(texts[0]), atol=1e-5, rtol=0
     )
@@ -168,16 +168,16 @@ def test_a_model_scores_alike(pair: tuple[LanguageModel, LanguageModel]) -> None
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocab", [50, 4000])
-def test_distributions_are_those_of_the_host(vocab: int, device: str) -> None:
-    # given rows with many equals, one that is flat, one with an infinity, and temperatures of some
+def test_device_distributions_equal_those_of_the_host(vocab: int, device: str) -> None:
+    # given rows with many ties, one flat row, one with an infinity, and different temperatures
     rng = np.random.default_rng(vocab)
     raw = (np.round(rng.normal(0, 4, (12, vocab)) * 4) / 4).astype(np.float32)
     raw[3], raw[5, 2] = 1.5, np.inf
     temperatures = np.where(np.arange(12) % 2, 0.7, 1.0)
-    # when their likeliest entries cross
+    # when their likeliest entries are transferred
     logits = staying_logits(raw, device)
     ranked, shift, finite = logits.ranked(RankRequest(20, tuple(temperatures)))
-    # then all that is known of them is what the host knows
+    # then all values equal those of the host
     expected = normalise(raw.copy(), entropy=True, temperatures=temperatures.tolist())
     assert finite.tolist() == expected.finite.tolist()
     np.testing.assert_allclose(shift[finite], expected.shift[finite], atol=3e-5, rtol=0)
@@ -187,7 +187,7 @@ def test_distributions_are_those_of_the_host(vocab: int, device: str) -> None:
         if other.heated is not None:
             assert own.heated == (other.heated[0], pytest.approx(other.heated[1], rel=1e-5))
         assert len(own.ids) <= 20 or vocab == 50
-        # and what is asked for beyond it as well
+        # and so do the entries beyond them
         own.reach(40)
         other.reach(40)
         assert own.ids[:40].tolist() == other.ids[:40].tolist()
@@ -210,7 +210,7 @@ SAMPLERS = {
 
 
 async def answers(model: LanguageModel, texts: list[list[int]], options: GenerationOptions) -> list[list[TokenRecord]]:
-    """Of all texts at once."""
+    """The answers to all texts, generated concurrently."""
 
     async def answer(text: list[int]) -> list[TokenRecord]:
         return [record async for record in model.generate(text, options)]
@@ -221,17 +221,17 @@ async def answers(model: LanguageModel, texts: list[list[int]], options: Generat
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("sampling", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("stages", [False, True])
-def test_a_model_answers_alike(
+def test_a_model_with_logits_on_the_device_answers_like_the_plain_one(
     pair: tuple[LanguageModel, LanguageModel], sampling: SamplingOptions, stages: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given streams of one text and of another, of which some report their stages
+    # given streams of two texts, with or without stages
     plain, model = pair
     monkeypatch.setattr("runtime.scheduler.decode.decoding.DRAW_HEAD", 8)
     options = GenerationOptions(max_tokens=12, sampling=sampling, ignore_eos=True, seed=3, top_k=4, stages=stages)
     texts = [random_ids(seed, 20, 1000).tolist() for seed in (5, 6)]
     # when their rows stay on the device
     here, there = (asyncio.run(answers(one, texts, options)) for one in (plain, model))
-    # then tokens, random numbers and records are those of rows that cross
+    # then tokens and records equal those of rows transferred to the host
     for one, other in zip(here, there, strict=True):
         assert [r.token_id for r in one] == [r.token_id for r in other]
         assert [r.top_ids for r in one] == [r.top_ids for r in other]
@@ -240,13 +240,13 @@ def test_a_model_answers_alike(
 
 
 def numbers_of(run: list[TokenRecord]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """``(tokens, 2 + k)`` what records say in numbers."""
+    """``(tokens, 2 + k)``: log-probability, entropy and top log-probabilities of records."""
     return np.array([[record.logprob, record.entropy, *record.top_logprobs] for record in run], np.float64)
 
 
 @pytest.mark.sampled(1)
-def test_streams_of_which_some_read_whole_rows_answer_alike(pair: tuple[LanguageModel, LanguageModel]) -> None:
-    # given a grammar, a penalty and two plain streams of one text, which share what is computed until they differ
+def test_mixed_streams_answer_like_the_plain_model(pair: tuple[LanguageModel, LanguageModel]) -> None:
+    # given streams of one text with a grammar, a penalty and two plain ones, which share forwards until they differ
     text = random_ids(8, 20, 1000).tolist()
     grammars = [Grammar.regex("[ab]{9}"), None, None, None]
     samplings = [SAMPLERS[name] for name in ("warm", "penalties", "cut", "cut")]
@@ -264,8 +264,8 @@ def test_streams_of_which_some_read_whole_rows_answer_alike(pair: tuple[Language
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
-def test_rows_that_share_a_token_are_one_row_of_what_crosses(library: str, wide: Path, crossed: list[int]) -> None:
-    # given streams of one text and one seed, of which the last one's penalties read whole rows
+def test_rows_that_share_a_token_are_transferred_once(library: str, wide: Path, crossed: list[int]) -> None:
+    # given streams of one text and one seed; the penalties of the last one read whole rows
     text = random_ids(8, 20, 1000).tolist()
     samplings = [SAMPLERS["greedy"], SAMPLERS["greedy"], SAMPLERS["penalties"]]
 
@@ -279,7 +279,7 @@ def test_rows_that_share_a_token_are_one_row_of_what_crosses(library: str, wide:
         model.next_token_logprobs_sync(text)
         crossed.clear()
         runs = asyncio.run(together(model))
-        # then nothing is computed twice, and no row crosses by itself
+        # then nothing is computed twice, and no row is transferred separately
         assert model.metrics().tokens_computed == computed
     assert [[r.token_id for r in run] for run in runs] == [[r.token_id for r in run] for run in expected]
     assert len(crossed) <= {"hf": 12, "mlx": 24}[library]
@@ -295,7 +295,9 @@ def test_rows_that_share_a_token_are_one_row_of_what_crosses(library: str, wide:
     ],
     ids=["plain", "many", "stops", "grammar"],
 )
-def test_beams_are_the_same(pair: tuple[LanguageModel, LanguageModel], options: BeamOptions) -> None:
+def test_beams_with_logits_on_the_device_equal_the_plain_ones(
+    pair: tuple[LanguageModel, LanguageModel], options: BeamOptions
+) -> None:
     text = random_ids(9, 20, 1000).tolist()
     here, there = (asyncio.run(model.beam_generate(text, options)) for model in pair)
     for one, other in zip(here, there, strict=True):
@@ -307,7 +309,7 @@ def test_beams_are_the_same(pair: tuple[LanguageModel, LanguageModel], options: 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny llama with a vocabulary of 128,256, of which its tokenizer knows 1,000."""
+    """The tiny llama with a vocabulary of 128,256 entries; its tokenizer has 1,000."""
     folder = tmp_path_factory.mktemp("wide") / "llama"
     shutil.copytree(tiny_path("llama"), folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -316,13 +318,13 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         more = rng.normal(0, 0.2, (WIDE - len(tensors[name]), tensors[name].shape[1]))
         tensors[name] = np.concatenate([tensors[name], more.astype(np.float32)])
-    tensors["lm_head.weight"][LIKELY] *= 20  # peaked, as rows of real models are
+    tensors["lm_head.weight"][LIKELY] *= 20  # peaked distributions, as of real models
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
 class CrossingNumpy:
-    """numpy, with the bytes of what it makes of MLX's arrays."""
+    """numpy, recording the bytes of the arrays that it makes from MLX arrays."""
 
     def __init__(self, crossed: list[int]) -> None:
         self._crossed = crossed
@@ -338,7 +340,7 @@ class CrossingNumpy:
 
 @pytest.fixture
 def crossed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each array of a library that goes to the host."""
+    """The bytes of each array of a library that is transferred to the host."""
     found: list[int] = []
     for module in ("backend", "logits"):
         monkeypatch.setattr(f"runtime.backends.mlx.{module}.np", CrossingNumpy(found))
@@ -353,8 +355,8 @@ def crossed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
-def test_of_a_guess_a_few_numbers_cross(library: str, wide: Path, crossed: list[int]) -> None:
-    # given a text of tokens that will come again, so that there is much to guess by
+def test_speculation_transfers_few_numbers_per_token(library: str, wide: Path, crossed: list[int]) -> None:
+    # given a repetitive text, so that prompt lookup finds guesses
     text = [*range(WIDE)[LIKELY]] * 3
     plain = GenerationOptions(max_tokens=12, sampling=SAMPLERS["greedy"], ignore_eos=True)
     guessing = replace(plain, speculative=SpeculativeOptions())
@@ -364,10 +366,10 @@ def test_of_a_guess_a_few_numbers_cross(library: str, wide: Path, crossed: list[
         model.next_token_logprobs_sync(text)
         before = model.metrics()
         crossed.clear()
-        # when it is continued with guesses
+        # when it is continued with speculation
         (run,) = asyncio.run(answers(model, [text], guessing))
         after = model.metrics()
-    # then a few numbers cross of each token that was computed, and the answer is the plain one
+    # then few numbers are transferred for each computed token, and the answer is the plain one
     assert after.tokens_drafted > 0
     assert 0 < sum(crossed) <= 2048 * (after.tokens_computed - before.tokens_computed)
     assert [(r.token_id, r.top_ids) for r in run] == [(r.token_id, r.top_ids) for r in expected]
@@ -375,10 +377,10 @@ def test_of_a_guess_a_few_numbers_cross(library: str, wide: Path, crossed: list[
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
 @pytest.mark.parametrize(("sampling", "streams"), [("greedy", 1), ("cut", 3), ("penalties", 1)])
-def test_of_a_token_a_few_numbers_cross_where_no_draw_reads_the_row(
+def test_whole_rows_are_transferred_only_for_samplers_that_read_them(
     library: str, sampling: str, streams: int, wide: Path, crossed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given texts whose first tokens are drawn from rows that are here already
+    # given texts whose first tokens are drawn from rows already on the host
     texts = [random_ids(seed, 20, 1000).tolist() for seed in range(streams)]
     with staying(library, wide) as model:
         model.batch_next_token_logprobs_sync(texts)
@@ -386,7 +388,7 @@ def test_of_a_token_a_few_numbers_cross_where_no_draw_reads_the_row(
         # when twelve tokens of each are drawn
         options = GenerationOptions(max_tokens=12, sampling=SAMPLERS[sampling], ignore_eos=True, seed=3)
         runs = asyncio.run(answers(model, texts, options))
-    # then the rows that cross are those that the sampler reads whole
+    # then whole rows are transferred only where the sampler reads them
     assert [len(run) for run in runs] == [12] * streams
     if sampling == "penalties":
         assert sum(crossed) == 11 * WIDE * 4
@@ -395,7 +397,7 @@ def test_of_a_token_a_few_numbers_cross_where_no_draw_reads_the_row(
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
-def test_a_row_that_is_read_whole_crosses_with_the_numbers_of_those_beside_it(
+def test_a_whole_row_is_transferred_together_with_the_numbers_of_other_rows(
     library: str, wide: Path, crossed: list[int]
 ) -> None:
     # given a stream whose penalties read whole rows, and two whose draws do not, in one batch
@@ -410,7 +412,7 @@ def test_a_row_that_is_read_whole_crosses_with_the_numbers_of_those_beside_it(
         model.batch_next_token_logprobs_sync(texts)
         crossed.clear()
         runs = asyncio.run(together(model))
-    # then of a step one row crosses, at once with the numbers of the others
+    # then each step transfers one row, together with the numbers of the others
     assert [len(run) for one in runs for run in one] == [12] * 3
     assert 11 * WIDE * 4 < sum(crossed) <= 11 * (WIDE * 4 + 3 * 2048)
     assert len([size for size in crossed if size >= WIDE * 4]) == 11
@@ -419,24 +421,24 @@ def test_a_row_that_is_read_whole_crosses_with_the_numbers_of_those_beside_it(
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
 @pytest.mark.parametrize("stop", [(), ("nowhere",)])
-def test_of_a_beam_a_few_numbers_cross(
+def test_a_beam_search_transfers_few_numbers(
     library: str, stop: tuple[str, ...], wide: Path, crossed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given logits among which there are equals, as 16 bits make them
+    # given logits with ties, as 16 bits produce them
     for kind in (TorchLogits, MlxLogits):
         monkeypatch.setattr(kind, "__init__", rounded(kind.__init__))
     text = random_ids(1, 20, 1000).tolist()
     with staying(library, wide) as model:
         model.next_token_logprobs_sync(text)
         crossed.clear()
-        # when five beams go on for eight tokens
+        # when five beams are searched for eight tokens
         found = asyncio.run(model.beam_generate(text, BeamOptions(width=5, max_tokens=8, ignore_eos=True, stop=stop)))
     assert len(found[0].ids) == 8
     assert 0 < sum(crossed) <= 7 * 5 * 2048
 
 
 def rounded(plain: Any) -> Any:
-    """The constructor of logits, which keeps three bits behind the point."""
+    """A constructor of logits that rounds them to multiples of 1/8."""
 
     def construct(self: Any, logits: Any, computing: Any) -> None:
         plain(self, (logits * 8).round() / 8, computing)
@@ -446,8 +448,8 @@ def rounded(plain: Any) -> Any:
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
 @pytest.mark.parametrize("count", [30, 500])
-def test_of_a_text_that_is_scored_no_row_crosses(library: str, count: int, wide: Path, crossed: list[int]) -> None:
-    # given a text that is scored in one part, or in several
+def test_scoring_a_text_transfers_no_whole_row(library: str, count: int, wide: Path, crossed: list[int]) -> None:
+    # given a text that is scored in one chunk, or in several
     text = random_ids(1, count, 1000).tolist()
     with load(wide, library, device="cpu") as one:
         expected, after = one.score_sync(text, 5), one.next_token_logprobs_sync(text)
@@ -456,16 +458,16 @@ def test_of_a_text_that_is_scored_no_row_crosses(library: str, count: int, wide:
         crossed.clear()
         scored = model.score_sync(text, 5)
         assert 0 < sum(crossed) <= len(text) * 512
-        # when what follows it is asked for
+        # when the distribution after it is requested
         crossed.clear()
         before = model.metrics()
         likely = model.top_logprobs_sync(text, 3)
         assert not crossed
         row = model.next_token_logprobs_sync(text)
-        # then the row crosses, which had stayed: nothing is computed
+        # then the row that stayed on the device is transferred, without a forward
         assert crossed == [4 * WIDE]
         assert model.metrics().tokens_computed == before.tokens_computed
-        assert before.kv_bytes >= 4 * WIDE  # it is counted while it is kept
+        assert before.kv_bytes >= 4 * WIDE  # a kept row counts towards the KV bytes
     assert [record.top_ids for record in scored] == [record.top_ids for record in expected]
     own, plain = (np.array([record.logprob for record in records[1:]], np.float64) for records in (scored, expected))
     np.testing.assert_allclose(own, plain, atol=1e-4, rtol=1e-5)
@@ -475,21 +477,21 @@ def test_of_a_text_that_is_scored_no_row_crosses(library: str, count: int, wide:
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
 @pytest.mark.parametrize(("k", "chosen"), [(10, ()), (5, (7, 900, 128_000)), (1, tuple(range(60))), (40, ())])
-def test_of_the_likeliest_a_few_numbers_cross(
+def test_top_log_probabilities_transfer_few_numbers(
     library: str, k: int, chosen: tuple[int, ...], wide: Path, crossed: list[int]
 ) -> None:
     texts = [random_ids(seed, 20, 1000).tolist() for seed in range(4)]
     with load(wide, library, device="cpu") as one:
         expected = one.batch_top_logprobs_sync(texts, k, chosen=chosen)
     for kept in (None, 0, 2):
-        # given room for all rows in the budget, for none or for few
+        # given a budget for all rows, for none or for few
         with staying(library, wide) as model:
             if kept is not None:
                 model.keep_vectors(kept)
             model.next_token_logprobs_sync(texts[0][:3])
             crossed.clear()
             answered = model.batch_top_logprobs_sync(texts, k, chosen=chosen)
-        # then only more than cross with each row have whole ones cross, and what is named of all texts does at once
+        # then whole rows are transferred only for a large k, and the chosen ids of all texts in one transfer
         assert len(crossed) <= 2
         if k > 32:
             assert sum(crossed) >= 4 * 4 * WIDE
@@ -504,8 +506,8 @@ def test_of_the_likeliest_a_few_numbers_cross(
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
-def test_rows_for_which_there_is_no_room_do_not_cross_to_be_kept(library: str, wide: Path, crossed: list[int]) -> None:
-    # given a budget for vectors of two rows, of which a forward has many more
+def test_rows_that_do_not_fit_the_budget_are_not_transferred_to_be_kept(library: str, wide: Path, crossed: list[int]) -> None:
+    # given a budget for the vectors of two rows, and a forward with many more
     texts = [random_ids(seed, 6, 1000).tolist() for seed in range(40)]
     with staying(library, wide, kv_cache_bytes=32 * (2 * 4 * WIDE + 1000)) as model:
         model.next_token_logprobs_sync(texts[0][:3])
@@ -513,9 +515,9 @@ def test_rows_for_which_there_is_no_room_do_not_cross_to_be_kept(library: str, w
         first = model.batch_top_logprobs_sync(texts, 3)
         assert max(crossed) < 4 * WIDE
         kept = first[-1].logprobs.copy()
-        first[-1].logprobs[:] = 0.0  # the caller's own
+        first[-1].logprobs[:] = 0.0  # a copy that belongs to the caller
         assert model.cache_report().vector_bytes <= 2 * 4 * WIDE + 1000
-        # then the last of them are kept, and say the same again
+        # then the last rows are kept, and give the same answer again
         computed = model.metrics().tokens_computed
         again = model.top_logprobs_sync(texts[-1], 3)
         assert model.metrics().tokens_computed == computed
@@ -525,10 +527,10 @@ def test_rows_for_which_there_is_no_room_do_not_cross_to_be_kept(library: str, w
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
 @pytest.mark.parametrize(("kept", "copied"), [(None, [1, 1]), (0, []), (1, [1, 1])], ids=["all", "none", "one"])
-def test_rows_are_copied_on_the_device_to_be_kept(
+def test_kept_rows_are_copied_on_the_device(
     library: str, kept: int | None, copied: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a text that ends in a forward in which a part of a longer one does
+    # given a short text that ends in the same forward as a chunk of a longer text
     texts = [random_ids(1, 300, 1000).tolist(), random_ids(2, 20, 1000).tolist()]
     taken: list[int] = []
     for kind in (TorchLogits, MlxLogits):
@@ -537,13 +539,13 @@ def test_rows_are_copied_on_the_device_to_be_kept(
         if kept is not None:
             model.keep_vectors(kept)
         model.batch_top_logprobs_sync(texts, 3)
-        # then only what follows the texts is copied, if it is kept, and once
+        # then only the rows after the texts are copied, once each, and only if they are kept
         assert taken == copied
         assert settled(model)[1].vector_bytes == (2 if kept is None else kept) * 4 * model.info.vocab_size
 
 
 def counting(plain: Any, taken: list[int]) -> Any:
-    """`take`, which says how many rows."""
+    """`take`, recording the number of rows."""
 
     def take(self: Any, chosen: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
         taken.append(len(chosen))
@@ -553,21 +555,21 @@ def counting(plain: Any, taken: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
-def test_of_a_text_whose_kv_alone_is_wanted_no_row_crosses(library: str, wide: Path, crossed: list[int]) -> None:
+def test_caching_kv_transfers_no_whole_row(library: str, wide: Path, crossed: list[int]) -> None:
     text = random_ids(1, 20, 1000).tolist()
     with staying(library, wide) as model:
         model.next_token_logprobs_sync([7])
         crossed.clear()
         model.cache_kv(text)
         assert 0 < sum(crossed) <= 2048
-        # then it is computed, and what follows it is known
+        # then its KV and the distribution after it are cached
         assert model.metrics().tokens_computed == 1 + len(text)
         model.next_token_logprobs_sync(text)
         assert model.metrics().tokens_computed == 1 + len(text)
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
-def test_the_first_token_s_row_crosses_with_its_numbers(library: str, wide: Path, crossed: list[int]) -> None:
+def test_the_row_of_the_first_token_is_transferred_with_its_numbers(library: str, wide: Path, crossed: list[int]) -> None:
     with staying(library, wide) as model:
         model.next_token_logprobs_sync([7])
         crossed.clear()
@@ -578,7 +580,7 @@ def test_the_first_token_s_row_crosses_with_its_numbers(library: str, wide: Path
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
-def test_a_text_that_grows_is_scored_by_the_row_that_stayed(library: str, wide: Path, crossed: list[int]) -> None:
+def test_scoring_a_growing_text_reuses_the_row_on_the_device(library: str, wide: Path, crossed: list[int]) -> None:
     text = random_ids(1, 60, 1000).tolist()
     with load(wide, library, device="cpu") as one:
         expected = one.score_sync(text, 5)
@@ -594,7 +596,7 @@ def test_a_text_that_grows_is_scored_by_the_row_that_stayed(library: str, wide: 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_entries_of_rows_cross_by_blocks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_of_rows_are_transferred_in_blocks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw, ids = np.random.default_rng(3).normal(size=(7, 50)).astype(np.float32), np.array([4, 40, 9])
     monkeypatch.setattr("runtime.backends.packs.logits.NAMED_ENTRIES", 10)
     logits = staying_logits(raw, device)
@@ -603,14 +605,14 @@ def test_entries_of_rows_cross_by_blocks(device: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_rows_do_not_cross_whole_beside_the_one_that_is_asked_for(device: str, crossed: list[int]) -> None:
+def test_only_the_requested_row_is_transferred(device: str, crossed: list[int]) -> None:
     raw = np.random.default_rng(3).normal(size=(8, 200_000)).astype(np.float32)
     np.testing.assert_array_equal(staying_logits(raw, device).entries(3, np.arange(200_000)), raw[3])
     assert sum(crossed) == 4 * 200_000
 
 
 @pytest.mark.parametrize("device", [*DEVICES, "host"])
-def test_of_parts_of_paths_nothing_is_kept_but_whether_they_are_numbers(device: str) -> None:
+def test_only_the_finiteness_of_rows_inside_a_path_is_kept(device: str) -> None:
     raw = np.random.default_rng(3).normal(size=(5, 50)).astype(np.float32)
     raw[3, 7] = np.inf
     logits = raw.copy() if device == "host" else staying_logits(raw.copy(), device)
@@ -623,20 +625,20 @@ def test_of_parts_of_paths_nothing_is_kept_but_whether_they_are_numbers(device: 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocab", [20, 4000])
-def test_likeliest_entries_of_a_row_that_stays_are_those_of_the_host(vocab: int, device: str) -> None:
-    # given rows with many equals, one that is flat, two that are no numbers
+def test_rows_kept_on_the_device_answer_like_rows_on_the_host(vocab: int, device: str) -> None:
+    # given rows with many ties, one flat row and two that are not finite
     raw = (np.round(np.random.default_rng(3).normal(0, 4, (6, vocab)) * 4) / 4).astype(np.float32)
     raw[2], raw[3, 1], raw[4, 9] = 1.5, np.inf, np.nan
     chunk = ChunkLogits(staying_logits(raw, device), {row: row in (1, 3) for row in range(6)}, block_bytes=1 << 20)
     here = ChunkLogits(raw, dict.fromkeys(range(6), True))
     assert chunk.broken == here.broken == {3, 4}
     assert chunk.after.keys() == here.after.keys() == {0, 1, 2, 5}
-    # when some of them stay
+    # when some of them stay on the device
     memory = [own.memory for row, own in chunk.after.items() if row != 1]
     assert isinstance(chunk.after[1].memory, np.ndarray)
     assert {id(part) for part in memory} == {id(memory[0])}
-    assert memory[0].nbytes == 4 * vocab * 4  # in memory of their own
-    # then they say what those on the host do
+    assert memory[0].nbytes == 4 * vocab * 4  # one separate copy of the four kept rows
+    # then they answer as the rows on the host
     for row, own in chunk.after.items():
         other = here.after[row]
         np.testing.assert_allclose(own.logprobs(), other.logprobs(), atol=3e-5, rtol=0)
@@ -650,5 +652,5 @@ def test_likeliest_entries_of_a_row_that_stays_are_those_of_the_host(vocab: int,
             likely, expected = (each.likeliest(k, (3, 17)) for each in (own, other))
             assert likely.ids.tolist() == expected.ids.tolist()
             assert likely.chosen == pytest.approx(expected.chosen, abs=3e-5)
-            assert likely.chosen == {token: own.logprobs()[token] for token in (3, 17)}  # to the bit
+            assert likely.chosen == {token: own.logprobs()[token] for token in (3, 17)}  # bit for bit
             assert likely.tail_mass == pytest.approx(expected.tail_mass, abs=3e-5)

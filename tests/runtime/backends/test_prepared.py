@@ -1,4 +1,4 @@
-"""Forwards that are prepared before their tokens are known: the same numbers, and nothing happens to what is dropped."""
+"""Forwards prepared before their tokens are known: the same numbers, and a dropped one leaves no trace."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def pack(loaded: Loaded) -> Iterator[Any]:
 
 
 def due(pack: Any, parents: Any, tokens: Any = None) -> Part:
-    """A token after each of some slots, not yet known where none is given."""
+    """A part with one token after each of some slots; without `tokens`, the tokens are not yet known."""
     n = len(parents)
     return Part(pack, np.zeros(n, np.int64) if tokens is None else tokens, parents, np.arange(n))
 
 
 @pytest.mark.slow
-def test_a_chain_whose_next_forward_is_prepared_while_the_last_computes(loaded: Loaded, pack: Any) -> None:
-    ids, backend = loaded.ids(21, 45), loaded.backend  # beyond every window
+def test_forwards_prepared_while_the_previous_one_computes_give_the_same_numbers(loaded: Loaded, pack: Any) -> None:
+    ids, backend = loaded.ids(21, 45), loaded.backend  # longer than every window
     append(backend, pack, ids[:8])
     waiting, got, prepared = None, [], 0
     for at in range(8, 45):
         rest = backend.prepare([due(pack, np.array([at - 1]))])
         if waiting is not None:
             got.append(waiting())
-        prepared += rest is not None  # buffers without room are for somebody else to grow
+        prepared += rest is not None  # `prepare` does not grow full buffers
         token = ids[at : at + 1]
         waiting = backend.begin([due(pack, np.array([at - 1]), token)]) if rest is None else rest(token)
         assert backend.size(pack) == at + 1
@@ -56,12 +56,12 @@ def test_a_chain_whose_next_forward_is_prepared_while_the_last_computes(loaded: 
     got.append(waiting())
     loaded.check(log_softmax(np.concatenate(got)), ids, np.arange(8, 45))
     assert prepared == 37
-    # and what it left in the pack is what a forward leaves
+    # and the pack can be continued as after a plain forward
     _, after = append(backend, pack, ids[:3], 20)
     loaded.check(after, [*ids[:21], *ids[:3]], np.arange(21, 24))
 
 
-def test_branches_that_are_prepared_together(loaded: Loaded, pack: Any) -> None:
+def test_branches_prepared_together_equal_each_path_alone(loaded: Loaded, pack: Any) -> None:
     ids, backend = loaded.ids(22, 30), loaded.backend
     append(backend, pack, ids[:20])
     parents, tails = np.array([19, 11, 5]), np.array([[7, 9], [8, 7], [9, 5]])
@@ -75,7 +75,7 @@ def test_branches_that_are_prepared_together(loaded: Loaded, pack: Any) -> None:
         np.testing.assert_allclose(row, loaded.expected(path)[-1], atol=TOLERANCE)
 
 
-def test_what_is_dropped_was_never_there(loaded: Loaded, pack: Any) -> None:
+def test_a_dropped_preparation_leaves_the_pack_unchanged(loaded: Loaded, pack: Any) -> None:
     ids, backend = loaded.ids(23, 24), loaded.backend
     append(backend, pack, ids[:20])
     before = (backend.forwards, backend.pushed, backend.size(pack), backend.pack_bytes(pack))
@@ -92,7 +92,7 @@ def test_what_is_dropped_was_never_there(loaded: Loaded, pack: Any) -> None:
     backend.close(other)
 
 
-def test_tokens_that_are_none_leave_the_pack_as_it_was(loaded: Loaded, pack: Any) -> None:
+def test_invalid_tokens_for_a_prepared_forward_leave_the_pack_unchanged(loaded: Loaded, pack: Any) -> None:
     ids, backend = loaded.ids(24, 12), loaded.backend
     append(backend, pack, ids[:10])
     rest = backend.prepare([due(pack, np.array([9]))])
@@ -118,7 +118,7 @@ def test_a_full_context_is_refused_and_full_buffers_are_not_grown(loaded: Loaded
 
 
 @pytest.mark.parametrize(("backend", "name"), [("hf", "llama"), *(("mlx", name) for name in HF if name in RECURRENT)])
-def test_where_nothing_can_be_done_before_nothing_is(backend: str, name: str) -> None:
+def test_backends_without_preparation_return_none(backend: str, name: str) -> None:
     one = Loaded(backend, name)
     pack = one.backend.open_pack()
     append(one.backend, pack, one.ids(26, 6))
@@ -126,7 +126,7 @@ def test_where_nothing_can_be_done_before_nothing_is(backend: str, name: str) ->
     one.backend.unload()
 
 
-def test_a_step_that_was_prepared_copies_no_buffer() -> None:
+def test_a_prepared_step_copies_no_buffer() -> None:
     import mlx.core as mx
 
     one = Loaded("mlx", "llama")
@@ -149,7 +149,7 @@ def test_a_step_that_was_prepared_copies_no_buffer() -> None:
     backend.unload()
 
 
-def test_the_toy_prepares_too() -> None:
+def test_the_toy_backend_prepares_forwards() -> None:
     backend = FakeBackend(LoadOptions(), Behaviour(overlaps=True))
     pack = backend.open_pack()
     backend.forward(pack, np.array([1, 2]), chain(0, 2, ROOT), np.arange(2))

@@ -1,4 +1,4 @@
-"""KV that rests in 8 or 4 bits: how far answers move, and that it is cut, stored and loaded exactly as it was coded."""
+"""Cached KV in 8 or 4 bits: the error of the answers, and that it is split, stored and loaded exactly as encoded."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[Any, KvDtype]]:
 
 
 def gaps(backend: Any) -> Any:
-    """``(texts, rows, 20)`` differences to KV in float32."""
+    """``(texts, rows, 20)`` differences from KV in float32."""
     texts = [random_ids(seed, 160) for seed in range(GAP_TEXTS)]
     return np.stack([kv_gaps(backend, text[:120], text[120:]) for text in texts])
 
 
 @pytest.mark.sampled(1)
-def test_answers_move_by_no_more_than_is_printed(case: tuple[Any, KvDtype], tell: Callable[[str], None]) -> None:
+def test_the_error_of_answers_stays_within_the_documented_tolerance(
+    case: tuple[Any, KvDtype], tell: Callable[[str], None]
+) -> None:
     backend, kv_dtype = case
     found = gaps(backend)
     largest, mean = MOST[kv_dtype]
@@ -51,7 +53,7 @@ def test_answers_move_by_no_more_than_is_printed(case: tuple[Any, KvDtype], tell
 
 
 @pytest.mark.slow
-def test_info_says_what_it_costs_and_what_it_saves(case: tuple[Any, KvDtype]) -> None:
+def test_info_names_the_error_and_the_bytes_of_quantised_kv(case: tuple[Any, KvDtype]) -> None:
     backend, kv_dtype = case
     info = backend.info
     assert info.options["kv_dtype"] == kv_dtype
@@ -62,8 +64,8 @@ def test_info_says_what_it_costs_and_what_it_saves(case: tuple[Any, KvDtype]) ->
     plain.unload()
 
 
-def test_a_cut_moves_no_bit(case: tuple[Any, KvDtype]) -> None:
-    # given a payload, when it is cut at every place, then the parts hold the bytes of the whole
+def test_splitting_a_payload_changes_no_bit(case: tuple[Any, KvDtype]) -> None:
+    # given a payload, when it is split at any place, then the parts hold the bytes of the whole
     backend, _ = case
     pack = backend.open_pack()
     slots, _ = append(backend, pack, random_ids(1, 9))
@@ -76,7 +78,7 @@ def test_a_cut_moves_no_bit(case: tuple[Any, KvDtype]) -> None:
 
 
 @pytest.mark.slow
-def test_it_goes_to_disk_and_back_as_it_is(case: tuple[Any, KvDtype]) -> None:
+def test_an_exported_quantised_payload_is_restored_exactly(case: tuple[Any, KvDtype]) -> None:
     backend, _ = case
     pack = backend.open_pack()
     slots, _ = append(backend, pack, random_ids(2, 12))
@@ -94,7 +96,7 @@ def test_it_goes_to_disk_and_back_as_it_is(case: tuple[Any, KvDtype]) -> None:
         rows.append(append(backend, fresh, [5], int(held[-1]))[1])
         backend.close(fresh)
     np.testing.assert_array_equal(rows[0], rows[1])
-    # and KV in another form is not taken for it
+    # and KV of another form is refused
     with pytest.raises(SnapshotFormatError):
         backend.restore({**plain, "keys.0": plain["keys.0"].astype(np.float32)})
     with pytest.raises(SnapshotFormatError):
@@ -115,7 +117,7 @@ def test_recurrent_state_is_kept_exactly(case: tuple[Any, KvDtype]) -> None:
     backend.close(pack)
 
 
-def test_rows_that_are_all_alike_survive() -> None:
+def test_constant_rows_and_single_spikes_are_encoded_closely() -> None:
     # given groups without any spread, and one with a single spike
     import mlx.core as mx
     import torch
@@ -134,31 +136,31 @@ def test_rows_that_are_all_alike_survive() -> None:
 
 
 @pytest.mark.parametrize("backend", ["fake", "mock"])
-def test_toys_keep_theirs_exactly(backend: str) -> None:
+def test_toy_backends_refuse_quantised_kv(backend: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match=r"kv_dtype='q4'"):
         load("anything", backend=backend, kv_dtype="q4")
 
 
-def test_a_model_without_keys_and_values_says_that_it_means_nothing() -> None:
+def test_quantised_kv_for_a_model_without_kv_is_a_warning() -> None:
     backend = resolve_backend("hf")(tiny_folder("mamba"), LoadOptions(kv_dtype="q8"))
     assert any("no meaning" in warning for warning in backend.info.warnings)
     backend.unload()
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_the_trie_holds_the_smaller_form_and_answers_from_it(backend: str) -> None:
+def test_the_trie_holds_quantised_kv_and_answers_from_it(backend: str) -> None:
     ids = [int(i) for i in random_ids(4, 60)]
     with load(tiny_path("llama"), backend=backend, kv_dtype="q8", threads=1 if backend == "hf" else None) as model:
         fresh = model.next_token_logprobs_sync(ids)
         assert settled(model)[1].bytes == 60 * model.info.kv_bytes_per_token
         engine = engine_of(model)
-        engine.call(engine.scheduler.cache.workspaces.drop_idle).result()  # so that the next request has to load
+        engine.call(engine.scheduler.cache.workspaces.drop_idle).result()  # makes the next request load the KV
         before = model.metrics().tokens_computed
         cached = model.next_token_logprobs_sync([*ids, 7])
         assert model.metrics().tokens_computed == before + 1
         gap = np.abs(cached - model.next_token_logprobs_uncached([*ids, 7]))
         assert 0 < gap.max() < 0.5
-        np.testing.assert_allclose(fresh, model.next_token_logprobs_uncached(ids), atol=1e-4)  # nothing had rested yet
+        np.testing.assert_allclose(fresh, model.next_token_logprobs_uncached(ids), atol=1e-4)  # computed before quantisation
 
 
 def _name(info: Any) -> str:
@@ -169,7 +171,9 @@ def _name(info: Any) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("kv_dtype", ["q8", "q4"])
-def test_on_real_weights_too(backend: str, kv_dtype: KvDtype, tell: Callable[[str], None]) -> None:
+def test_the_error_on_real_weights_stays_within_the_documented_tolerance(
+    backend: str, kv_dtype: KvDtype, tell: Callable[[str], None]
+) -> None:
     from pydoc_data import topics
 
     with load("smollm2", backend=backend, kv_dtype=kv_dtype, device="cpu", dtype="float32") as model:

@@ -1,4 +1,4 @@
-"""Recurrent layers: state is a checkpoint at one token, kept where someone may continue."""
+"""Recurrent layers: the state is a checkpoint at one token, kept at places where a text may be continued."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pack(loaded: Loaded) -> Any:
     return loaded.backend.open_pack()
 
 
-def test_state_stands_at_the_end_of_each_chain_of_a_call(loaded: Loaded, pack: Any) -> None:
+def test_the_state_is_kept_at_the_end_of_each_chain(loaded: Loaded, pack: Any) -> None:
     backend = loaded.backend
     append(backend, pack, loaded.ids(1, 5))
     assert [backend.resumable(pack, slot) for slot in range(-1, 5)] == [True, False, False, False, False, True]
@@ -36,7 +36,7 @@ def test_state_stands_at_the_end_of_each_chain_of_a_call(loaded: Loaded, pack: A
     assert backend.size(pack) == 5
 
 
-def test_a_child_takes_the_state_along(loaded: Loaded, pack: Any) -> None:
+def test_the_state_moves_to_the_end_of_a_continued_chain(loaded: Loaded, pack: Any) -> None:
     backend = loaded.backend
     append(backend, pack, loaded.ids(1, 5))
     append(backend, pack, loaded.ids(2, 1), 4)
@@ -44,7 +44,7 @@ def test_a_child_takes_the_state_along(loaded: Loaded, pack: Any) -> None:
     assert backend.resumable(pack, 5)
 
 
-def test_siblings_in_one_call_share_it(loaded: Loaded, pack: Any) -> None:
+def test_siblings_in_one_call_share_the_state(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(1, 5)
     append(backend, pack, ids)
     _, logits = backend.forward(pack, np.array([7, 8, 9]), np.array([4, 4, 5]), np.arange(3))
@@ -52,7 +52,7 @@ def test_siblings_in_one_call_share_it(loaded: Loaded, pack: Any) -> None:
     loaded.check(log_softmax(logits[2:]), [*ids, 7, 9], [-1])
 
 
-def test_it_stays_where_it_was_taken_or_loaded(loaded: Loaded, pack: Any) -> None:
+def test_the_state_is_kept_where_a_payload_was_taken_or_loaded(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(1, 5)
     slots, _ = append(backend, pack, ids)
     payload = backend.take(pack, slots)
@@ -75,7 +75,7 @@ def test_a_payload_without_its_end_cannot_be_continued(loaded: Loaded, pack: Any
     middle = backend.take(pack, slots[:3])
     assert not backend.payload_resumable(middle)
     assert not backend.payload_resumable(backend.restore(backend.export(head)))
-    # a head is still good under its tail
+    # a head can still be loaded with its tail after it
     fresh = backend.open_pack()
     at = int(backend.load(fresh, head, ROOT)[-1])
     assert not backend.resumable(fresh, at)
@@ -84,10 +84,10 @@ def test_a_payload_without_its_end_cannot_be_continued(loaded: Loaded, pack: Any
     loaded.check(got, [*ids, *ids[:2]], slice(9, None))
 
 
-def test_a_failed_call_keeps_the_old_state(loaded: Loaded, pack: Any) -> None:
+def test_a_failed_call_leaves_the_state_unchanged(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(1, 5)
     append(backend, pack, ids)
-    with pytest.raises(InvalidRequestError):  # the second chain starts where no state is
+    with pytest.raises(InvalidRequestError):  # the second chain starts at a slot without a state
         backend.forward(pack, np.array([7, 8]), np.array([4, 1]), np.arange(2))
     assert backend.resumable(pack, 4)
     _, got = append(backend, pack, ids[:2], 4)

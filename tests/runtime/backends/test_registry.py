@@ -39,7 +39,7 @@ def test_built_in_backends_are_listed_without_importing_their_libraries() -> Non
     assert "('mock', True)" in out
 
 
-def test_what_is_missing_is_said_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = registry._BuiltIn("x:y", ("no_such_module_of_ours",), "(pip install it)")
     monkeypatch.setitem(registry._BUILT_IN, "mlx", gone)
     assert available_backends()["mlx"] == "no_such_module_of_ours not installed (pip install it)"
@@ -47,12 +47,12 @@ def test_what_is_missing_is_said_with_its_install_line(monkeypatch: pytest.Monke
         resolve_backend("mlx")
 
 
-def test_a_planned_backend_says_so() -> None:
+def test_vllm_as_a_backend_is_refused_with_a_hint_to_connect() -> None:
     with pytest.raises(BackendUnavailableError, match="connected to by its address"):
         resolve_backend("vllm")
 
 
-def test_an_unknown_name_gets_the_nearest() -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UnknownBackendError, match="did you mean 'mock'"):
         resolve_backend("mok")
 
@@ -73,7 +73,7 @@ def test_auto_is_mlx_where_torch_is_not_installed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(registry._BUILT_IN, "hf", absent)
     assert default_backend() == "mlx"
     monkeypatch.setitem(registry._BUILT_IN, "mlx", absent)
-    assert default_backend() == "hf"  # whose absence is told
+    assert default_backend() == "hf"  # whose error then names the missing library
 
 
 @pytest.mark.parametrize("factory", [third_backend, "tests.runtime.backends.reference:third_backend"])
@@ -90,7 +90,7 @@ def test_a_factory_that_cannot_be_imported_again_has_no_import_name(third: str) 
     assert third not in dotted_backends()
 
 
-def test_a_registered_name_that_leads_nowhere(third: str) -> None:
+def test_a_registered_name_that_cannot_be_imported_is_unavailable(third: str) -> None:
     register_backend(third, "no_such_package_of_ours.backend:load")
     assert available_backends()[third] == "module no_such_package_of_ours.backend is not installed"
     register_backend(third, "runtime.backends.fake:no_such_function")

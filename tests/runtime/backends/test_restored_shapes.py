@@ -1,4 +1,4 @@
-"""Stored KV of another geometry, or with numbers that are none, is refused before anything of it is used."""
+"""Stored KV of another geometry, or with values that are not finite, is refused before it is used."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize(("name", "harm"), CASES)
-def test_it_is_refused_and_computed(name: str, harm: str, backend: str, request: pytest.FixtureRequest) -> None:
+def test_damaged_stored_kv_is_refused_and_recomputed(
+    name: str, harm: str, backend: str, request: pytest.FixtureRequest
+) -> None:
     place = request.node.nodeid
     store = SHELVES[place] = MemoryBlocks()
     options: BlockOptions = memory_options(place)

@@ -1,4 +1,4 @@
-"""Every rope type on every engine: equal to transformers' plain forward of each text, however it was pushed, or refused."""
+"""Every rope type on every engine equals transformers' plain forward for any order of calls, or is refused."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ MORE: dict[str, dict[str, Any]] = {
 WAYS = [("hf", "llama", kind) for kind in rope.HF]
 WAYS += [("hf", "phi3", "longrope"), ("hf", "gemma3_text", "linear"), ("hf", "qwen3", "longrope")]
 WAYS += [("mlx", model, kind) for model, proven in rope.MLX.items() for kind in proven]
-FAST = ("llama", "gemma3_text")  # with mlx, where all architectures have their ropes from one place
+FAST = ("llama", "gemma3_text")  # with mlx, where all architectures share one implementation of ropes
 PER_LAYER = ("gemma3_text",)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes a folder of a model with a rope type, once."""
+    """Makes the folder of a model with a rope type, cached."""
     place = tmp_path_factory.mktemp("ropes")
 
     @functools.cache
@@ -121,7 +121,7 @@ class Plain:
             return log_softmax(self._model(input_ids=torch.tensor([list(map(int, ids))]), use_cache=False).logits[0].numpy())
 
 
-def test_every_rope_type_of_transformers_has_a_verdict() -> None:
+def test_every_rope_type_of_transformers_is_listed() -> None:
     assert set(rope.HF) == {"default", *ROPE_INIT_FUNCTIONS}
     assert all(set(proven) <= set(rope.HF) for proven in rope.MLX.values())
 
@@ -134,7 +134,7 @@ def test_every_rope_type_of_transformers_has_a_verdict() -> None:
         for way in WAYS
     ],
 )
-def test_a_rope_type_is_as_transformers_has_it(backend: str, model: str, kind: str, folders: Any) -> None:
+def test_a_rope_type_equals_transformers(backend: str, model: str, kind: str, folders: Any) -> None:
     check_equal(backend, folders(model, kind), kind)
 
 
@@ -144,12 +144,12 @@ def test_a_rope_type_is_as_transformers_has_it(backend: str, model: str, kind: s
     ("kind", "more"),
     [("longrope", {"factor": 2.0}), ("yarn", {"mscale": 0.7, "mscale_all_dim": 0.9}), ("yarn", {"beta_fast": 16})],
 )
-def test_so_are_its_rarer_settings(backend: str, kind: str, more: Any, folders: Any) -> None:
+def test_rarer_settings_of_rope_types_equal_transformers(backend: str, kind: str, more: Any, folders: Any) -> None:
     check_equal(backend, folders("llama", kind, **more), kind)
 
 
 def check_equal(backend: str, folder: Path, kind: str) -> None:
-    # given a model whose context ends at its border, if it has one
+    # given a model whose context ends at the border of its rope type, if it has one
     made = resolve_backend(backend)(resolve(folder, backend=backend), LoadOptions())
     context = made.info.context_length
     assert context == (BORDER if kind == "longrope" else SIZES["max_position_embeddings"])
@@ -162,11 +162,11 @@ def check_equal(backend: str, folder: Path, kind: str) -> None:
         part, rows = append(made, pack, text[start : start + 17], int(slots[-1]) if len(slots) else ROOT)
         slots = np.concatenate([slots, part])
         got.append(rows)
-    # then every row is that of one forward, and of a forward of the shorter text alone
+    # then every row equals that of one forward, and that of a forward of the shorter text alone
     np.testing.assert_allclose(np.concatenate(got), plain(text), atol=TOLERANCE, rtol=0)
     for n in {BORDER - 1, BORDER, context // 2}:
         np.testing.assert_allclose(np.concatenate(got)[n - 1], plain(text[:n])[-1], atol=TOLERANCE, rtol=0)
-    # and when a part of it is restored, and goes on beside a short text
+    # and when a part of it is restored and continued beside a short text
     fresh = made.open_pack()
     cut = context - 5
     payload = made.take(pack, slots[:cut]) if not getattr(made, "recurrent", False) else None
@@ -181,7 +181,7 @@ def check_equal(backend: str, folder: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
-def test_the_context_ends_where_frequencies_change(backend: str, kind: str, folders: Any) -> None:
+def test_the_context_ends_where_the_rope_frequencies_change(backend: str, kind: str, folders: Any) -> None:
     folder = folders("llama", kind)
     edge = BORDER if kind == "longrope" else 192
     with load(folder, backend) as model:
@@ -194,30 +194,32 @@ def test_the_context_ends_where_frequencies_change(backend: str, kind: str, fold
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["llama", "phi3", "qwen3", "gemma3_text"])
-def test_the_self_test_finds_it_without_its_name(model: str, folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a loader that knows of no border
+def test_the_self_test_refuses_a_context_beyond_an_unknown_border(
+    model: str, folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a loader that does not know the border
     monkeypatch.setattr("runtime.backends.facts.length_limit", lambda config: None)
     folder = folders(model, "longrope")
-    # when it offers the whole context, then the copy's texts on both sides of the border disagree
+    # when it offers the whole context, then the texts of the small copy on both sides of the border disagree
     with pytest.raises(ModelLoadError, match=r"with and without a cache .* small copy .* not supported"):
         load(folder, "hf")
-    # and below the border there is nothing to refuse
+    # and below the border the model loads
     load(folder, "hf", context_length=BORDER).close()
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("model", ["llama", "phi3", "qwen3"])
-def test_so_does_a_load_that_knows_no_type_with_a_border(
+def test_longrope_is_refused_where_no_rope_type_is_known_to_have_a_border(
     backend: str, model: str, folders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a loader to which longrope is a type like any other
+    # given a loader that treats longrope as a type without a border
     monkeypatch.setattr(rope, "LENGTH_LIMITS", {})
-    # then hf is refused for its numbers, and mlx, whose numbers agree with each other, for a table that it does not follow
+    # then hf is refused for its numbers, and mlx, whose numbers are consistent, for a frequency table that it ignores
     said = {"hf": "with and without a cache", "mlx": r"mlx-lm does not follow the one that begins with 1, 1\.1, 1, 1\.1"}
     with pytest.raises(ModelLoadError, match=said[backend]):
         load(folders(model, "longrope"), backend)
-    # and below the border transformers needs one table alone, which mlx-lm does not take
+    # and below the border transformers uses one table only, which mlx-lm does not support
     if backend == "hf":
         load(folders(model, "longrope"), backend, context_length=BORDER).close()
     else:
@@ -238,14 +240,14 @@ def test_so_does_a_load_that_knows_no_type_with_a_border(
         ("llama", "default", {"partial_rotary_factor": 0.5}),
     ],
 )
-def test_what_mlx_was_not_proven_to_do_is_refused(model: str, kind: str, more: Any, folders: Any) -> None:
+def test_rope_settings_that_are_unproven_on_mlx_are_refused(model: str, kind: str, more: Any, folders: Any) -> None:
     said = f"{next(iter(more))} .*of " if more else f"rope type '{kind}' of {model}"
     with pytest.raises(ModelLoadError, match=said):
         load(folders(model, kind, **more), "mlx")
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_rope_type_that_nobody_has_is_refused(backend: str, folders: Any, tmp_path: Path) -> None:
+def test_an_unknown_rope_type_is_refused(backend: str, folders: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(folders("llama", "default"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     older = {"rope_parameters": None, "rope_scaling": {"type": "spiral"}}
@@ -255,7 +257,7 @@ def test_a_rope_type_that_nobody_has_is_refused(backend: str, folders: Any, tmp_
             load(folder, backend)
 
 
-def test_a_ready_mlx_model_whose_frequencies_are_not_those_of_transformers_is_refused(folders: Any) -> None:
+def test_a_ready_mlx_model_whose_frequencies_differ_from_transformers_is_refused(folders: Any) -> None:
     from mlx_lm.utils import load as load_mlx
 
     for kind in ("longrope", "yarn"):
@@ -270,7 +272,7 @@ def test_a_ready_mlx_model_whose_frequencies_are_not_those_of_transformers_is_re
             resolve_backend("mlx")(pair, LoadOptions())
 
 
-def test_the_page_of_architectures_says_what_the_code_says() -> None:
+def test_the_rope_table_of_the_documentation_matches_the_code() -> None:
     page = (Path(__file__).parents[3] / "docs" / "architectures.md").read_text("utf-8")
     _, _, table = page.partition("| rope type | hf | mlx | border |\n|---|---|---|---|\n")
     lines = []
@@ -305,13 +307,13 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", FIELDS)
-def test_other_fields_are_as_transformers_has_them(model: str, tmp_path: Path) -> None:
+def test_other_config_fields_equal_transformers(model: str, tmp_path: Path) -> None:
     config = AutoConfig.for_model(model, **{**SIZES, **FIELDS[model]})
     check_equal("hf", build(config, tmp_path / model), "default")
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_chunked_attention_is_refused_by_its_name(backend: str, tmp_path: Path) -> None:
+def test_chunked_attention_is_refused_by_name(backend: str, tmp_path: Path) -> None:
     config = AutoConfig.for_model(
         "llama4_text", **SIZES, head_dim=16, intermediate_size_mlp=64, num_local_experts=2, attention_chunk_size=16
     )
@@ -321,7 +323,7 @@ def test_chunked_attention_is_refused_by_its_name(backend: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_page_names_every_architecture_with_what_the_self_test_says() -> None:
+def test_the_documentation_lists_every_architecture_with_its_self_test_result() -> None:
     said = architectures.written()
     assert sorted(said) == architectures.architectures()
     some = ("llama", "gpt_neo", "bloom", "llama4_text", "roberta", "bamba")

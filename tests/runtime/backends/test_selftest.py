@@ -22,7 +22,7 @@ from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
 
 
 class Spoilt(FakeBackend):
-    """A library that `spoil` makes compute something else than it was asked for."""
+    """A library whose steps are changed by `spoil`, so that it computes something wrong."""
 
     def spoil(self, step: Step) -> None: ...
 
@@ -37,7 +37,7 @@ class Spoilt(FakeBackend):
 
 
 class Leaky(Spoilt):
-    """In a tree every token sees everything before it."""
+    """A library in which every token of a tree sees all earlier slots."""
 
     def spoil(self, step: Step) -> None:
         if step.mask is not None:
@@ -45,7 +45,7 @@ class Leaky(Spoilt):
 
 
 class Forgetful(Spoilt):
-    """A chain continues at the wrong position."""
+    """A library in which a chain continues at the wrong position."""
 
     def spoil(self, step: Step) -> None:
         if step.positions[0]:
@@ -53,7 +53,7 @@ class Forgetful(Spoilt):
 
 
 class ShortPieces(Spoilt):
-    """A chain continues at the wrong position where the call is longer than a window."""
+    """A library in which a chain continues at the wrong position if the call is longer than a window."""
 
     window = 24
 
@@ -63,7 +63,7 @@ class ShortPieces(Spoilt):
 
 
 class OneByOne(FakeBackend):
-    """A kept recurrent state is lost when more than one token follows, as in some libraries."""
+    """A library that loses the recurrent state when more than one token follows, as some do."""
 
     def push(self, pack: ToyPack, step: Step) -> Any:
         if len(step.tokens) > 1 and step.state is not None:
@@ -72,7 +72,7 @@ class OneByOne(FakeBackend):
 
 
 class Mixing(FakeBackend):
-    """Rows of one forward get each other's states, but for those over pasts of equal length where `even_too` is not set."""
+    """Swaps the states of rows of one forward; without `even_too`, only of rows over pasts of different length."""
 
     even_too = True
 
@@ -90,7 +90,7 @@ class NoBatches(FakeBackend):
 
 
 class KeepsItInside(FakeBackend):
-    """A recurrent state that stays in the model from call to call, whoever's pack it is."""
+    """A model that keeps its recurrent state inside from call to call, for all packs."""
 
     inside: Any = None
 
@@ -102,7 +102,7 @@ class KeepsItInside(FakeBackend):
 
 
 class NoSharing(FakeBackend):
-    """Rows that share a prefix, in a library that will not have it or, where `told` is not set, gets it wrong."""
+    """A library that raises for rows with a shared prefix or, without `told`, computes them wrongly."""
 
     shares, told = True, True
 
@@ -115,13 +115,13 @@ class NoSharing(FakeBackend):
         return np.roll(logits, 1, axis=0), states
 
 
-def test_a_sound_backend_passes_without_a_word() -> None:
+def test_a_sound_backend_passes_without_a_warning() -> None:
     backend = FakeBackend(LoadOptions(), Behaviour())
     assert self_test(backend) == ()
     assert backend.tree
 
 
-def test_a_broken_tree_mode_falls_back_to_chains_and_says_so() -> None:
+def test_a_broken_tree_mode_falls_back_to_chains_with_a_warning() -> None:
     backend = Leaky(LoadOptions(), Behaviour())
     (warning,) = self_test(backend)
     assert not backend.tree
@@ -141,7 +141,7 @@ def test_logits_do_not_stay_on_a_device_whose_library_breaks_masks() -> None:
     assert (backend.tree, backend.together, backend.on_device) == (False, False, False)
 
 
-def test_wrong_numbers_even_in_a_chain_refuse_the_model() -> None:
+def test_a_model_with_wrong_numbers_in_a_chain_is_refused() -> None:
     backend = Forgetful(LoadOptions(), Behaviour())
     sound = FakeBackend(LoadOptions(), Behaviour())
     backend.logits_uncached = sound.logits_uncached  # type: ignore[method-assign]  # a sound library
@@ -149,11 +149,11 @@ def test_wrong_numbers_even_in_a_chain_refuse_the_model() -> None:
         self_test(backend)
 
 
-def test_a_piece_longer_than_a_window_is_tried_too() -> None:
+def test_calls_longer_than_a_window_are_tested() -> None:
     backend = ShortPieces(LoadOptions(), Behaviour())
     with pytest.raises(ModelLoadError, match="nats apart with and without a cache"):
         self_test(backend, (backend.window, 2 * backend.window))
-    # and where it is computed beside another text, it is so alone
+    # and where only longer calls are wrong, texts are pushed one by one
     backend.window = 2 * backend.window
     (warning,) = self_test(backend, (backend.window - 5,))
     assert not backend.tree
@@ -175,7 +175,7 @@ def test_rows_that_disturb_each_other_are_pushed_one_by_one() -> None:
     check_rows_of(backend)
 
 
-def test_rows_over_different_pasts_are_kept_apart_where_they_disturb_each_other() -> None:
+def test_rows_over_pasts_of_different_length_are_separated_if_they_disturb_each_other() -> None:
     backend = Mixing(LoadOptions(), Behaviour(recurrent=True))
     backend.even_too = False
     (warning,) = self_test(backend)
@@ -184,7 +184,7 @@ def test_rows_over_different_pasts_are_kept_apart_where_they_disturb_each_other(
     check_rows_of(backend)
 
 
-def test_a_library_without_batches_gets_none() -> None:
+def test_a_library_that_fails_for_batches_is_pushed_one_row_at_a_time() -> None:
     backend = NoBatches(LoadOptions(), Behaviour(recurrent=True))
     (warning,) = self_test(backend)
     assert not backend.buckets
@@ -193,7 +193,7 @@ def test_a_library_without_batches_gets_none() -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_rows_that_cannot_share_a_prefix_have_it_copied(told: bool) -> None:
+def test_the_prefix_is_copied_for_libraries_that_cannot_share_it(told: bool) -> None:
     backend = NoSharing(LoadOptions(), Behaviour(recurrent=True))
     backend.told = told
     (warning,) = self_test(backend)
@@ -204,20 +204,20 @@ def test_rows_that_cannot_share_a_prefix_have_it_copied(told: bool) -> None:
     check_rows_of(backend)
 
 
-def test_a_model_that_keeps_its_state_to_itself_is_refused() -> None:
+def test_a_model_that_keeps_its_state_inside_is_refused() -> None:
     backend = KeepsItInside(LoadOptions(), Behaviour(recurrent=True))
     with pytest.raises(ModelLoadError, match="nats apart with and without a cache"):
         self_test(backend)
 
 
 @pytest.mark.slow
-def test_so_is_the_one_that_transformers_has() -> None:
+def test_recurrent_gemma_of_transformers_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="this architecture is not supported"):
         Loaded("hf", "recurrent_gemma")
 
 
 def check_rows_of(backend: FakeBackend) -> None:
-    """Two rows of different age, pushed in one call, are right."""
+    """Checks two rows with pasts of different length, pushed in one call."""
     pack = backend.open_pack()
     append(backend, pack, [1, 2, 3])
     append(backend, pack, [4, 5])
@@ -230,7 +230,7 @@ def check_rows_of(backend: FakeBackend) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2"])
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: str) -> None:
-    # given a model whose tree mode was switched off, when a forest grows in ragged calls past the window
+    # given a model without tree mode, when branches of different length grow in one call past the window
     loaded = Loaded(backend, name)
     loaded.backend.tree = False
     pack = loaded.backend.open_pack()
@@ -239,7 +239,7 @@ def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: st
     parents = np.concatenate([chain(22, 6, 21), chain(28, 4, 10), [ROOT]])
     tokens = np.concatenate([left, right, [7]])
     slots, logits = loaded.backend.forward(pack, tokens, parents, np.array([5, 9, 10]))
-    # then every tip is what its path gives alone, and a branch can go on
+    # then every tip equals its path alone, and a branch can be continued
     got = log_softmax(logits)
     loaded.check(got[:1], [*stem, *left], [-1])
     loaded.check(got[1:2], [*stem[:11], *right], [-1])
@@ -250,7 +250,7 @@ def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "broken"), [("hf", "hf.forward.Arguments._mask"), ("mlx", "mlx.masks.TreeMasks.of")])
-def test_a_library_that_breaks_masks_is_noticed_at_load(backend: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_ignores_masks_is_detected_at_load(backend: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
     module, owner, method = f"runtime.backends.{broken}".rsplit(".", 2)

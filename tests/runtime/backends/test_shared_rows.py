@@ -1,4 +1,4 @@
-"""Rows of a model with attention beside recurrent layers look into one K/V: who sees what, and what is copied."""
+"""Rows of a model with attention and recurrent layers share one KV: which slots each row sees, and what is copied."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAYS = [("shared", 0), ("shared", 1), ("copied", 1), ("weighed", 2)]
 
 
 class OwnNumbers(Loaded):
-    """Compared with the library's own plain forward: without any cache mlx-lm's recurrent_gemma is 2e-4 off transformers'."""
+    """Uses the library's own plain forward as reference: without a cache, mlx-lm's recurrent_gemma is 2e-4 off."""
 
     def expected(self, ids: Sequence[int]) -> Float32:
         backend: Any = self.backend
@@ -48,14 +48,14 @@ def unchanged(loaded: Loaded) -> Iterator[None]:
 
 
 def go(loaded: Loaded, way: str) -> None:
-    """Always into the pack, never, or where it is worth while."""
+    """Sets whether rows share the KV of the pack: always ("shared"), never ("copied"), or by cost ("weighed")."""
     backend: Any = loaded.backend
     backend.shares = way != "copied"
     backend.masked_per_copy = float("inf") if way == "shared" else type(backend).masked_per_copy
 
 
 def watched(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
-    """The buckets that are pushed from now on."""
+    """A list of the buckets that are pushed from now on."""
     seen: list[Bucket] = []
     push = backend.push_rows
 
@@ -68,7 +68,7 @@ def watched(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
 
 
 def spoil_unused(backend: Any, pack: Any) -> None:
-    """NaN wherever no key was ever written: what memory holds that nobody has cleaned."""
+    """Fills the unused slots with NaN, as uninitialised memory may hold."""
     size = backend.size(pack)
     backend.resize(pack, size + 64)
     with torch.inference_mode():
@@ -78,7 +78,7 @@ def spoil_unused(backend: Any, pack: Any) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_switched_on(loaded: Loaded) -> None:
+def test_sharing_is_enabled_without_warnings(loaded: Loaded) -> None:
     backend: Any = loaded.backend
     assert (backend.shares, backend.buckets, backend.ragged, backend.stepwise) == (True, True, True, False)
     assert not [warning for warning in backend.info.warnings if "not compared" not in warning]
@@ -86,16 +86,16 @@ def test_it_is_switched_on(loaded: Loaded) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("way", "seed"), WAYS)
-def test_rows_that_join_leave_and_branch_are_what_they_are_alone(loaded: Loaded, way: str, seed: int) -> None:
-    # given a stem in a pack whose unused places hold anything
+def test_rows_that_join_leave_and_branch_equal_each_text_alone(loaded: Loaded, way: str, seed: int) -> None:
+    # given a stem in a pack whose unused slots hold NaN
     go(loaded, way)
     backend, rng = loaded.backend, np.random.default_rng(seed)
     pack, stem = backend.open_pack(), loaded.ids(seed, 24).tolist()
     slots, _ = append(backend, pack, stem)
-    backend.take(pack, slots)  # its state stays, for those who branch there
+    backend.take(pack, slots)  # keeps its state, for later branches
     live: list[tuple[int, list[int]]] = [(int(slots[-1]), stem)] * 2
     for _ in range(7):
-        # when rows go on with tails of any length, some from one place, some twice, some begin anew, in any order
+        # when rows continue with tails of any length, some from the same slot, some from none, in any order
         if rng.random() < 0.3:
             live.append((ROOT, []))
         if rng.random() < 0.4:
@@ -117,7 +117,7 @@ def test_rows_that_join_leave_and_branch_are_what_they_are_alone(loaded: Loaded,
         ends = [tip - base for tip in tips]
         want = np.array(sorted(ends))
         new, logits = backend.forward(pack, tokens, parents, want)
-        # then each answers as its own text does alone
+        # then each row equals its text alone
         live = [(int(new[end]), [*text, *tail.tolist()]) for end, (_, text), tail in zip(ends, live, tails, strict=True)]
         for end, (_, text) in zip(ends, live, strict=True):
             loaded.check(log_softmax(logits[np.searchsorted(want, end)][None]), text, [-1])
@@ -125,13 +125,13 @@ def test_rows_that_join_leave_and_branch_are_what_they_are_alone(loaded: Loaded,
 
 
 def interleaved(rng: np.random.Generator, lengths: list[int]) -> list[int]:
-    """Whose token comes when: one after the other, or in turns."""
+    """The row of each token in the call: one row after the other, or in random order."""
     rows = [row for row, length in enumerate(lengths) for _ in range(length)]
     return rows if rng.random() < 0.5 else [int(row) for row in rng.permutation(rows)]
 
 
-def test_a_tree_of_chains_within_a_call(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a stem, and a call whose first chain has children that are numbered before a second one begins
+def test_a_tree_of_chains_in_one_call_equals_each_path_alone(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a stem, and a call in which the children of the first chain come before the second chain
     go(loaded, "shared")
     backend, pack, stem = loaded.backend, loaded.backend.open_pack(), loaded.ids(1, 20)
     slots, _ = append(backend, pack, stem)
@@ -142,19 +142,19 @@ def test_a_tree_of_chains_within_a_call(loaded: Loaded, monkeypatch: pytest.Monk
     _, logits = backend.forward(pack, tokens, parents, np.arange(8))
     for i, path in enumerate(([0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [5], [5, 6], [5, 6, 7])):
         loaded.check(log_softmax(logits[i : i + 1]), [*stem, *tokens[path]], [-1])
-    # and nothing that was no number had to be got round
+    # and all rows are pushed with the shared KV
     assert [bucket.tokens.shape for bucket in seen] == [(2, 2), (1, 1), (2, 1), (1, 1)]
     assert all(bucket.shared is not None for bucket in seen)
 
 
-def test_the_last_of_several_rows_copies_nothing_either(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given branches of one stem, all but one of which have ended
+def test_the_last_remaining_row_copies_nothing(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given branches of one stem, of which only one continues
     backend: Any = loaded.backend
     pack, stem = backend.open_pack(), loaded.ids(1, 60).tolist()
     slots, _ = append(backend, pack, stem)
     tips, _ = backend.forward(pack, np.arange(3), np.full(3, slots[-1]), np.empty(0, np.int64))
     seen = watched(backend, monkeypatch)
-    # when it goes on, token by token and by several at once
+    # when it continues, by one token or several per call
     tip, text = int(tips[0]), [*stem, 0]
     for tail in ([7], [8], [9, 10, 11], [12]):
         new, got = append(backend, pack, tail, tip)
@@ -165,7 +165,7 @@ def test_the_last_of_several_rows_copies_nothing_either(loaded: Loaded, monkeypa
 
 
 @pytest.mark.slow
-def test_tails_of_different_length_cost_a_forward_each_and_no_padding(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tails_of_different_length_take_a_forward_each_without_padding(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     # given 12 queries over 300 tokens, with tails of 1 to 4
     backend: Any = loaded.backend
     lengths = [1, 2, 3, 4] * 3
@@ -185,7 +185,7 @@ def test_tails_of_different_length_cost_a_forward_each_and_no_padding(loaded: Lo
     assert copied == {"copied": [12 * 300, 9 * 301, 6 * 302, 3 * 303], "shared": [0] * 4}
 
 
-def test_memory_is_borrowed_for_what_is_copied(loaded: Loaded) -> None:
+def test_the_copy_cost_covers_states_and_copied_rows(loaded: Loaded) -> None:
     backend: Any = loaded.backend
     pack = backend.open_pack()
     slots, _ = append(backend, pack, loaded.ids(1, 100))
@@ -198,7 +198,7 @@ def test_memory_is_borrowed_for_what_is_copied(loaded: Loaded) -> None:
 
 
 @pytest.mark.slow
-def test_states_alone_bound_rows_that_copy_nothing(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_share_kv_are_limited_by_their_states_only(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     backend: Any = loaded.backend
     pack, stem = backend.open_pack(), loaded.ids(1, 100)
     slots, _ = append(backend, pack, stem)
@@ -212,11 +212,11 @@ def test_states_alone_bound_rows_that_copy_nothing(loaded: Loaded, monkeypatch: 
         loaded.check(row[None], [*stem, token], [-1])
 
 
-# ---- what a decoded token copies ----------------------------------------------------------------------------------------
+# ---- copies made by a decoded token -------------------------------------------------------------------------------------
 
 
 class Made(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed by mypy
-    """The largest memory that torch's operations give out while it is on, in numbers."""
+    """Records the largest new storage that a torch operation returns, in elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class Made(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed by
 
 
 def most_made(backend: Any, pack: Any, tips: Int64) -> int:
-    """The largest array, in numbers, or the most memory beyond what is held, in bytes, of one token for each row."""
+    """For one token per row: on hf the elements of the largest new array, on mlx the bytes of the peak memory increase."""
     if backend.info.backend == "hf":
         with Made() as made:
             backend.forward(pack, np.arange(len(tips)), tips, np.empty(0, np.int64))
@@ -246,8 +246,8 @@ def most_made(backend: Any, pack: Any, tips: Int64) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loaded", FULL, ids="-".join, indirect=True, scope="module")
-def test_a_decoded_token_copies_no_context(loaded: Loaded) -> None:
-    # given eight rows over a prefix, short and long, and buffers with room
+def test_decoding_a_token_does_not_copy_the_context(loaded: Loaded) -> None:
+    # given eight rows over a short and a long prefix, and buffers with room
     backend: Any = loaded.backend
     made: dict[str, list[int]] = {"shared": [], "copied": []}
     for way, found in made.items():
@@ -257,10 +257,10 @@ def test_a_decoded_token_copies_no_context(loaded: Loaded) -> None:
             slots, _ = append(backend, pack, loaded.ids(1, length))
             backend.resize(pack, length + 64)
             tips, _ = backend.forward(pack, np.arange(8), np.full(8, slots[-1]), np.empty(0, np.int64))
-            # when each gets one more token
+            # when each row gets one more token
             found.append(most_made(backend, pack, tips))
             backend.close(pack)
-    # then what is made on the way grows with the scores of 4 heads and a mask at most; where paths are copied, with the keys
+    # then temporary memory grows at most with the scores of 4 heads and a mask; where paths are copied, with the keys
     grown, of_copies = (many - few for few, many in made.values())
     on_hf = backend.info.backend == "hf"
     assert grown <= 8 * 600 * (1 if on_hf else 2 * 4 * 4 + 1)  # scores, before and after their softmax
@@ -270,19 +270,19 @@ def test_a_decoded_token_copies_no_context(loaded: Loaded) -> None:
 # ---- the parts ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_weighed_what_costs_more() -> None:
+def test_sharing_is_chosen_where_it_costs_less_than_copying() -> None:
     # given eight rows over one prefix
     pasts, ones = np.full(8, 1500), np.ones(8, np.int64)
     assert worth_sharing(pasts, ones, 1508, masked_per_copy=2.0, reach=UNBOUNDED)
-    # then in time so many slots are in vain that copies are cheaper
+    # then copies are cheaper once the pack has too many unrelated slots
     assert worth_sharing(pasts, ones, 4500, masked_per_copy=2.0, reach=UNBOUNDED)
     assert not worth_sharing(pasts, ones, 4501, masked_per_copy=2.0, reach=UNBOUNDED)
-    # sooner for long tails, unless they are of different length, so that there would be copies for each
+    # and sooner for long tails, unless they differ in length, which would need a copy for each length
     assert not worth_sharing(pasts, np.full(8, 10), 2000, masked_per_copy=2.0, reach=UNBOUNDED)
     assert worth_sharing(pasts, np.arange(6, 14), 2000, masked_per_copy=2.0, reach=UNBOUNDED)
-    # nor is it where all layers slide: what they copy is no longer than their window
+    # sharing does not pay where all layers have a sliding window, since copies are no longer than the window
     assert not worth_sharing(pasts, ones, 3000, masked_per_copy=2.0, reach=512)
-    # and nothing is copied of no past
+    # and without a past there is nothing to copy
     assert not worth_sharing(np.empty(0, np.int64), np.empty(0, np.int64), 8, masked_per_copy=2.0, reach=UNBOUNDED)
 
 
@@ -299,7 +299,7 @@ def test_a_window_reaches_back_by_positions_and_not_by_slots() -> None:
     assert (bucket.first(None), bucket.first(3), bucket.first(9)) == (0, 2, 0)
 
 
-def test_what_a_layer_answers_with_is_the_buffer_itself() -> None:
+def test_a_layer_returns_views_of_its_buffer() -> None:
     layer, new = SlotLayer(), torch.ones(2, 3, 1, 4)
     layer.lazy_initialization(torch.empty(1, 3, 0, 4), torch.empty(1, 3, 0, 4))
     layer.resize(9)

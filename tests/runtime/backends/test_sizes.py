@@ -1,4 +1,4 @@
-"""What packs will weigh is known beforehand, to the byte; they shrink, lose slots and load parts without a wrong number."""
+"""The size of packs and payloads is predicted to the byte; packs shrink, drop slots and load parts with right numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pack(loaded: Loaded) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_a_resize_takes_what_was_said(loaded: Loaded, pack: Any) -> None:
+def test_a_resize_costs_the_predicted_bytes(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(1, 30)
     for capacity in (40, 41, 200, 100):
         before, cost = backend.pack_bytes(pack), backend.resize_cost(pack, capacity)
@@ -40,7 +40,7 @@ def test_a_resize_takes_what_was_said(loaded: Loaded, pack: Any) -> None:
         assert backend.capacity(pack) == capacity
         assert backend.pack_bytes(pack) - before == cost.held
         assert cost.moment >= max(cost.held, 0)
-    # nothing grows any more within it, and no slot is lost below it
+    # the pack does not grow within its capacity, and a smaller capacity drops no slot
     held = backend.pack_bytes(pack)
     append(backend, pack, ids)
     assert backend.pack_bytes(pack) == held + (backend.state_bytes if loaded.recurrent else 0)
@@ -50,7 +50,7 @@ def test_a_resize_takes_what_was_said(loaded: Loaded, pack: Any) -> None:
     loaded.check(got, [*ids, *loaded.ids(2, 3)], slice(30, None))
 
 
-def test_a_payload_weighs_what_was_said(loaded: Loaded, pack: Any) -> None:
+def test_a_payload_has_the_predicted_bytes(loaded: Loaded, pack: Any) -> None:
     backend = loaded.backend
     slots, _ = append(backend, pack, loaded.ids(3, 12))
     for part in (slots, slots[:5]):
@@ -58,7 +58,7 @@ def test_a_payload_weighs_what_was_said(loaded: Loaded, pack: Any) -> None:
         assert backend.payload_bytes(backend.take(pack, part)) == cost.held <= cost.moment
 
 
-def test_the_first_tokens_can_be_left_out_of_a_load(loaded: Loaded, pack: Any) -> None:
+def test_a_load_can_skip_the_first_tokens(loaded: Loaded, pack: Any) -> None:
     backend, ids, tail = loaded.backend, loaded.ids(4, 20), loaded.ids(5, 3)
     slots, _ = append(backend, pack, ids)
     payload = backend.take(pack, slots)
@@ -72,8 +72,8 @@ def test_the_first_tokens_can_be_left_out_of_a_load(loaded: Loaded, pack: Any) -
 
 
 @pytest.mark.slow
-def test_slots_can_be_dropped_and_the_rest_goes_on(loaded: Loaded, pack: Any) -> None:
-    # given a trunk with three branches and a stranger, when all but two branches are dropped
+def test_slots_can_be_dropped_and_the_remaining_branches_continue(loaded: Loaded, pack: Any) -> None:
+    # given a trunk with three branches and an unrelated text, when all but the trunk and two branches are dropped
     backend, trunk = loaded.backend, loaded.ids(6, 15)
     append(backend, pack, trunk)
     tails = [loaded.ids(seed, 4) for seed in (7, 8, 9)]
@@ -83,7 +83,7 @@ def test_slots_can_be_dropped_and_the_rest_goes_on(loaded: Loaded, pack: Any) ->
     capacity, nbytes = backend.capacity(pack), backend.pack_bytes(pack)
     kept = np.concatenate([np.arange(19), np.arange(23, 27)])
     backend.retain(pack, kept, np.array([18, 26]))
-    # then those are numbered anew, the buffers are the same, and both go on as if nothing had happened
+    # then the slots are renumbered, the buffers are the same, and both branches can be continued
     assert backend.size(pack) == 23
     assert backend.capacity(pack) == capacity
     assert backend.pack_bytes(pack) == nbytes - (2 * backend.state_bytes if loaded.recurrent else 0)
@@ -91,7 +91,7 @@ def test_slots_can_be_dropped_and_the_rest_goes_on(loaded: Loaded, pack: Any) ->
     _, logits = backend.forward(pack, more, np.array([18, 22]), np.arange(2))
     loaded.check(log_softmax(logits[:1]), [*trunk, *tails[0], more[0]], [-1])
     loaded.check(log_softmax(logits[1:]), [*trunk, *tails[2], more[1]], [-1])
-    # and a single path that is left is a plain chain again
+    # and a single remaining path is a plain chain again
     path = [*range(15), 19, 20, 21, 22, 24]
     backend.retain(pack, np.array(path), np.array([24]))
     slots, got = append(backend, pack, more, 19)
@@ -101,14 +101,14 @@ def test_slots_can_be_dropped_and_the_rest_goes_on(loaded: Loaded, pack: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [[1, 2], [0, 2], [2, 1, 0], [0, 9], [-1, 0], [0, 0]])
-def test_slots_stay_with_their_ancestors_only(loaded: Loaded, pack: Any, slots: list[int]) -> None:
+def test_retaining_invalid_slots_is_refused(loaded: Loaded, pack: Any, slots: list[int]) -> None:
     append(loaded.backend, pack, loaded.ids(12, 5))
     with pytest.raises(InvalidRequestError):
         loaded.backend.retain(pack, np.array(slots), NOTHING)
     assert loaded.backend.size(pack) == 5
 
 
-def test_all_slots_can_go(loaded: Loaded, pack: Any) -> None:
+def test_all_slots_can_be_dropped(loaded: Loaded, pack: Any) -> None:
     append(loaded.backend, pack, loaded.ids(13, 5))
     loaded.backend.retain(pack, NOTHING, NOTHING)
     assert loaded.backend.size(pack) == 0

@@ -1,4 +1,4 @@
-"""What is checked at load: a small random copy of the architecture in float32, and that the weights are numbers."""
+"""The checks at load: a small random copy of the architecture in float32, and that the weights are finite."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ BACKENDS: dict[str, Any] = {"hf": HfBackend, "mlx": MlxBackend}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rounding_to_16_bits_refuses_no_model(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a processor whose sums in bfloat16 come out far apart, with and without a cache
+def test_a_model_is_not_refused_for_rounding_to_16_bits(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a processor whose sums in bfloat16 differ widely with and without a cache
     cls = BACKENDS[backend]
     sound = cls.forward
 
@@ -38,7 +38,7 @@ def test_rounding_to_16_bits_refuses_no_model(backend: str, monkeypatch: pytest.
         return slots, logits + np.linspace(0, 5, logits.shape[-1], dtype=np.float32) * (self.info.dtype == "bfloat16")
 
     monkeypatch.setattr(cls, "forward", rounded)
-    # when a model is loaded in bfloat16, then it is there, in the same ways as in float32
+    # when a model is loaded in bfloat16, then it loads with the same capabilities as in float32
     with load(tiny_path("llama"), backend, dtype="bfloat16") as model:
         assert model.info.dtype == "bfloat16"
         assert model.info.capabilities == ("tree",)
@@ -47,13 +47,13 @@ def test_rounding_to_16_bits_refuses_no_model(backend: str, monkeypatch: pytest.
 
 @pytest.fixture(autouse=True)
 def unproven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No copy was tested before in this process; what comes out of a broken one is forgotten afterwards."""
+    """Starts with no copies tested in this process, and forgets the results afterwards."""
     monkeypatch.setattr(selftest, "proofs", {})
 
 
 @pytest.fixture
 def remembered(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A shelf where the loads of small models are remembered too."""
+    """The folder of measurements, with the loads of small models recorded too."""
     monkeypatch.setattr(selftest, "WORTH_SECONDS", 0.0)
     monkeypatch.setattr(selftest, "WORTH_PARAMETERS", 0)
     return shelf / ".measured"
@@ -61,7 +61,7 @@ def remembered(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pushed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The model and the product of layers and tokens of each forward that is computed from now on."""
+    """The model name and the product of layers and tokens of each later forward."""
     found: list[tuple[str, int]] = []
 
     def note(backend: Any, tokens: int) -> None:
@@ -87,8 +87,8 @@ def pushed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 @pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_are_named(backend: str, value: float, tmp_path: Path) -> None:
-    # given a model that was loaded before, and a number in its last layer that no longer is one
+def test_weights_that_are_not_finite_are_refused_by_tensor_name(backend: str, value: float, tmp_path: Path) -> None:
+    # given a model that was loaded before, and a value in its last layer that is no longer finite
     folder = tmp_path / "broken"
     shutil.copytree(tiny_path("llama_deep"), folder)
     load(folder, backend).close()
@@ -113,7 +113,7 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize(("backend", "options"), WAYS, ids=lambda value: value if isinstance(value, str) else "+".join(value))
-def test_a_load_is_as_long_for_a_deep_model(
+def test_a_later_load_computes_the_same_for_a_deep_model(
     backend: str, options: dict[str, Any], pushed: list[tuple[str, int]], tmp_path: Path
 ) -> None:
     # given models of 4 and of 24 layers
@@ -123,22 +123,22 @@ def test_a_load_is_as_long_for_a_deep_model(
         load(folder, backend, **options).close()
         first = sum(n for name, n in pushed if name != "copy")
         if not options:
-            assert first == layers  # one token, which finds weights that are no numbers
+            assert first == layers  # one token, which detects weights that are not finite
         pushed.clear()
         selftest.proofs.clear()
-        # when they are loaded again, by another process
+        # when they are loaded again, as by another process
         stages: list[str] = []
         load(folder, backend, on_progress=lambda p, stages=stages: stages.append(p.stage), **options).close()  # type: ignore[misc]  # mypy cannot infer it
         taken[layers] = list(pushed)
         pushed.clear()
         assert stages[-1] == "checking"
-    # then both compute the same: nothing but a small copy
+    # then both compute the same: only a small copy
     assert taken[4] == taken[24] != []
     assert {name for name, _ in taken[4]} == {"copy"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_copy_is_tested_once_in_a_process(backend: str, pushed: list[tuple[str, int]]) -> None:
+def test_a_small_copy_is_tested_once_per_process(backend: str, pushed: list[tuple[str, int]]) -> None:
     ways = []
     for _ in range(2):
         pushed.clear()
@@ -160,7 +160,7 @@ def _llama(layers: int, folder: Path) -> Path:
 @pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2", "mamba"])
-def test_a_model_that_was_loaded_before_is_the_same_without_a_first_forward(
+def test_a_model_loaded_before_is_the_same_without_the_first_forward(
     backend: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, checked, check = [5, 6, 7, 8], 0, selftest.check_finite
@@ -177,12 +177,12 @@ def test_a_model_that_was_loaded_before_is_the_same_without_a_first_forward(
             held = engine_of(model).backend
             sizes = held.slot_bytes, held.state_bytes, held.state_shapes
             found.append((model.info, sizes, model.next_token_logprobs_sync(text), settled(model)[1].bytes))
-    # then what is told and answered is the same
+    # then the info and the answers are the same
     (*first, row, kept), (*second, again, kept_again) = found
     assert checked == 1
     assert (second, kept_again) == (first, kept)
     np.testing.assert_array_equal(again, row)
-    # nor is it remembered in another form
+    # and the record does not apply to another dtype
     with load(tiny_path(name), backend, dtype="bfloat16") as model:
         assert np.isfinite(model.next_token_logprobs_sync(text)).all()
     assert checked == 2
@@ -194,7 +194,7 @@ def test_a_model_that_was_loaded_before_is_the_same_without_a_first_forward(
     [{"seconds": -1.0}, {"shapes": [[0, 1, 1]]}, {"shapes": [[1, 2]]}, {"state_bytes": -1}, {"shapes": None}, {"seconds": "x"}],
     ids=str,
 )
-def test_a_record_that_is_not_one_is_measured_again(change: dict[str, Any], remembered: Path) -> None:
+def test_an_invalid_record_is_measured_again(change: dict[str, Any], remembered: Path) -> None:
     load(tiny_path("llama"), "hf").close()
     [file] = remembered.iterdir()
     sound = json.loads(file.read_text())
@@ -207,15 +207,15 @@ def test_a_record_that_is_not_one_is_measured_again(change: dict[str, Any], reme
     assert measured["seconds"] > 0
 
 
-def test_a_library_that_takes_no_mask_of_a_tree_is_pushed_without(tmp_path: Path) -> None:
-    # given an architecture whose attention adds its own mask to ours, and fails
+def test_a_library_that_fails_with_tree_masks_is_pushed_without_them(tmp_path: Path) -> None:
+    # given an architecture whose attention adds its own mask to ours and fails
     config = AutoConfig.for_model(
         "gpt_neo", vocab_size=1000, hidden_size=64, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
         max_position_embeddings=64, window_size=16, bos_token_id=0, eos_token_id=2, initializer_range=0.2,
     )  # fmt: skip
     folder = build(config, tmp_path / "neo")
     with load(folder, "hf") as model:
-        # then it is loaded, says so, and two branches of a beginning are right
+        # then it loads with a warning, and two branches of one prefix are right
         assert any("as a tree they failed" in warning for warning in model.info.warnings)
         plain = AutoModelForCausalLM.from_pretrained(folder).eval()
         texts = [[5, 6, 7, *range(40, 40 + n)] for n in (3, 20)]
@@ -233,8 +233,8 @@ WIDTHS = re.compile(
 
 
 @pytest.mark.slow
-def test_what_a_copy_leaves_as_it_is_was_looked_at_and_is_no_length() -> None:
-    """A length that is not made short is never tried: a library's new name for one shows here."""
+def test_config_values_kept_in_a_small_copy_are_known_widths_not_lengths() -> None:
+    """Lengths that a copy does not shorten are never tested; this finds a library's new names for lengths."""
     said, left = architectures.written(), set()
     for kind in (kind for kind in architectures.architectures() if not said[kind].startswith(("refused", "not tried"))):
         config = AutoConfig.for_model(kind, **architectures.HYBRID.get(kind, {})).get_text_config(decoder=True).to_dict()

@@ -1,4 +1,4 @@
-"""The embedded model: the same promises on real weights."""
+"""The embedded model: the backend contract on real weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = [504, 3575, 282, 4649, 314, 7042, 30, 1116, 33, 30, 5033, 28, 260, 1893
 
 @pytest.fixture(scope="module")
 def folder() -> ModelFolder:
-    return resolve("smollm2")  # where it is missing, the error names the command that fetches it
+    return resolve("smollm2")  # if it is missing, the error names the command that fetches it
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_chain_tree_and_reload_equal_plain_transformers(name: str, folder: Model
     _, logits = backend.forward(pack, np.array([28, 260, 314, 30, 504]), parents, np.array([2, 4]))
     np.testing.assert_allclose(log_softmax(logits[0]), plain([*PROMPT, 28, 260, 314])[-1], atol=tolerance)
     np.testing.assert_allclose(log_softmax(logits[1]), plain([*PROMPT[:10], 30, 504])[-1], atol=tolerance)
-    # taken, through disk form, and continued
+    # then the payload is exported, restored and continued
     fresh = backend.open_pack()
     held = backend.load(fresh, backend.restore(backend.export(backend.take(pack, slots))), ROOT)
     _, row = append(backend, fresh, [28], int(held[-1]))

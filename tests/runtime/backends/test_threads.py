@@ -1,4 +1,4 @@
-"""How many threads compute: measured once for a model on a machine, and the user's own number before that."""
+"""The number of threads: measured once per model and machine, unless the user has set one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.tiny_models import tiny_folder, tiny_path
 
 
 class Machine:
-    """A clock, and forwards that take as long as the number of threads says."""
+    """A simulated clock, and forwards whose time depends on the number of threads."""
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self.seconds, self.now, self.threads, self.forwards = seconds, 0.0, 0, 0
@@ -44,14 +44,14 @@ class Machine:
 
 
 class Core(NamedTuple):
-    """Its seconds as psutil tells them."""
+    """The CPU times of a core in seconds, as reported by psutil."""
 
     user: float
     nice: float
     system: float
     idle: float
     iowait: float
-    guest: float = 0.0  # which is in that of the user
+    guest: float = 0.0  # included in `user`
 
 
 OTHERS = choosing.OtherProcesses.busy_cores
@@ -59,7 +59,7 @@ OTHERS = choosing.OtherProcesses.busy_cores
 
 @pytest.fixture(autouse=True)
 def nobody_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty shelf, and a process in which no number of threads was set, alone on a machine of four cores."""
+    """An empty shelf, and a process without a thread setting, alone on a machine with four cores."""
     before = torch.get_num_threads()
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
     for name in choosing.VARIABLES:
@@ -73,13 +73,13 @@ def nobody_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     torch.set_num_threads(before)
 
 
-def test_every_halving_is_tried_a_handful_of_times() -> None:
+def test_the_core_count_and_its_halves_are_each_tried_several_times() -> None:
     small = Machine({8: 0.004, 4: 0.003, 2: 0.002, 1: 0.005})
     assert probe(small.forward, 8, small.set, small.clock) == pytest.approx(small.seconds)
     assert small.forwards == 4 * LAPS
 
 
-def test_a_large_model_is_not_measured_for_long() -> None:
+def test_measuring_a_large_model_stays_within_the_time_budget() -> None:
     large = Machine({8: 0.45, 4: 0.4, 2: 0.9, 1: 1.8})
     found = probe(large.forward, 8, large.set, large.clock)
     assert set(found) == {8, 4, 2}
@@ -89,8 +89,8 @@ def test_a_large_model_is_not_measured_for_long() -> None:
     assert huge.forwards == 1
 
 
-def test_a_moment_in_which_the_machine_is_busy_decides_nothing() -> None:
-    # given two cores, one of which somebody else needs at first
+def test_a_briefly_busy_machine_does_not_change_the_result() -> None:
+    # given two cores, one of which is used by another process at first
     class Busy(Machine):
         def forward(self) -> None:
             slow = self.now < 0.5 and self.threads == 2
@@ -103,14 +103,14 @@ def test_a_moment_in_which_the_machine_is_busy_decides_nothing() -> None:
     assert fastest(found) == 2
 
 
-def test_more_threads_must_be_worth_it() -> None:
+def test_more_threads_are_chosen_only_for_a_clear_gain() -> None:
     assert fastest({1: 0.0100, 2: 0.0099, 4: 0.0200}) == 1
     assert fastest({1: 0.0100, 2: 0.0060, 4: 0.0059}) == 2
     assert fastest({1: 0.0100, 2: 0.0110, 4: 0.0050}) == 4
 
 
-def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "BUDGET_SECONDS", math.inf)  # the forwards take no time, but the machine may be busy
+def test_a_measurement_is_kept_for_the_model_and_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "BUDGET_SECONDS", math.inf)  # forwards take no time here, but the machine may be busy
     calls: list[int] = []
     choice = ThreadChoice()
     few, many = measured(choice, lambda: calls.append(torch.get_num_threads()))
@@ -118,12 +118,12 @@ def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatc
     assert {int(n) for n in measurement("digest", key)} == {4, 2, 1}
     assert few in {4, 2, 1}
     assert many == 4
-    # another process finds it
+    # another process uses the kept measurement
     keep_measurement("digest", key, {"4": 0.2, "2": 0.1, "1": 0.3})
     calls.clear()
     assert measured(ThreadChoice(), lambda: calls.append(0)) == (2, 4)
     assert not calls
-    # other weights, another machine, and a model that was removed measure anew
+    # another form of weights, and a model that was removed, are measured again
     ThreadChoice().measure("digest", "int8", lambda: calls.append(0))
     assert len(calls) == 3 * LAPS
     forget_measurements("digest")
@@ -147,7 +147,7 @@ def test_a_measurement_beside_busy_processes_is_used_but_not_kept(monkeypatch: p
 
 
 @pytest.mark.parametrize(("busy", "kept"), [(0.1, True), (1.0, False)])
-def test_where_others_have_the_cores_that_this_process_may_use_nothing_is_kept(
+def test_no_measurement_is_kept_while_others_use_the_allowed_cores(
     busy: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a process that may use two cores of 64
@@ -158,8 +158,8 @@ def test_where_others_have_the_cores_that_this_process_may_use_nothing_is_kept(
     assert bool(measurement("digest", f"threads, float32, {machine(4)}")) == kept
 
 
-def test_beside_others_not_even_a_short_measurement_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a model so small that it is measured in 60 ms, in which another process has one of two cores
+def test_a_short_measurement_beside_a_busy_process_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model so small that it is measured in 60 ms, while another process uses one of two cores
     now = 10.0
 
     def forward() -> None:
@@ -179,20 +179,20 @@ def test_beside_others_not_even_a_short_measurement_is_kept(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("variable", choosing.VARIABLES)
-def test_the_users_variables_are_honoured(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_variables_of_the_user_are_honoured(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "4")
     assert ThreadChoice().measure("digest", "float32", lambda: pytest.fail("measured")) is None
 
 
-def test_what_the_user_set_in_torch_is_honoured_and_what_we_set_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_setting_of_the_user_is_honoured_and_distinguished_from_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     choice = ThreadChoice()
     assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) is None
-    choice.set(3)  # by an earlier load's option
+    choice.set(3)  # as the option of an earlier load does
     assert not choice.chosen_by_user()
 
 
-def test_a_load_measures_on_the_owner_thread_and_an_option_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_measures_on_the_owner_thread_unless_threads_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     digest, key = tiny_folder("llama").weights_digest, f"threads, float32, {machine(4)}"
     with load(tiny_path("llama"), "hf", device="cpu", threads=1):
         assert measurement(digest, key) == {}
@@ -208,27 +208,27 @@ def test_a_load_measures_on_the_owner_thread_and_an_option_goes_first(monkeypatc
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of threads that torch was set to, in place of them."""
+    """Replaces torch's thread setting by a list of the numbers that were set."""
     found = [4]
     monkeypatch.setattr(torch, "set_num_threads", found.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: found[-1])
     return found
 
 
-def test_many_tokens_have_all_cores_unless_another_count_was_set(counts: list[int]) -> None:
+def test_many_tokens_use_all_cores_unless_a_count_was_set_elsewhere(counts: list[int]) -> None:
     keep_measurement("digest", f"threads, float32, {machine(4)}", {"4": 0.2, "2": 0.1, "1": 0.3})
     choice = ThreadChoice()
     assert measured(choice) == (2, 4)
     for count in (4, 2, 4):
         choice.change(count)
         assert counts[-1] == count
-    # what was set elsewhere stays
+    # a count that was set elsewhere is kept
     counts.append(3)
     choice.change(2)
     assert counts[-1] == 3
 
 
-def test_a_prompt_is_computed_on_all_cores_and_each_token_after_it_on_those_that_were_measured(counts: list[int]) -> None:
+def test_a_prompt_uses_all_cores_and_later_tokens_the_measured_count(counts: list[int]) -> None:
     folder = tiny_folder("llama")
     keep_measurement(folder.weights_digest, f"threads, float32, {machine(4)}", {"4": 0.2, "2": 0.1, "1": 0.3})
     for threads, many in ((None, 4), (2, 2)):
@@ -238,40 +238,40 @@ def test_a_prompt_is_computed_on_all_cores_and_each_token_after_it_on_those_that
             assert seen == [many, 2, 2, 2]
 
 
-def test_models_of_one_process_each_have_their_counts(counts: list[int]) -> None:
+def test_each_model_of_a_process_has_its_own_thread_counts(counts: list[int]) -> None:
     folder = tiny_folder("llama")
     keep_measurement(folder.weights_digest, f"threads, float32, {machine(4)}", {"4": 0.2, "2": 0.1, "1": 0.3})
     with loaded(None) as (model, seen):
         model.next_token_logprobs_sync(some_ids(1, 100))
-        # when another model is loaded, for which one thread is asked
+        # when another model is loaded with one thread
         with loaded(1):
             asyncio.run(model.sample(some_ids(2, 30), 2, [], temperature=0.0))
             model.next_token_logprobs_sync(some_ids(3, 100))
-        # then the first one's stay its own
+        # then the first model keeps its counts
         assert seen == [4, 2, 2, 4]
 
 
-def test_where_all_cores_spoil_a_token_many_tokens_do_not_have_them_either() -> None:
+def test_many_tokens_do_not_use_all_cores_if_single_tokens_are_much_slower_with_them() -> None:
     key = f"threads, float32, {machine(4)}"
     for seconds, many in ((0.29, 4), (0.31, 2)):
         keep_measurement("digest", key, {"4": seconds, "2": 0.1, "1": 0.3})
         assert measured(ThreadChoice()) == (2, many)
 
 
-def test_a_core_that_another_process_keeps_busy_has_no_thread(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> None:
+def test_cores_kept_busy_by_other_processes_get_no_thread(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> None:
     busy = 0.0
     monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", lambda _: busy)
     keep_measurement("digest", f"threads, float32, {machine(4)}", {"4": 0.1, "2": 0.2, "1": 0.3})
     threads = ThreadChoice().measure("digest", "float32", lambda: pytest.fail("measured"))
     assert threads is not None
-    for busy, free in ((0.3, 4), (1.1, 3), (4.0, 2), (0.0, 4)):  # noqa: B007  # half of them stay
+    for busy, free in ((0.3, 4), (1.1, 3), (4.0, 2), (0.0, 4)):  # noqa: B007  # at least half of the threads stay
         for tokens in (MANY_TOKENS, 1):
             threads.set_for(tokens)
             assert counts[-1] == free
 
 
 @pytest.mark.parametrize(("single", "noticed"), [(0.1, 3), (0.9, 1)])  # seconds of a token with all cores
-def test_a_core_that_becomes_busy_while_an_answer_is_written_has_no_thread(
+def test_a_core_that_becomes_busy_during_an_answer_gets_no_thread(
     single: float, noticed: int, monkeypatch: pytest.MonkeyPatch, counts: list[int]
 ) -> None:
     folder = tiny_folder("llama")
@@ -288,10 +288,10 @@ def test_a_core_that_becomes_busy_while_an_answer_is_written_has_no_thread(
         asyncio.run(model.sample(some_ids(1, 30), 5, [], temperature=0.0))
         first = 4 if noticed > 1 else 1
         assert seen == [first, first, first, noticed, noticed]
-        assert len(looks) == (5 if noticed > 1 else 0)  # one thread finds a core by itself
+        assert len(looks) == (5 if noticed > 1 else 0)  # with a single thread there is nothing to adapt
 
 
-def test_others_are_those_on_the_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_processes_on_the_allowed_cores_count_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     now, own, system = 10.0, SimpleNamespace(user=1.0, system=1.0), [Core(2.0, 0.0, 1.0, 7.0, 0.0)] * 3
     library = SimpleNamespace(cpu_times=lambda *, percpu: system, Process=lambda: SimpleNamespace(cpu_times=lambda: own))
     monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", OTHERS)
@@ -299,18 +299,18 @@ def test_others_are_those_on_the_cores_that_this_process_may_use(monkeypatch: py
     monkeypatch.setattr(choosing, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(choosing, "os", SimpleNamespace(sched_getaffinity=lambda _: {0, 2}))
     others = choosing.OtherProcesses()
-    # given a second in which this process computes for one, another for one beside it, and a third where this one may not
+    # given a second in which this process computes for 1 s, another one for 1 s, and a third on a core not allowed to us
     now, own = 11.0, SimpleNamespace(user=1.8, system=1.2)
     system = [Core(3.0, 0.0, 1.0, 7.0, 0.0), Core(3.0, 0.0, 1.0, 7.0, 0.0), Core(2.0, 0.9, 1.1, 7.0, 0.0)]
     assert others.busy_cores() == pytest.approx(1.0 - choosing.TICK)
-    # when a second passes in which the disk is waited for, then that is what a look a moment later says as well
+    # when a second passes with waits for the disk only, then a check shortly after returns the same result
     now, system = 12.0, [core._replace(iowait=1.0) for core in system]
     assert others.busy_cores() == 0.0
     now, system = 12.01, [core._replace(user=9.0) for core in system]
     assert others.busy_cores() == 0.0
 
 
-def test_what_a_guest_computes_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guest_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now, system = 10.0, [Core(2.0, 0.0, 1.0, 7.0, 0.0, 0.0)] * 2
     own = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=0.0, system=0.0))
     monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", OTHERS)
@@ -322,10 +322,8 @@ def test_what_a_guest_computes_is_counted_once(monkeypatch: pytest.MonkeyPatch) 
     assert others.busy_cores() == pytest.approx(1.0 - choosing.TICK)
 
 
-def test_where_the_system_does_not_tell_what_others_compute_all_cores_are_taken(
-    monkeypatch: pytest.MonkeyPatch, counts: list[int]
-) -> None:
-    # given a sandbox in which the processors' times cannot be read
+def test_all_cores_are_used_where_cpu_times_cannot_be_read(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> None:
+    # given a sandbox in which the CPU times cannot be read
     def shut(**_: object) -> list[Core]:
         raise PermissionError("/proc/stat")
 
@@ -338,18 +336,20 @@ def test_where_the_system_does_not_tell_what_others_compute_all_cores_are_taken(
         assert seen == [4]
 
 
-def test_a_count_that_was_only_tried_is_not_taken_for_ours(counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_tried_in_a_measurement_is_not_taken_for_our_setting(
+    counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choosing, "cores", lambda: 6)
     counts.append(6)
     choice = ThreadChoice()
-    assert measured(choice, lambda: time.sleep(0.01 * counts[-1])) == (1, 1)  # six take six times as long
+    assert measured(choice, lambda: time.sleep(0.01 * counts[-1])) == (1, 1)  # six threads take six times as long
     torch.set_num_threads(3)
     assert choice.chosen_by_user()
     assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) is None
 
 
 def measured(choice: ThreadChoice, forward: Callable[[], object] = lambda: pytest.fail("measured")) -> tuple[int, int]:
-    """How many threads few tokens have, and many."""
+    """The number of threads for few tokens, and for many."""
     threads = choice.measure("digest", "float32", forward)
     assert threads is not None
     few = threads.count
@@ -359,7 +359,7 @@ def measured(choice: ThreadChoice, forward: Callable[[], object] = lambda: pytes
 
 @contextmanager
 def loaded(threads: int | None) -> Iterator[tuple[LanguageModel, list[int]]]:
-    """A model, and the number of threads of each of its forwards."""
+    """A model, and a list of the number of threads in each of its forwards."""
     seen: list[int] = []
     with load(tiny_path("llama"), "hf", device="cpu", threads=threads, prefill_chunk_tokens=200) as model:
         library: Any = engine_of(model).backend

@@ -1,4 +1,4 @@
-"""One forward over several packs: every token has the numbers that it has alone; a failure leaves all packs as they were."""
+"""One forward over several packs gives each token the numbers it has alone; a failure leaves all packs as they were."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
 
 
 class Text:
-    """A pack that holds the beginning of a text, and the part of it that comes next: a chain, or two branches."""
+    """A pack that holds the beginning of a text, and the part to push next: a chain, or several branches."""
 
     def __init__(self, loaded: Loaded, seed: int, held: int, *tails: int) -> None:
         self.pack = loaded.backend.open_pack()
@@ -50,7 +50,7 @@ class Text:
 
 @pytest.fixture
 def texts(loaded: Loaded) -> Iterator[list[Text]]:
-    """Beyond every window, from nothing, one token, branches of one stem, and a chain after a tree."""
+    """Texts beyond every window, without a past, of one token, and with several branches of one stem."""
     made = [
         Text(loaded, 1, 40, 1),
         Text(loaded, 2, 0, 23),
@@ -65,7 +65,7 @@ def texts(loaded: Loaded) -> Iterator[list[Text]]:
 
 
 @pytest.mark.sampled(1)
-def test_each_part_is_what_it_is_alone(loaded: Loaded, texts: list[Text]) -> None:
+def test_each_part_of_a_joint_forward_equals_its_text_alone(loaded: Loaded, texts: list[Text]) -> None:
     backend = loaded.backend
     assert backend.together
     before, sizes = backend.forwards, [backend.size(text.pack) for text in texts]
@@ -73,7 +73,7 @@ def test_each_part_is_what_it_is_alone(loaded: Loaded, texts: list[Text]) -> Non
     assert backend.forwards == before + 1
     for text, rows in zip(texts, np.split(logits, np.cumsum([len(t.part.want) for t in texts])[:-1]), strict=True):
         text.check(loaded, rows)
-    # and what stands in the packs then is what a forward of their own leaves
+    # and each pack then holds the same as after a forward of its own
     assert [backend.size(text.pack) for text in texts] == [n + len(t.part.tokens) for n, t in zip(sizes, texts, strict=True)]
     for text, size in zip(texts, sizes, strict=True):
         tail = text.tails[0]
@@ -104,7 +104,7 @@ def test_a_failure_leaves_every_pack_as_it_was(loaded: Loaded, texts: list[Text]
     loaded.check(rows, [*text.stem.tolist(), *text.tails[0].tolist()], [len(text.stem)])
 
 
-def test_what_is_prepared_before_the_tokens_are_known_is_the_same(loaded: Loaded, texts: list[Text]) -> None:
+def test_a_prepared_joint_forward_gives_the_same_numbers(loaded: Loaded, texts: list[Text]) -> None:
     backend = loaded.backend
     for text in texts:
         backend.resize(text.pack, 64)
@@ -118,8 +118,8 @@ def test_what_is_prepared_before_the_tokens_are_known_is_the_same(loaded: Loaded
 
 
 @pytest.mark.parametrize("past", [0, 3])
-def test_chains_of_one_pack_attend_apart_beside_another_pack(past: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given two chains of three tokens in one pack, as half precision on CUDA has them, and four tokens of another pack
+def test_chains_of_one_pack_attend_separately_beside_another_pack(past: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given two chains of three tokens in one pack, as with half precision on CUDA, and four tokens of another pack
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -130,7 +130,7 @@ def test_chains_of_one_pack_attend_apart_beside_another_pack(past: int, monkeypa
         parts = (part.transpose(0, 1)[None] for part in (query, key, value))
         return scaled_dot_product_attention(*parts, attn_mask=seen, scale=0.5)[0].transpose(0, 1)
 
-    def attend_apart(  # in place of the kernel that CUDA alone has
+    def attend_apart(  # in place of the kernel that only CUDA has
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, queries: Any, keys: Any, *_: Any, **__: Any
     ) -> torch.Tensor:
         ends = zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True)
@@ -147,12 +147,12 @@ def test_chains_of_one_pack_attend_apart_beside_another_pack(past: int, monkeypa
     ragged = Ragged(np.array([3, 3]), [np.arange(past)] * 2)
     place = cache.RaggedKeys.made(ragged, past, torch.device("cpu"))
     branching.place = cache.Placement(past + 6, past, past=past, ragged=place)
-    # when both go through a layer together
+    # when both packs pass through a layer together
     joint = cache.JointLayer([plain, branching], [4, 6], [None, None], is_sliding=False, ragged=True)
     module = torch.nn.Module()
-    module.is_causal = True  # as the library's attention has it
+    module.is_causal = True  # as in the library's attention
     attended = forward.own_sdpa(module, query, *joint.update(key, value), None, scaling=0.5)[0][0]
-    # then each token sees its own chain alone
+    # then each token attends only to its own chain
     query, key, value, old = (tensor[0].transpose(0, 1) for tensor in (query, key, value, old))
     chains = [attend(query[a:b], torch.cat([old, key[a:b]]), torch.cat([old, value[a:b]])) for a, b in ((4, 7), (7, 10))]
     expected = [attend(query[:4], key[:4], value[:4]), *chains]
@@ -160,7 +160,7 @@ def test_chains_of_one_pack_attend_apart_beside_another_pack(past: int, monkeypa
 
 
 def test_layers_that_share_keys_attend_over_several_packs() -> None:
-    # given a model whose last layers attend to the keys of others
+    # given a model whose last layers use the keys of earlier layers
     import torch
     from transformers import AutoModelForCausalLM, Gemma4TextConfig, PreTrainedTokenizerFast
 
@@ -185,14 +185,14 @@ def test_layers_that_share_keys_attend_over_several_packs() -> None:
     pair = library, PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
     with load(pair, "hf", device="cpu", threads=1) as model:
         assert engine_of(model).backend.together
-        # when texts go through it together
+        # when several texts are computed together
         texts = [some_ids(seed, 20 + seed) for seed in range(3)]
         got = model.batch_next_token_logprobs_sync(texts)
         for text, row in zip(texts, got, strict=True):
             np.testing.assert_allclose(row, model.next_token_logprobs_uncached(text), atol=1e-4, rtol=0)
 
 
-def test_a_model_that_reads_its_mask_itself_is_given_the_plain_one() -> None:
+def test_a_model_that_reads_its_attention_mask_itself_gets_the_plain_mask() -> None:
     import torch
     from transformers import AutoModelForCausalLM, DogeConfig, PreTrainedTokenizerFast
 
@@ -209,7 +209,7 @@ def test_a_model_that_reads_its_mask_itself_is_given_the_plain_one() -> None:
     library: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().eval()
     pair = library, PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
     with load(pair, "hf", device="cpu", threads=1) as model:
-        # given a path, when few tokens follow it, alone and as a tree
+        # given a cached path, when a few tokens follow it, alone and as a tree
         path = some_ids(0, 40)
         texts = [[*path, *some_ids(seed, length)] for seed, length in ((1, 5), (2, 1), (3, 9))]
         model.cache_kv(path)

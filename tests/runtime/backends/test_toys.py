@@ -1,4 +1,4 @@
-"""The toy backends: no library, a tokenizer of their own, faults on demand."""
+"""The toy backends: no library, their own tokenizer, faults on demand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_token_is_a_byte(text: str) -> None:
     assert tokenizer.get_vocab_size() == VOCABULARY
 
 
-def test_specials_are_tokens_of_their_own() -> None:
+def test_special_tokens_are_single_tokens() -> None:
     ids = byte_tokenizer().encode("<|im_start|>user\nhi<|im_end|>").ids
     assert ids == [IM_START, *b"user\nhi", IM_END]
 
@@ -35,7 +35,7 @@ def test_mock_numbers_are_a_function_of_the_ids() -> None:
     assert np.array_equal(backend.logits_uncached([5, 7]), expected)
 
 
-def test_fake_numbers_come_from_what_the_payload_holds() -> None:
+def test_fake_numbers_depend_on_the_payload() -> None:
     # given a payload whose keys were tampered with, when it is loaded and continued, then the answer differs
     backend = fake.load("anything", LoadOptions())
     pack = backend.open_pack()
@@ -49,7 +49,7 @@ def test_fake_numbers_come_from_what_the_payload_holds() -> None:
     assert np.abs(rows[0] - rows[1]).max() > 1e-2
 
 
-def test_faults_on_demand() -> None:
+def test_the_fake_backend_raises_gives_nan_and_delays_on_demand() -> None:
     behaviour = fake.Behaviour()
     backend = fake.load((behaviour, None), LoadOptions())
     pack, seen = backend.open_pack(), list[list[int]]()
@@ -61,11 +61,11 @@ def test_faults_on_demand() -> None:
     with pytest.raises(KeyboardInterrupt):
         append(backend, pack, [1, 7])
     assert backend.size(pack) == 0
-    # a token that answers NaN, in its row alone
+    # a token that gives NaN, in its own row only
     _, logits = backend.forward(pack, np.array([8, 1]), np.array([ROOT, ROOT]), np.arange(2))
     assert np.isnan(logits[0]).all()
     assert np.isfinite(logits[1]).all()
-    # a slow one
+    # a slow token
     start = time.monotonic()
     backend.forward(pack, np.array([9]), np.array([1]), np.array([0]))
     assert time.monotonic() - start > 0.045
@@ -74,6 +74,6 @@ def test_faults_on_demand() -> None:
 
 
 @pytest.mark.parametrize("load", [fake.load, mock.load])
-def test_foreign_arrays_are_not_restored(load: object) -> None:
+def test_malformed_arrays_are_not_restored(load: object) -> None:
     with pytest.raises(SnapshotFormatError):
         load("anything", LoadOptions()).restore({"other": np.zeros(3)})  # type: ignore[operator]  # either function

@@ -1,4 +1,4 @@
-"""Weights in fewer bits on a CPU: how far numbers move, what it costs in perplexity, that nothing is mixed, what is refused."""
+"""Weights in fewer bits on a CPU: error, perplexity, separate fingerprints for each form, and refused options."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST = {"float16": (0.05, 0.005), "bfloat16": (0.5, 0.06), "int8": (1.5, 0.15), 
 
 @pytest.fixture(autouse=True)
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A shelf of the test's own: what is measured is kept there."""
+    """A separate shelf for each test, which keeps its measurements."""
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
     monkeypatch.delitem(SHELVES, "weights", raising=False)
     return tmp_path / "shelf"
@@ -48,12 +48,12 @@ def packed(name: str, weights: Any, **options: Any) -> Any:
 
 
 def held(model: Any) -> str:
-    """What a model says of the form of its weights."""
+    """The warning of a model about the form of its weights."""
     [warning] = (warning for warning in model.info.warnings if warning.startswith("weights are held in "))
     return str(warning)
 
 
-def test_the_option_has_the_forms_that_are_tested() -> None:
+def test_the_weights_option_has_exactly_the_tested_forms() -> None:
     assert get_args(Weights) == ("auto", "float32", *FORMS)
     with pytest.raises(InvalidRequestError, match="did you mean 'int8'"):
         LoadOptions.from_mapping({"weights": "int"})
@@ -64,7 +64,7 @@ def test_the_option_has_the_forms_that_are_tested() -> None:
     "name", ["llama", "mamba", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gemma3_80", "lfm2"))]
 )
 @pytest.mark.parametrize("weights", FORMS)
-def test_numbers_stay_within_what_is_printed(name: str, weights: str, tell: Callable[[str], None]) -> None:
+def test_the_error_of_packed_weights_stays_within_the_tolerance(name: str, weights: str, tell: Callable[[str], None]) -> None:
     ids = random_ids(4, 40)
     with packed(name, weights) as model:
         backend: Any = engine_of(model).backend
@@ -82,10 +82,10 @@ def test_numbers_stay_within_what_is_printed(name: str, weights: str, tell: Call
 @pytest.mark.parametrize("kind", [Float16Linear, Bfloat16Linear, Int8Linear, Int4Linear])
 @pytest.mark.parametrize("rows", [1, 7, packing.MANY_ROWS + 1])
 def test_each_kernel_multiplies_by_its_own_weights(kind: type[PackedLinear], rows: int) -> None:
-    # given a matrix that every form holds exactly, a bias, and rows that lie across memory
+    # given a matrix that every form represents exactly, a bias, and a transposed input
     generator = torch.Generator().manual_seed(3)
     weight = torch.randint(0, 16, (32, 64), generator=generator).float() - 8
-    weight[:, ::32], weight[:, 1::32] = -8, 7  # each group has the whole range
+    weight[:, ::32], weight[:, 1::32] = -8, 7  # each group spans the whole range
     bias = torch.arange(32.0)
     x = torch.randint(-4, 5, (64, rows), generator=generator).float().T
     got = kind(weight, bias)(x[None])[0]
@@ -96,7 +96,7 @@ def test_each_kernel_multiplies_by_its_own_weights(kind: type[PackedLinear], row
     assert got.dtype == torch.float32
 
 
-def test_a_shape_that_no_kernel_takes_is_held_in_sixteen_bits() -> None:
+def test_a_shape_that_no_kernel_supports_is_held_in_16_bits() -> None:
     odd, narrow = torch.randn(17, 33), torch.randn(24, 32)
     assert not Int8Linear.takes(odd)
     assert not Int4Linear.takes(odd)
@@ -106,8 +106,8 @@ def test_a_shape_that_no_kernel_takes_is_held_in_sixteen_bits() -> None:
     assert packing._kind("int4", narrow, head=True) is Float16Linear
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])  # the head has weights of its own, and those of the embeddings
-def test_nothing_stays_in_the_file_that_weights_were_mapped_from(name: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "gpt2"])  # a head with its own weights, and one tied to the embeddings
+def test_packed_weights_keep_nothing_of_the_mapped_file(name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_path(name), dtype=torch.float32).eval()
     mapped = {tensor.data_ptr() for tensor in model.parameters()}
     before = model.get_input_embeddings().weight.clone()
@@ -132,16 +132,16 @@ def test_the_perplexity_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatc
     kept = kept_perplexities(tiny_folder("llama").weights_digest)
     assert set(kept) == {"float32", "int8"}
     assert f"{kept['int8']:.4g}, float32 {kept['float32']:.4g} (" in first
-    # when it is loaded again nothing is measured, and the same is said
+    # when it is loaded again, nothing is measured, and the warning is the same
     monkeypatch.setattr(packing, "perplexity", lambda *_: pytest.fail("measured again"))
     with packed("llama", "int8") as model:
         assert held(model) == first
-    # another form measures itself alone
+    # another form measures only itself
     monkeypatch.setattr(packing, "perplexity", lambda *_: 7.0)
     with packed("llama", "float16"):
         pass
     assert kept_perplexities(tiny_folder("llama").weights_digest) == {**kept, "float16": 7.0}
-    # what was damaged is measured again
+    # a damaged record is measured again
     [file] = (shelf / ".measured").iterdir()
     file.write_text("{")
     with packed("llama", "int8") as model:
@@ -149,7 +149,7 @@ def test_the_perplexity_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_the_perplexity_is_that_of_the_text() -> None:
+def test_the_kept_perplexity_equals_that_of_the_fixed_text() -> None:
     folder = tiny_folder("llama")
     with packed("llama", "float16") as model:
         ids = model.tokenize(TEXT)[:MOST_TOKENS]
@@ -162,7 +162,7 @@ def test_the_perplexity_is_that_of_the_text() -> None:
 
 
 @pytest.mark.slow
-def test_no_two_forms_share_a_fingerprint() -> None:
+def test_every_form_of_weights_has_its_own_fingerprint() -> None:
     infos: list[ModelInfo] = []
     for weights in ("auto", "float32", *FORMS):
         with packed("llama", weights) as model:
@@ -189,12 +189,12 @@ def test_stored_kv_of_another_form_is_never_used(tmp_path: Path) -> None:
         np.testing.assert_allclose(got, model.next_token_logprobs_uncached(ids), atol=0.1)
         with pytest.raises(SnapshotMismatchError, match="int8 weights"):
             model.kv_restore(tmp_path / "kv")
-    with packed("llama", "float32", blocks=memory_options("weights")) as again:  # the plain form finds its own
+    with packed("llama", "float32", blocks=memory_options("weights")) as again:  # the plain form finds its own KV
         again.next_token_logprobs_sync(ids)
         assert again.metrics().tokens_restored > 0
 
 
-def test_adapters_change_packed_modules_by_as_much(tmp_path: Path) -> None:
+def test_adapters_change_packed_and_plain_modules_equally(tmp_path: Path) -> None:
     folder, ids = (
         save_adapter(tmp_path / "a", "llama", seed=5, target_modules=["q_proj", "down_proj"]),
         random_ids(8, 20).tolist(),
@@ -209,7 +209,7 @@ def test_adapters_change_packed_modules_by_as_much(tmp_path: Path) -> None:
     np.testing.assert_allclose(moved[1], moved[0], atol=0.05)
 
 
-def test_what_cannot_be_is_refused_in_words() -> None:
+def test_unsupported_combinations_with_packed_weights_are_refused() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"dtype": "bfloat16"}, "computed with in float32"),
         ({"offload": "disk"}, "contradict"),
@@ -238,12 +238,12 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         ("fake", {"weights": "int8"}, "weights='int8': the fake backend has no weights"),
     ],
 )
-def test_what_is_but_wished_for_keeps_no_model_from_loading(backend: str, options: dict[str, Any], why: str) -> None:
+def test_an_unsupported_wish_is_a_warning_and_the_model_loads(backend: str, options: dict[str, Any], why: str) -> None:
     source = "x" if backend == "fake" else tiny_path("llama")
     with load(source, backend, wishes=("weights", "offload"), **options) as model:
         [said] = [warning for warning in model.info.warnings if "set for all models" in warning]
         assert said.startswith(why)
-        assert model.info.computed_with == model.info.dtype  # what stands beside its numbers is what they are
+        assert model.info.computed_with == model.info.dtype  # the label matches the numbers
         assert "int8" not in model.info.precision
         assert model.info.options["offload"] == "none"
     with pytest.raises(UnsupportedFeatureError, match=why):
@@ -252,13 +252,13 @@ def test_what_is_but_wished_for_keeps_no_model_from_loading(backend: str, option
         load(source, backend, wishes=("device",))
 
 
-def test_a_wish_that_can_be_had_is_granted() -> None:
+def test_a_supported_wish_is_applied() -> None:
     with packed("llama", "int8", wishes=("weights",)) as model:
         assert model.info.precision == "float32, int8 weights"
         assert not any("set for all models" in warning for warning in model.info.warnings)
 
 
-def test_a_context_that_is_wished_for_ends_where_the_models_does() -> None:
+def test_a_wished_context_length_is_capped_at_that_of_the_model() -> None:
     with load(tiny_path("llama"), "hf", device="cpu", context_length=1 << 20, wishes=["context_length"]) as model:
         assert model.info.context_length == model.info.whole_context == 4096
     with load(tiny_path("llama"), "hf", device="cpu", context_length=100, wishes=["context_length"]) as model:
@@ -267,7 +267,7 @@ def test_a_context_that_is_wished_for_ends_where_the_models_does() -> None:
         load(tiny_path("llama"), "hf", device="cpu", context_length=1 << 20)
 
 
-def test_numbers_are_log_probabilities() -> None:
+def test_packed_models_give_normalised_log_probabilities() -> None:
     with packed("llama", "int4") as model:
         row = model.next_token_logprobs_sync([1, 2, 3])
     np.testing.assert_allclose(log_softmax(row[None])[0], row, atol=1e-4)

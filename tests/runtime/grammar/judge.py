@@ -1,4 +1,4 @@
-"""An independent opinion of what a grammar allows: llguidance itself over single bytes, none of our tables or masks."""
+"""An independent check of what a grammar allows: llguidance itself over single bytes, without our tables or masks."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def _first(grammar: Grammar) -> Any:
 
 
 def accepts(grammar: Grammar, answer: str | bytes) -> bool:
-    """Whether the answer is a whole one."""
+    """Whether the answer is complete under the grammar."""
     data = answer.encode() if isinstance(answer, str) else answer
     matcher = judge(grammar)
     return matcher.try_consume_tokens(list(data)) == len(data) and bool(matcher.is_accepting())
 
 
 def begins(grammar: Grammar, answer: str | bytes) -> bool:
-    """Whether a whole answer begins with this."""
+    """Whether some complete answer begins with these bytes."""
     data = answer.encode() if isinstance(answer, str) else answer
     return bool(judge(grammar).validate_tokens(list(data)) == len(data))

@@ -1,4 +1,4 @@
-"""Masks that a test sees being worked out, and can hold up: by a matcher in place of the library's."""
+"""A matcher in place of the library's, through which a test observes, and can delay, the computation of masks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import llguidance
 import pytest
 
-OnMask = Callable[[str, int], None]  # the grammar, as the library was given it, and the tokens it has consumed
+OnMask = Callable[[str, int], None]  # the grammar as passed to the library, and the number of tokens consumed
 
 
 class WatchedMatcher:
-    """An `llguidance.LLMatcher` that tells when it has worked out a mask, on the thread that did."""
+    """An `llguidance.LLMatcher` that calls `on_mask` after each mask, on the thread that computed it."""
 
     def __init__(self, matcher: Any, grammar: str, on_mask: OnMask, consumed: int = 0) -> None:
         self._matcher, self._grammar, self._on_mask, self._consumed = matcher, grammar, on_mask, consumed
@@ -34,7 +34,7 @@ class WatchedMatcher:
 
 
 class _Matchers:
-    """`llguidance.LLMatcher` as a caller sees it."""
+    """Replaces `llguidance.LLMatcher` for its callers."""
 
     def __init__(self, on_mask: OnMask) -> None:
         self._real, self._on_mask = llguidance.LLMatcher, on_mask
@@ -47,5 +47,5 @@ class _Matchers:
 
 
 def watch_masks(monkeypatch: pytest.MonkeyPatch, on_mask: OnMask) -> None:
-    """`on_mask` hears of every mask of the grammars that are compiled from now on; the mask comes when it returns."""
+    """Calls `on_mask` for every mask of the grammars compiled from now on; the mask is delivered when it returns."""
     monkeypatch.setattr(llguidance, "LLMatcher", _Matchers(on_mask))

@@ -39,7 +39,7 @@ REGEX = Grammar.regex(r"(19|20)\d\d-[01]\d-[0-3]\d( (am|pm))?")
 LARK = Grammar.lark('start: term (("+" | "-") term)? ";"\nterm: NUMBER | "(" NUMBER ")"\nNUMBER: /[1-9][0-9]{0,2}/')
 ALL = {"json": JSON, "regex": REGEX, "lark": LARK}
 TIGHT = {"x-guidance": {"whitespace_flexible": False}}
-# llguidance counts members, and not names: the one answer that is allowed here has a name twice
+# llguidance counts members, not distinct names: the only answer it allows here repeats a name
 TWICE: dict[str, Any] = {
     "type": "object",
     "patternProperties": {"^a$": {"const": 1}},

@@ -1,4 +1,4 @@
-"""Branches of one answer under a grammar: its state is forked, and each goes its own way."""
+"""Continuations of one answer under a grammar: the grammar state is forked for each of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def told(records: list[TokenRecord]) -> list[object]:
     return [(r.token_id, r.origin, r.finish_reason, r.logprob) for r in records]
 
 
-def test_every_branch_is_what_it_is_alone_and_the_state_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_branch_equals_its_answer_alone_and_the_grammar_state_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
     make = Grammars.constraint
 
@@ -63,7 +63,7 @@ def test_every_branch_is_what_it_is_alone_and_the_state_is_made_once(monkeypatch
     assert all(accepts(GRAMMAR, text) for text in texts)
 
 
-def test_without_a_seed_all_branches_have_the_same_fresh_one() -> None:
+def test_without_a_seed_all_branches_share_one_fresh_seed() -> None:
     seeds: list[int | None] = []
     with fake_model() as model:
         for _ in range(2):
@@ -75,7 +75,7 @@ def test_without_a_seed_all_branches_have_the_same_fresh_one() -> None:
     assert len(seeds) == len(set(seeds)) == 2
 
 
-def test_what_every_branch_may_not_begin_with_is_refused() -> None:
+def test_a_grammar_whose_first_tokens_are_all_banned_is_refused_for_all_branches() -> None:
     with fake_model() as model:
         banned = SamplingOptions(banned_tokens=tuple(b"abcdefgh"))
         with pytest.raises(GrammarError, match="all 8 tokens that the grammar allows as the first are banned"):
@@ -84,14 +84,14 @@ def test_what_every_branch_may_not_begin_with_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_branches_that_speculate_are_refused_here_and_over_the_pipe() -> None:
+def test_speculation_with_several_branches_is_refused_in_process_and_over_the_pipe() -> None:
     options = GenerationOptions(max_tokens=3, seed=1, speculative=SpeculativeOptions())
 
     async def scenario(model: LanguageModel) -> None:
         with pytest.raises(UnsupportedFeatureError, match=r"3 branches decode together.*or ask for n=1"):
             await fan(model, 3, options)
         assert model.metrics().tokens_computed == 0
-        assert len((await fan(model, 1, options))[0]) == 3  # alone it may
+        assert len((await fan(model, 1, options))[0]) == 3  # a single branch may speculate
 
     async def both() -> None:
         with load("x", "mock") as here:

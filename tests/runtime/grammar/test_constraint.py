@@ -1,4 +1,4 @@
-"""A constraint's masks against llguidance over bytes, and its way back and sideways."""
+"""The masks of a constraint compared with llguidance over bytes; rollback and forks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def grammars() -> Iterator[Grammars]:
 
 
 def walk(constraint: Constraint, seed: int, most: int = 60) -> list[int]:
-    """Random tokens that are allowed, to the end."""
+    """Random allowed tokens up to the end of the answer."""
     rng, tokens = np.random.default_rng(seed), list[int]()
     while not constraint.finished and len(tokens) < most:
         token = int(rng.choice(np.flatnonzero(constraint.allowed())))
@@ -47,7 +47,7 @@ def walk(constraint: Constraint, seed: int, most: int = 60) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_a_mask_is_what_llguidance_says_of_each_tokens_bytes(grammars: Grammars, name: str) -> None:
+def test_a_mask_agrees_with_llguidance_over_the_bytes_of_each_token(grammars: Grammars, name: str) -> None:
     grammar, tokens = ALL[name], vocabulary().tokens
     constraint = grammars.constraint(grammar)
     said, rng = b"", np.random.default_rng(3)
@@ -58,12 +58,12 @@ def test_a_mask_is_what_llguidance_says_of_each_tokens_bytes(grammars: Grammars,
         assert allowed.shape == (VOCABULARY + PADDED,)
         assert allowed.any()
         assert not allowed[VOCABULARY:].any()
-        assert not allowed[1]  # a control token is no text
+        assert not allowed[1]  # a control token has no text
         assert allowed[0] == allowed[2] == accepts(grammar, said) == constraint.could_end()
         for token in rng.choice(VOCABULARY, 40, replace=False):
             if allowed[token] and token > 2:
                 assert begins(grammar, said + tokens[token])
-            elif token > 2 and allowed.sum() > 1 and name != "json":  # in JSON our bound on blanks forbids more
+            elif token > 2 and allowed.sum() > 1 and name != "json":  # in JSON our limit on whitespace forbids more
                 assert not begins(grammar, said + tokens[token])
         choices = [int(i) for i in np.flatnonzero(allowed) if i > 2]
         if not choices:
@@ -75,7 +75,7 @@ def test_a_mask_is_what_llguidance_says_of_each_tokens_bytes(grammars: Grammars,
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ALL)
-def test_every_walk_that_ends_is_accepted(grammars: Grammars, name: str, seed: int) -> None:
+def test_every_finished_random_walk_is_accepted(grammars: Grammars, name: str, seed: int) -> None:
     constraint = grammars.constraint(ALL[name])
     tokens = walk(constraint, seed, most=400)
     text = b"".join(vocabulary().tokens[t] for t in tokens if t > 2)
@@ -84,7 +84,7 @@ def test_every_walk_that_ends_is_accepted(grammars: Grammars, name: str, seed: i
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_back_by_any_number_of_tokens_is_as_if_they_had_never_been(grammars: Grammars, name: str) -> None:
+def test_rollback_by_any_number_of_tokens_restores_the_earlier_masks(grammars: Grammars, name: str) -> None:
     tokens = [t for t in walk(grammars.constraint(ALL[name]), 1) if t > 2]
     masks = []
     fresh = grammars.constraint(ALL[name])
@@ -97,12 +97,12 @@ def test_back_by_any_number_of_tokens_is_as_if_they_had_never_been(grammars: Gra
             constraint.advance([token])
         constraint.rollback(back)
         assert np.array_equal(constraint.allowed(), masks[-back])
-        for token in tokens[-back:]:  # and on again
+        for token in tokens[-back:]:  # and forwards again
             constraint.advance([token])
         assert constraint.finished == fresh.finished
 
 
-def test_a_fork_goes_its_own_way(grammars: Grammars) -> None:
+def test_a_fork_does_not_change_the_original(grammars: Grammars) -> None:
     tokens = walk(grammars.constraint(JSON), 2)
     one = grammars.constraint(JSON)
     for token in tokens[:5]:
@@ -127,7 +127,7 @@ def test_a_prefix_is_replayed_and_a_wrong_one_names_its_token(grammars: Grammars
         grammars.constraint(ALL["lark"], [tokens[0], 1])
 
 
-def test_nothing_follows_a_whole_answer(grammars: Grammars) -> None:
+def test_nothing_may_follow_a_complete_answer(grammars: Grammars) -> None:
     tokenizer = Tokenizer(tiny_tokenizer(), eos_token_ids=(2,))
     with pytest.raises(GrammarError, match="complete after 3 tokens"):
         grammars.constraint(Grammar.regex("xyz"), [tokenizer.encode(c)[0] for c in "xyz"])
@@ -138,7 +138,7 @@ def test_nothing_follows_a_whole_answer(grammars: Grammars) -> None:
         constraint.allowed()
 
 
-def test_a_dead_end_on_the_way_is_an_error_and_not_an_end(grammars: Grammars) -> None:
+def test_a_dead_end_before_the_answer_is_complete_raises(grammars: Grammars) -> None:
     constraint = grammars.constraint(Grammar.lark('start: "q" X\nX: /[^\\s\\S]/'))
     with pytest.raises(GrammarError, match="not complete"):
         walk(constraint, 0)
@@ -153,12 +153,12 @@ def test_a_dead_end_on_the_way_is_an_error_and_not_an_end(grammars: Grammars) ->
         Grammar.json_schema({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}),
     ],
 )
-def test_what_is_too_wide_to_be_followed_ends_with_an_error(grammars: Grammars, grammar: Grammar) -> None:
+def test_a_grammar_with_too_many_alternatives_to_follow_raises(grammars: Grammars, grammar: Grammar) -> None:
     with pytest.raises(GrammarError, match="items"):
         walk(grammars.constraint(grammar), 0)
 
 
-def test_mistakes_are_told(grammars: Grammars) -> None:
+def test_an_excessive_rollback_and_a_premature_eos_are_refused(grammars: Grammars) -> None:
     constraint = grammars.constraint(Grammar.regex("ab*"))
     with pytest.raises(GrammarError, match="1 tokens cannot be taken back of 0"):
         constraint.rollback(1)
@@ -166,7 +166,7 @@ def test_mistakes_are_told(grammars: Grammars) -> None:
         constraint.advance([2])  # eos, where the answer cannot end
 
 
-def test_an_answer_could_end_with_other_text_instead(grammars: Grammars) -> None:
+def test_could_end_checks_replacement_text_without_changing_the_state(grammars: Grammars) -> None:
     tokenizer = Tokenizer(tiny_tokenizer(), eos_token_ids=(2,))
     constraint = grammars.constraint(Grammar.regex("ab?c*"))
     for char in "abcc":
@@ -177,7 +177,7 @@ def test_an_answer_could_end_with_other_text_instead(grammars: Grammars) -> None
     assert constraint.could_end(4, b"ac")
     assert not constraint.could_end(4, b"bc")
     assert not constraint.could_end(0, b"\xff")
-    assert constraint.allowed()[tokenizer.encode("c")[0]]  # and it stands where it stood
+    assert constraint.allowed()[tokenizer.encode("c")[0]]  # and its state is unchanged
 
 
 def test_a_vocabulary_without_an_eos_ends_where_nothing_can_follow() -> None:
@@ -190,7 +190,7 @@ def test_a_vocabulary_without_an_eos_ends_where_nothing_can_follow() -> None:
     grammars.close()
 
 
-def test_forced_text_is_written_within_a_vocabulary_narrower_than_the_tokenizer() -> None:
+def test_forced_text_stays_within_a_vocabulary_narrower_than_the_tokenizer() -> None:
     width = 600
     grammars = Grammars(lambda: vocabulary(width))
     grammar = Grammar.regex("The statement is forced: module [ab]")
@@ -201,7 +201,7 @@ def test_forced_text_is_written_within_a_vocabulary_narrower_than_the_tokenizer(
     grammars.close()
 
 
-def test_after_the_end_nothing_is_made() -> None:
+def test_closed_grammars_refuse_to_build_constraints() -> None:
     grammars = Grammars(vocabulary)
     assert not grammars.ready(JSON)
     grammars.prepare(JSON)
@@ -212,7 +212,7 @@ def test_after_the_end_nothing_is_made() -> None:
         grammars.constraint(JSON)
 
 
-def test_what_cannot_be_used_is_not_kept(grammars: Grammars) -> None:
+def test_an_invalid_grammar_is_not_cached(grammars: Grammars) -> None:
     for _ in range(2):
         with pytest.raises(GrammarError, match="unclosed"):
             grammars.prepare(Grammar.regex("("))

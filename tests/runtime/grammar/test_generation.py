@@ -1,4 +1,4 @@
-"""Answers under a grammar, through the whole engine: streams, batches, ends, resumption, faults."""
+"""Answers under a grammar through the whole engine: streams, batches, finish reasons, resumption, faults."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stream(model: LanguageModel, ids: Sequence[int], **options: Any) -> list[Tok
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ALL)
-def test_every_answer_that_ends_is_one_of_the_grammars(model: LanguageModel, name: str, seed: int) -> None:
+def test_every_finished_answer_is_accepted_by_the_grammar(model: LanguageModel, name: str, seed: int) -> None:
     records = stream(model, PROMPT, grammar=ALL[name], seed=seed, max_tokens=600)
     assert records[-1].finish_reason in ("eos", "grammar")
     assert not records[-1].incomplete
@@ -66,7 +66,7 @@ def test_every_answer_that_ends_is_one_of_the_grammars(model: LanguageModel, nam
         assert 0 <= answer["age"] <= 120
 
 
-def test_records_hold_the_models_own_numbers_and_say_what_was_forced(model: LanguageModel) -> None:
+def test_records_hold_the_unmasked_numbers_and_mark_forced_tokens(model: LanguageModel) -> None:
     records = stream(model, PROMPT, grammar=Grammar.regex("ab[cd]e"), sampling=GREEDY, top_k=5)
     path = list(PROMPT)
     for record in records:
@@ -83,15 +83,15 @@ def test_records_hold_the_models_own_numbers_and_say_what_was_forced(model: Lang
 
 
 @pytest.mark.slow
-def test_a_drawn_token_is_drawn_from_what_is_allowed(model: LanguageModel) -> None:
-    # given two tokens to choose from, at the temperature of the model
+def test_tokens_are_drawn_from_the_renormalised_allowed_distribution(model: LanguageModel) -> None:
+    # given two allowed tokens, at temperature 1
     drawn = [stream(model, PROMPT, grammar=Grammar.regex("[cd]"), seed=seed)[0].token_id for seed in range(300)]
     row = np.exp(reference(PROMPT).astype(np.float64))
     expected = row[ord("c")] / (row[ord("c")] + row[ord("d")])
     assert abs(drawn.count(ord("c")) / 300 - expected) < 4 * np.sqrt(expected * (1 - expected) / 300)
 
 
-def test_cut_by_the_limit_it_says_so_and_is_not_passed_off_as_done(model: LanguageModel) -> None:
+def test_an_answer_cut_by_max_tokens_is_marked_incomplete(model: LanguageModel) -> None:
     records = stream(model, PROMPT, grammar=JSON, seed=1, max_tokens=9)
     assert [r.finish_reason for r in records] == [None] * 8 + ["length"]
     assert [r.incomplete for r in records] == [False] * 8 + [True]
@@ -102,7 +102,7 @@ def test_cut_by_the_limit_it_says_so_and_is_not_passed_off_as_done(model: Langua
     assert len(text) == 9
 
 
-def test_a_limit_that_the_last_token_meets_does_not_cut(model: LanguageModel) -> None:
+def test_an_answer_of_exactly_max_tokens_is_complete(model: LanguageModel) -> None:
     records = stream(model, PROMPT, grammar=Grammar.regex("abcd"), max_tokens=4)
     assert records[-1].finish_reason == "grammar"
     text = asyncio.run(model.complete("x", GenerationOptions(grammar=Grammar.regex("abcd"), max_tokens=4)))
@@ -114,7 +114,7 @@ def test_an_empty_answer_is_an_eos(model: LanguageModel) -> None:
     assert [(r.finish_reason, model.is_eos(r.token_id)) for r in records] == [("eos", True)]
 
 
-def test_a_context_that_ends_is_incomplete() -> None:
+def test_an_answer_cut_by_the_context_length_is_marked_incomplete() -> None:
     with fake_model(context_length=20) as model:
         records = stream(model, PROMPT, grammar=JSON, seed=1, max_tokens=600)
         assert (records[-1].finish_reason, records[-1].incomplete) == ("context", True)
@@ -122,8 +122,8 @@ def test_a_context_that_ends_is_incomplete() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
-def test_alone_in_a_batch_and_beside_others_it_says_the_same(kind: str) -> None:
-    # given rows with grammars of their own, some with none
+def test_batched_answers_with_different_grammars_equal_those_alone(kind: str) -> None:
+    # given rows with different grammars, one without
     wanted = [*ALL.values(), None, JSON, Grammar.regex("[a-f]{20}")]
     with fake_model(Behaviour(recurrent=kind == "recurrent"), max_batch_rows=4) as model:
         options = [
@@ -152,7 +152,7 @@ SHORT = {**ALL, "json": Grammar.json_schema({**SCHEMA, "x-guidance": {"whitespac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHORT)
-def test_cut_at_every_token_and_resumed_the_answer_is_the_same(model: LanguageModel, name: str) -> None:
+def test_an_answer_resumed_after_any_token_equals_the_uninterrupted_one(model: LanguageModel, name: str) -> None:
     whole = stream(model, PROMPT, grammar=SHORT[name], seed=11, max_tokens=600)
     assert accepts(SHORT[name], said(whole))
     ids = [r.token_id for r in whole]
@@ -163,8 +163,8 @@ def test_cut_at_every_token_and_resumed_the_answer_is_the_same(model: LanguageMo
         assert rest[-1].finish_reason == whole[-1].finish_reason
 
 
-def test_guessed_ahead_or_not_it_says_the_same(model: LanguageModel) -> None:
-    # given an answer that repeats what the prompt says, so that guesses are right
+def test_speculation_under_a_grammar_does_not_change_the_answer(model: LanguageModel) -> None:
+    # given an answer that repeats the prompt, so that drafted tokens are accepted
     prompt, grammar = [*b"(12-(12-(12-(12-"], Grammar.regex(r"(\(12-){4,12}x?")
     plain = stream(model, prompt, grammar=grammar, sampling=GREEDY, top_k=3)
     guessed = stream(model, prompt, grammar=grammar, sampling=GREEDY, top_k=3, speculative=SpeculativeOptions())
@@ -173,7 +173,7 @@ def test_guessed_ahead_or_not_it_says_the_same(model: LanguageModel) -> None:
     ]
 
 
-def test_a_prefix_that_is_none(model: LanguageModel) -> None:
+def test_an_invalid_grammar_prefix_is_refused(model: LanguageModel) -> None:
     with pytest.raises(InvalidRequestError, match="grammar_prefix=13 of 12 tokens"):
         stream(model, PROMPT, grammar=REGEX, grammar_prefix=13)
     with pytest.raises(GrammarError, match="token id 120 cannot be token 2"):
@@ -182,7 +182,7 @@ def test_a_prefix_that_is_none(model: LanguageModel) -> None:
         stream(model, [*PROMPT, ord("a")], grammar=Grammar.regex("a"), grammar_prefix=1)
 
 
-def test_what_cannot_be_used_is_refused_before_anything_is_computed(model: LanguageModel) -> None:
+def test_an_unusable_grammar_is_refused_before_any_compute(model: LanguageModel) -> None:
     before = model.metrics().tokens_computed
     for grammar in (Grammar.regex("("), Grammar("json_schema", '{"type": "nope"}'), Grammar.regex(r"[^\s\S]")):
         with pytest.raises(GrammarError):
@@ -195,7 +195,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_computed(model: Langu
     assert model.prefix_match(some_ids(77, 5)).tokens == 0
 
 
-def test_a_grammar_that_fails_on_the_way_ends_its_own_stream_alone(model: LanguageModel) -> None:
+def test_a_grammar_that_fails_during_decoding_ends_only_its_own_stream(model: LanguageModel) -> None:
     dead_end = Grammar.lark('start: "abc" X\nX: /[^\\s\\S]/')
 
     async def main() -> tuple[list[TokenRecord], list[TokenRecord]]:
@@ -203,7 +203,7 @@ def test_a_grammar_that_fails_on_the_way_ends_its_own_stream_alone(model: Langua
 
         async def failing() -> None:
             async for record in model.generate(PROMPT, GenerationOptions(grammar=dead_end)):
-                got.append(record)  # noqa: PERF401  # what came before the error is looked at
+                got.append(record)  # noqa: PERF401  # the records before the error are asserted below
 
         async def sound() -> list[TokenRecord]:
             return [r async for r in model.generate(PROMPT, GenerationOptions(grammar=JSON, seed=1, max_tokens=600))]
@@ -214,17 +214,17 @@ def test_a_grammar_that_fails_on_the_way_ends_its_own_stream_alone(model: Langua
         return got, await task
 
     got, other = asyncio.run(main())
-    assert said(got) == b"abc"  # nothing that was said is lost
+    assert said(got) == b"abc"  # no token generated before the error is lost
     assert accepts(JSON, said(other))
 
 
 @pytest.mark.slow
-def test_a_stop_string_ends_an_answer_that_is_complete_only_where_the_grammar_may_end(model: LanguageModel) -> None:
+def test_a_stop_string_leaves_an_answer_incomplete_unless_the_grammar_may_end_there(model: LanguageModel) -> None:
     # given a stop string in the middle of a structure
     cut = stream(model, PROMPT, grammar=JSON, stop=('"age"',), max_tokens=600, seed=4)
     assert (cut[-1].finish_reason, cut[-1].incomplete) == ("stop", True)
     assert '"age"' not in "".join(r.text for r in cut)
-    # and others, in an answer of eight characters, all different, of which two would do as well
+    # and other stop strings, in an answer of eight different characters that would be complete after two as well
     grammar = Grammar.regex("[ -~]{2}([ -~]{6})?")
     told = ((seed, said(stream(model, PROMPT, grammar=grammar, seed=seed)).decode()) for seed in range(200))
     seed, text = next((seed, text) for seed, text in told if len(text) == len(set(text)) == 8)
@@ -239,7 +239,7 @@ def test_a_stop_string_ends_an_answer_that_is_complete_only_where_the_grammar_ma
         assert (records[-1].finish_reason, records[-1].incomplete) == ("stop", incomplete)
 
 
-def test_a_stop_inside_a_token_is_judged_by_what_is_shown(model: LanguageModel) -> None:
+def test_completeness_after_a_stop_string_is_judged_by_the_shown_text(model: LanguageModel) -> None:
     text = asyncio.run(model.complete("x", GenerationOptions(grammar=Grammar.regex("ab+(END)"), stop=("END",), seed=1)))
     assert text.incomplete
     assert text.finish is Finish.STOP_INSIDE
@@ -247,7 +247,7 @@ def test_a_stop_inside_a_token_is_judged_by_what_is_shown(model: LanguageModel) 
     assert not text.incomplete
 
 
-def test_cancelled_in_the_middle_the_next_one_is_served(model: LanguageModel) -> None:
+def test_after_a_cancelled_answer_the_next_request_is_served(model: LanguageModel) -> None:
     async def main() -> list[TokenRecord]:
         records = model.generate(PROMPT, GenerationOptions(grammar=Grammar.regex("[a-z]+"), seed=2, max_tokens=400))
         assert (await anext(records)).origin is Origin.SAMPLED
@@ -257,7 +257,7 @@ def test_cancelled_in_the_middle_the_next_one_is_served(model: LanguageModel) ->
     assert accepts(LARK, said(asyncio.run(main())))
 
 
-def test_closed_while_it_runs_nobody_waits() -> None:
+def test_closing_the_model_during_an_answer_raises_session_closed() -> None:
     gate = Gate()
     with load((Behaviour(before_forward=gate), None), backend="fake") as model:
         model.cache_kv(PROMPT)
@@ -274,7 +274,7 @@ def test_closed_while_it_runs_nobody_waits() -> None:
             list(task)
 
 
-def test_who_uses_no_grammar_starts_no_worker() -> None:
+def test_no_grammar_worker_starts_without_a_grammar() -> None:
     before = {thread.ident for thread in threading.enumerate()}
     with fake_model() as model:
         stream(model, PROMPT, max_tokens=3)
@@ -291,7 +291,7 @@ def test_who_uses_no_grammar_starts_no_worker() -> None:
 @pytest.mark.parametrize(
     "kind", ["llama_wide", "mamba", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma3", "lfm2", "gpt2"))]
 )
-def test_both_backends_say_the_same_and_a_pydantic_class_reads_it(kind: str) -> None:
+def test_both_backends_give_the_same_answer_and_pydantic_validates_it(kind: str) -> None:
     grammar = Grammar.json_schema(Parcel)
     texts: dict[str, list[int]] = {}
     for backend in ("hf", "mlx"):
@@ -307,13 +307,13 @@ def test_both_backends_say_the_same_and_a_pydantic_class_reads_it(kind: str) -> 
     assert texts["hf"] == texts["mlx"]
 
 
-def test_a_grammar_of_which_every_first_token_is_banned_is_refused_before_compute() -> None:
+def test_a_grammar_whose_first_tokens_are_all_banned_is_refused_before_compute() -> None:
     with fake_model() as model:
         first = tuple(i for i, piece in enumerate(model.byte_vocab) if piece[:1] == b"a")
         options = {"grammar": Grammar.regex("abc"), "sampling": SamplingOptions(banned_tokens=first)}
         with pytest.raises(GrammarError, match=f"all {len(first)} tokens that the grammar allows as the first are banned"):
             stream(model, PROMPT, **options)
         assert model.metrics().tokens_computed == 0
-        # and with one of them left, that one is said
+        # and where one first token is left, it is generated
         records = stream(model, PROMPT, grammar=Grammar.regex("(a|b)c"), sampling=SamplingOptions(banned_tokens=first), seed=1)
         assert said(records) == b"bc"

@@ -1,4 +1,4 @@
-"""A grammar whose masks take long delays its own answer alone: by order, masks are held until the others are done."""
+"""A grammar with slow masks delays only its own answer: the tests hold its masks until the other requests are done."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = some_ids(1, 12)
 
 
 class Masks:
-    """Those of `SLOW` are held until the gate is open."""
+    """Holds the masks of `SLOW` until the gate is open."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gate = threading.Event()
@@ -33,7 +33,7 @@ class Masks:
         watch_masks(monkeypatch, self._hold)
 
     def shut(self, *, after: int = 0) -> None:
-        """`after`: so many of them pass."""
+        """Holds masks from now on; the first `after` of them still pass."""
         self._pass = after
         self.reached.clear()
         self.gate.clear()
@@ -83,7 +83,7 @@ REQUESTS: dict[str, Callable[[LanguageModel], Coroutine[Any, Any, list[object]]]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("name", REQUESTS)
-def test_others_are_answered_while_a_mask_is_worked_out(name: str, after: int, kind: str, masks: Masks) -> None:
+def test_other_requests_are_answered_while_a_mask_is_computed(name: str, after: int, kind: str, masks: Masks) -> None:
     if name == "guessed" and kind == "recurrent":
         return  # refused: see test_speculation
     plain = GenerationOptions(max_tokens=30, seed=1, ignore_eos=True)
@@ -103,7 +103,7 @@ def test_others_are_answered_while_a_mask_is_worked_out(name: str, after: int, k
             assert [await first, await answer(model, some_ids(3, 9), quick)] == beside
             assert_right(await model.next_token_logprobs(some_ids(4, 20)), some_ids(4, 20), kind)
         assert not slow.done()
-        # and it says what it says alone
+        # and the delayed answer equals the one computed alone
         masks.gate.set()
         assert await slow == wanted
 
@@ -121,7 +121,7 @@ def test_a_request_that_waits_for_its_mask_can_be_cancelled(name: str, masks: Ma
         slow.cancel()
         with pytest.raises(asyncio.CancelledError):
             await slow
-        # then nothing of it is left, and it can be asked again
+        # then no trace of it is left, and the same request can be repeated
         async with asyncio.timeout(30):
             assert_right(await model.next_token_logprobs(PROMPT), PROMPT)
         masks.gate.set()
@@ -131,7 +131,7 @@ def test_a_request_that_waits_for_its_mask_can_be_cancelled(name: str, masks: Ma
         asyncio.run(main(model))
 
 
-def test_a_mask_is_waited_for_without_spinning_beside_a_text_that_waits_for_room(
+def test_waiting_for_a_mask_does_not_spin_while_another_request_waits_for_memory(
     masks: Masks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float | None] = []
@@ -144,20 +144,20 @@ def test_a_mask_is_waited_for_without_spinning_beside_a_text_that_waits_for_room
     monkeypatch.setattr(Constraint, "ready", noted)
 
     async def main(model: LanguageModel) -> None:
-        # given an answer that waits for its mask, and holds the room that a long text to embed needs
+        # given an answer that waits for its mask and holds the KV memory that a long text to embed needs
         masks.shut()
         slow = asyncio.ensure_future(answer(model, some_ids(1, 200), GenerationOptions(grammar=SLOW, seed=3)))
         await asyncio.to_thread(masks.reached.wait, 30)
         text = asyncio.ensure_future(model.embed(["d" * 250]))
         await asyncio.to_thread(until, lambda: model.metrics().requests_active == 2)
-        await model.prefix_match_async(PROMPT)  # the text has looked for room by then
-        # then the owner thread rests between two looks for the mask
+        await model.prefix_match_async(PROMPT)  # the text has tried to get memory by then
+        # then the owner thread sleeps between two checks for the mask
         asked.clear()
         await asyncio.to_thread(until, lambda: STALLED_SECONDS in asked or len(asked) > 1_000)
         rested = STALLED_SECONDS in asked
         masks.gate.set()
         assert rested
-        # and both end
+        # and both requests finish
         assert (await slow)[-1]
         assert (await text).shape == (1, 16)
 

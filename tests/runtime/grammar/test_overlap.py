@@ -1,4 +1,4 @@
-"""On every backend: masks are worked out while a forward runs, and each request of a batch follows a grammar of its own."""
+"""On every backend: masks are computed while a forward runs, and each request of a batch follows its own grammar."""
 
 from __future__ import annotations
 
@@ -36,10 +36,8 @@ def said(records: list[TokenRecord]) -> bytes:
     return b"".join(r.token_bytes for r in records if r.finish_reason != "eos")
 
 
-def test_the_next_mask_is_ready_before_the_forward_has_begun_to_compute(
-    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By order, not by time: the forward is held until the mask is there, and would be held for ever if it came after."""
+def test_the_next_mask_is_ready_before_its_forward_computes(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks order, not time: the forward is held until the mask is ready, so a mask computed later would time out."""
     done: dict[int, threading.Event] = {}
     watch_masks(monkeypatch, lambda _, accepted: done.setdefault(accepted, threading.Event()).set())
     gate = Turnstile()
@@ -53,7 +51,7 @@ def test_the_next_mask_is_ready_before_the_forward_has_begun_to_compute(
     try:
         for accepted in range(1, 6):
             gate.wait()
-            # then a forward waits, and the mask for what comes out of it is worked out meanwhile
+            # then the mask for the logits of a held forward is computed before the forward runs
             assert done.setdefault(accepted, threading.Event()).wait(60), f"no mask after {accepted} tokens"
             assert len(records) <= accepted
             gate.let_through()
@@ -93,9 +91,9 @@ def test_requests_of_one_batch_each_follow_their_own_grammar(model: LanguageMode
             assert begins(grammar, said(records))
             assert accepts(grammar, said(records)) != records[-1].incomplete
     assert sum(accepts(g, said(r)) for g, r in zip(wanted, batch, strict=True) if g is not None) >= 4
-    if "recurrent" not in model.info.attention_kinds:  # they did run side by side
+    if "recurrent" not in model.info.attention_kinds:  # the requests shared forwards
         assert forwards < sum(map(len, batch)) / 2
-    # and each says what it says alone
+    # and each answer equals the one computed alone
     model.clear_cache()
     for prompt, own, records in zip(prompts, options, batch, strict=True):
         alone = list(model.generate_sync(prompt, own))

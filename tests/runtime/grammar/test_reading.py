@@ -1,4 +1,4 @@
-"""What a reader makes of a JSON text, and which ends of answers are sound."""
+"""How a parser reads a JSON text, and where the end of an answer is sound."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def grammars() -> Iterator[Grammars]:
         "[1E+22, 0.1, -2.5e-7]",
     ],
 )
-def test_what_is_spelled_as_it_is_read_stays_as_it_is(text: str) -> None:
+def test_text_that_a_parser_reads_as_spelled_is_unchanged(text: str) -> None:
     assert as_read(text) == text
 
 
@@ -54,7 +54,7 @@ def test_what_is_spelled_as_it_is_read_stays_as_it_is(text: str) -> None:
         ("12345678901234567890.5", "12345678901234567000"),
     ],
 )
-def test_a_name_and_a_number_are_spelled_as_they_are_read(text: str, read: str) -> None:
+def test_names_and_numbers_are_rewritten_as_a_parser_reads_them(text: str, read: str) -> None:
     again = as_read(text)
     assert again is not None
     assert again == read
@@ -78,7 +78,7 @@ def test_a_name_and_a_number_are_spelled_as_they_are_read(text: str, read: str) 
         "[" * 100_000 + "]" * 100_000,
     ],
 )
-def test_what_cannot_be_read_or_not_without_loss(text: str) -> None:
+def test_text_that_cannot_be_parsed_without_loss_gives_none(text: str) -> None:
     assert as_read(text) is None
 
 
@@ -93,13 +93,13 @@ def test_what_cannot_be_read_or_not_without_loss(text: str) -> None:
         ({}, '{"a":[1e999]}', False),
         ({}, '{"a":{"b":1,"b":2}}', False),
         ({}, '{"a":{"b":1},"b":2}', True),
-        # a name that is spelled otherwise is another one for the grammar, and the same for who reads it
+        # a name with escapes differs for the grammar, and is the same name for a parser
         (LETTER, '{"a":"x","b":1}', True),
         (LETTER, '{"\\u0062":1}', True),
         (LETTER, '{"\\u0061":1}', False),
         (LETTER, '{"\\u0061":"x"}', True),
         (LETTER, '{"a":"x","\\u0061":"y"}', False),
-        # as a number below one that is read as one
+        # a number below one may be rounded to one by a parser
         (SHARE, "0.999", True),
         (SHARE, NINES, False),
         ({"type": "number", "minimum": 0, "maximum": 1}, NINES, True),
@@ -107,19 +107,19 @@ def test_what_cannot_be_read_or_not_without_loss(text: str) -> None:
         ({"enum": [0.12345678901234566]}, "0.12345678901234566", True),
     ],
 )
-def test_an_end_is_sound_where_what_is_read_is_still_an_answer(
+def test_an_end_is_sound_where_the_parsed_value_still_validates(
     grammars: Grammars, schema: dict[str, Any], text: str, sound: bool
 ) -> None:
-    # given a text that the grammar takes for a whole answer
+    # given a text that the grammar accepts as a complete answer
     grammar = Grammar.json_schema(schema)
     assert accepts(grammar, text)
     constraint = grammars.constraint(grammar)
     tokens = vocabulary().encode(text)
     constraint.advance(tokens)
-    # then it is sound, alone and with an eos behind it, where it validates
+    # then it is sound, with and without a following eos, exactly where it validates
     assert constraint.sound() == constraint.could_end() == sound
     assert sound == holds(text, schema)
-    # and forks and ways back know what was said
+    # and forks and rollbacks keep the text
     fork = constraint.fork()
     fork.rollback(len(tokens))
     assert not fork.could_end()
@@ -131,7 +131,7 @@ def test_an_end_is_sound_where_what_is_read_is_still_an_answer(
         assert constraint.sound(1) == sound
 
 
-def test_answers_of_another_kind_are_read_as_they_are_written(grammars: Grammars) -> None:
+def test_regex_and_lark_answers_are_not_parsed_as_json(grammars: Grammars) -> None:
     for grammar in (Grammar.regex("1e999|x"), Grammar.lark('start: "1e999" | "x"')):
         constraint = grammars.constraint(grammar)
         constraint.advance(vocabulary().encode("1e999"))
@@ -139,7 +139,7 @@ def test_answers_of_another_kind_are_read_as_they_are_written(grammars: Grammars
         assert constraint.sound()
 
 
-def test_reading_is_counted_as_the_grammars_work(grammars: Grammars) -> None:
+def test_the_soundness_check_counts_as_grammar_work(grammars: Grammars) -> None:
     constraint = grammars.constraint(JSON)
     constraint.allowed()
     before = constraint.work_seconds

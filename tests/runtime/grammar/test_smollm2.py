@@ -1,4 +1,4 @@
-"""SmolLM2 under grammars: what it finishes parses, validates and is accepted; both backends say the same."""
+"""SmolLM2 under grammars: finished answers parse, validate and are accepted; both backends give the same text."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def answers(model: LanguageModel, each: list[GenerationOptions]) -> list[Complet
     return asyncio.run(main())
 
 
-def test_what_is_finished_parses_and_validates(model: LanguageModel) -> None:
-    # given a pydantic class and a schema, at four seeds each, in one batch
+def test_finished_json_answers_parse_and_validate(model: LanguageModel) -> None:
+    # given a pydantic class and a schema, four seeds each, in one batch
     parcel = Grammar.json_schema(Parcel)
     told = answers(model, [GenerationOptions(grammar=g, seed=s, max_tokens=110) for g in (parcel, JSON) for s in range(4)])
     finished = 0
@@ -51,10 +51,10 @@ def test_what_is_finished_parses_and_validates(model: LanguageModel) -> None:
             assert list(answer) == list(SCHEMA["properties"])
             assert answer["name"] in SCHEMA["properties"]["name"]["enum"]
             assert 0 <= answer["age"] <= 120
-    assert finished >= 6  # or the test would say nothing
+    assert finished >= 6  # otherwise the test would prove nothing
 
 
-def test_regex_and_lark(model: LanguageModel) -> None:
+def test_regex_and_lark_answers_are_accepted(model: LanguageModel) -> None:
     wanted = [GenerationOptions(grammar=g, seed=s, max_tokens=60) for g in (REGEX, LARK) for s in range(4)]
     for options, text in zip(wanted, answers(model, wanted), strict=True):
         assert options.grammar is not None
@@ -62,12 +62,12 @@ def test_regex_and_lark(model: LanguageModel) -> None:
         assert accepts(options.grammar, text)
 
 
-def test_cut_by_the_limit_it_is_marked(model: LanguageModel) -> None:
+def test_an_answer_cut_by_max_tokens_is_marked_incomplete(model: LanguageModel) -> None:
     [text] = answers(model, [GenerationOptions(grammar=JSON, seed=1, max_tokens=5)])
     assert (text.finish_reason, text.incomplete) == ("length", True)
 
 
-def test_both_backends_say_the_same() -> None:
+def test_both_backends_give_the_same_answers() -> None:
     told = []
     for backend in ("hf", "mlx"):
         with load(resolve("smollm2").path, backend=backend) as made:

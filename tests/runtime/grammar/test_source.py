@@ -1,4 +1,4 @@
-"""`Grammar`: what makes one, and what is refused before anything is computed."""
+"""`Grammar`: how one is constructed, and which sources are refused before any compute."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nested(levels: int) -> dict[str, Any]:
     return schema
 
 
-def test_a_schema_is_taken_as_a_dictionary_as_text_and_as_a_pydantic_class() -> None:
+def test_a_schema_may_be_a_dictionary_text_or_a_pydantic_class() -> None:
     assert Grammar.json_schema(SCHEMA) == Grammar.json_schema(json.dumps(SCHEMA, ensure_ascii=False))
     assert json.loads(Grammar.json_schema(Parcel).source) == Parcel.model_json_schema()
     for grammar in (*ALL.values(), Grammar.json_schema(Parcel)):
@@ -48,12 +48,12 @@ def test_a_schema_is_taken_as_a_dictionary_as_text_and_as_a_pydantic_class() -> 
         (nested(2000), "nested too deeply to be read: move its inner parts"),
     ],
 )
-def test_what_is_no_schema_is_said_at_once(given: object, said: str) -> None:
+def test_an_invalid_schema_is_refused_at_once(given: object, said: str) -> None:
     with pytest.raises(GrammarError, match=said):
         Grammar.json_schema(given)  # type: ignore[arg-type]  # that is the point
 
 
-def test_a_source_is_a_text_of_bounded_length() -> None:
+def test_a_source_must_be_text_of_limited_length() -> None:
     with pytest.raises(GrammarError, match="is a text, not 3"):
         Grammar.regex(3)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(GrammarError, match=r"the regex has 8,193 characters; at most 8,192"):
@@ -80,24 +80,24 @@ def test_a_source_is_a_text_of_bounded_length() -> None:
         (Grammar("bnf", "x"), "one of json_schema, regex, lark, not 'bnf'"),  # type: ignore[arg-type]  # the point
     ],
 )
-def test_what_llguidance_refuses_is_refused_in_its_words(grammar: Grammar, said: str) -> None:
+def test_a_grammar_refused_by_llguidance_is_refused_with_its_message(grammar: Grammar, said: str) -> None:
     with pytest.raises(GrammarError, match=said):
         grammar.check()
 
 
-def test_rules_nested_too_deeply_end_another_process_and_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a stack that the rules overflow
+def test_rules_nested_too_deeply_crash_the_trial_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a stack too small for the rules
     monkeypatch.setattr(trial, "CHILD_STACK", 1 << 20)
     chain = "start:a0\n" + "\n".join(f"a{i}:a{i + 1}" for i in range(1300)) + '\na1300:"x"'
     with pytest.raises(GrammarError, match="nested too deeply"):
         Grammar.lark(chain).check()
-    # when there is the stack that is provided, then they are compiled
+    # then with the normal stack they compile
     monkeypatch.undo()
     Grammar.lark(chain + "\n").check()
 
 
 @pytest.mark.slow
-def test_a_grammar_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_compiles_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "CPU_SECONDS", 1)
     with pytest.raises(GrammarError, match="more than 1 s of computing"):
         Grammar.json_schema({"type": "integer", "multipleOf": 9_999_991}).check()
@@ -130,12 +130,12 @@ def test_hostile_grammars_are_refused(grammar: Grammar) -> None:
         ({"grammar": ALL["regex"], "grammar_prefix": True}, InvalidRequestError, "a whole number, 0 or more"),
     ],
 )
-def test_options_that_contradict_a_grammar(options: dict[str, object], error: type[Exception], said: str) -> None:
+def test_options_that_contradict_a_grammar_are_refused(options: dict[str, object], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         GenerationOptions(**options).check()  # type: ignore[arg-type]  # by name
 
 
-def test_a_grammar_crosses_the_pipe_as_it_is() -> None:
+def test_a_grammar_crosses_the_pipe_unchanged() -> None:
     for grammar in ALL.values():
         options = GenerationOptions(grammar=grammar, grammar_prefix=0)
         sent = msgspec.Raw(encode({"ids": np.array([1], np.int32), "options": options}))
@@ -143,7 +143,7 @@ def test_a_grammar_crosses_the_pipe_as_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_the_facade_and_a_grammar_import_no_llguidance() -> None:
+def test_creating_a_grammar_imports_neither_llguidance_nor_torch() -> None:
     code = (
         "import sys, runtime; runtime.GenerationOptions(grammar=runtime.Grammar.regex('a')).check(); runtime.load;"
         "assert 'llguidance' not in sys.modules and 'torch' not in sys.modules"

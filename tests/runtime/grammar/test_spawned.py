@@ -1,4 +1,4 @@
-"""Grammars over the pipe: the engine process does what the model here does."""
+"""Grammars over the pipe: an engine process answers as a model in this process does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDS = [104, 101, 108, 108, 111]
 
 
 async def everything(model: LanguageModel) -> list[object]:
-    """Answers alone and together, whole and cut, and one that is refused."""
+    """Concurrent answers, a complete and a cut one, and the message of a refused grammar."""
 
     async def one(grammar: Grammar, seed: int) -> list[TokenRecord]:
         options = GenerationOptions(grammar=grammar, seed=seed, max_tokens=400)
@@ -30,7 +30,7 @@ async def everything(model: LanguageModel) -> list[object]:
 
 
 @pytest.mark.slow
-def test_a_spawned_model_answers_as_one_in_this_process() -> None:
+def test_a_spawned_model_answers_like_one_in_this_process() -> None:
     async def main() -> None:
         with load("anything", "mock") as here:
             mine = await everything(here)
@@ -41,7 +41,7 @@ def test_a_spawned_model_answers_as_one_in_this_process() -> None:
             assert not text.incomplete
             answer = there.generate(IDS, GenerationOptions(grammar=Grammar.json_schema(Parcel), seed=1))
             await anext(answer)
-            await answer.aclose()  # the engine goes on with the next
+            await answer.aclose()  # the engine continues with the next request
             assert [r.text async for r in there.generate(IDS, GenerationOptions(grammar=Grammar.regex("ab")))] == ["a", "b"]
             assert there.metrics().grammar_tokens > 0
 

@@ -1,4 +1,4 @@
-"""Grammars are tried out together in one process; who ends it is found out, and is tried again another time."""
+"""Grammars are tried out together in one process; one that crashes it is identified, and may be tried again later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEEP = "start:a0\n" + "\n".join(f"a{i}:a{i + 1}" for i in range(1300)) + '\na130
 
 
 class Started:
-    """Counts the processes that are started, and may hand each a wall time of its own."""
+    """Counts the processes that are started, and can set a timeout for each of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -40,11 +40,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 
 def own(i: int, name: str) -> Grammar:
-    """A grammar that nobody else asks for: judgements are remembered."""
+    """A grammar that no other test uses, because results are cached."""
     return Grammar.regex(f"{name}[a-z]{i}")
 
 
-def test_many_are_tried_in_one_process_and_remembered(started: Started) -> None:
+def test_many_grammars_are_checked_in_one_process_and_results_are_cached(started: Started) -> None:
     grammars = [own(i, "many") for i in range(12)]
     bad = Grammar.regex("many(")
     found = trial.check_grammars([*grammars, bad])
@@ -54,7 +54,7 @@ def test_many_are_tried_in_one_process_and_remembered(started: Started) -> None:
     assert started.count == 1
 
 
-def test_more_than_one_process_is_worth_are_shared_out(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_batch_of_grammars_is_split_over_two_processes(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     grammars = [own(i, "shared") for i in range(trial.EACH + 1)]
     assert not any(trial.check_grammars(grammars).values())
@@ -62,22 +62,22 @@ def test_more_than_one_process_is_worth_are_shared_out(started: Started, monkeyp
 
 
 @pytest.mark.slow
-def test_who_ends_the_process_takes_nobody_with_it(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given one in the middle whose rules overflow the stack
+def test_a_crashing_grammar_does_not_affect_other_grammars(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a grammar between two others whose rules overflow the stack
     monkeypatch.setattr(trial, "CHILD_STACK", 1 << 20)
     before, deep, after = own(0, "before"), Grammar.lark(DEEP + "\n\n"), own(0, "after")
     found = trial.check_grammars([before, deep, after])
-    # then the others are as they are alone
+    # then the other two are judged as they are alone
     assert found[before] is None
     assert found[after] is None
     assert "nested too deeply" in str(found[deep])
-    assert started.count == 3  # all; it first and alone to blame; the rest
-    # and what ended a process is not held against it for ever
+    assert started.count == 3  # all three; the crashing one and those after it, with only the first to blame; the rest
+    # and the crash is not remembered: a later check compiles the grammar
     monkeypatch.undo()
     Grammar.lark(DEEP + "\n\n").check()
 
 
-def test_a_timeout_on_a_busy_machine_is_not_for_ever(started: Started) -> None:
+def test_a_timed_out_grammar_can_be_checked_again(started: Started) -> None:
     grammar = own(0, "late")
     started.most = 0.001
     with pytest.raises(GrammarError, match="took longer than 60 s"):
@@ -87,10 +87,8 @@ def test_a_timeout_on_a_busy_machine_is_not_for_ever(started: Started) -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_of_grammars_compiles_at_once_and_leaves_the_loop_free(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given more grammars than are kept
+def test_a_batch_of_grammars_compiles_once_off_the_event_loop(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given more grammars than the cache keeps
     count = KEPT + 6
     options = [GenerationOptions(grammar=Grammar.regex(f"batch{i:03}"), max_tokens=20, seed=i) for i in range(count)]
     loop_thread, ticks = threading.get_ident(), 0
@@ -119,13 +117,13 @@ def test_a_batch_of_grammars_compiles_at_once_and_leaves_the_loop_free(
             if wanted:
                 compiled_on.add(threading.get_ident())
                 before = ticks
-                until(lambda: ticks > before + 20)  # the loop goes on meanwhile
+                until(lambda: ticks > before + 20)  # the event loop keeps running
             make(wanted)
 
         monkeypatch.setattr(local(model).operations.grammars, "_make", noted)
         # when
         assert asyncio.run(main()) == [f"batch{i:03}" for i in range(count)]
-        # then none was compiled on the loop's thread, or a second time
+        # then none was compiled on the event loop's thread, or a second time
         assert loop_thread not in compiled_on
         assert started.count <= trial.MOST_PROCESSES
         assert len(local(model).operations.grammars._compiled) <= KEPT

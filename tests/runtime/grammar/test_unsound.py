@@ -1,4 +1,4 @@
-"""Answers that come to their end and are no sound JSON: marked incomplete, however they are asked for."""
+"""Answers that end and are not sound JSON are marked incomplete in every kind of request."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def said(records: Sequence[TokenRecord]) -> bytes:
 
 
 def only(model: LanguageModel, token: int) -> SamplingOptions:
-    """A model that can say nothing else."""
+    """Sampling options that allow this token only."""
     return SamplingOptions(banned_tokens=tuple(set(range(len(model.byte_vocab))) - {token}))
 
 
 def ends(records: Sequence[TokenRecord]) -> tuple[str | None, bool]:
-    """How the last says that the answer ended; no other one says anything."""
+    """The finish reason and the incomplete mark of the last record; all other records have neither."""
     assert not any(r.incomplete or r.finish_reason for r in records[:-1])
     return records[-1].finish_reason, records[-1].incomplete
 
@@ -62,19 +62,19 @@ def ends(records: Sequence[TokenRecord]) -> tuple[str | None, bool]:
         ({"type": "number", "exclusiveMaximum": 1, "minimum": 0}, "0." + 30 * "9", 257),
     ],
 )
-def test_what_the_grammar_lets_pass_is_marked_at_its_end(
+def test_an_unsound_answer_that_the_grammar_accepts_is_marked_incomplete(
     model: LanguageModel, schema: dict[str, Any], text: str, last: int | None
 ) -> None:
-    # given an answer that is there but for its last token, and a model that says that one
+    # given an answer that lacks only its last token, and a model that generates that token
     grammar, ids = Grammar.json_schema(schema), [*text.encode(), *([] if last is None else [last])]
     assert accepts(grammar, text)
     assert not holds(text, schema)
     options = GenerationOptions(grammar=grammar, grammar_prefix=len(ids) - 1, sampling=only(model, ids[-1]))
-    # when it is said, then it has ended by itself and is not passed off as done
+    # when it is generated, then the answer ends by itself and is marked incomplete
     [record] = model.generate_sync([*PROMPT, *ids[:-1]], options)
     assert record.token_id == ids[-1]
     assert (record.finish_reason, record.incomplete) == ("grammar" if last is None else "eos", True)
-    # and its neighbour, which holds, is whole
+    # and a similar answer that validates is complete
     sound = text.replace('"a":2', '"b":2').replace("1}", '"x"}').replace("999", "9").replace("9" * 30, "5")
     assert holds(sound, schema)
     ids = [*sound.encode(), *([] if last is None else [last])]
@@ -82,7 +82,7 @@ def test_what_the_grammar_lets_pass_is_marked_at_its_end(
     assert [r.incomplete for r in model.generate_sync([*PROMPT, *ids[:-1]], options)] == [False]
 
 
-def test_whole_answers_are_marked_exactly_where_they_do_not_hold(model: LanguageModel) -> None:
+def test_finished_answers_are_incomplete_exactly_where_they_do_not_validate(model: LanguageModel) -> None:
     hot = SamplingOptions(temperature=6.0)
     options = [GenerationOptions(grammar=Grammar.json_schema(EITHER), seed=seed, sampling=hot) for seed in range(12)]
 
@@ -102,7 +102,7 @@ def test_whole_answers_are_marked_exactly_where_they_do_not_hold(model: Language
 
 
 @pytest.mark.parametrize("speculative", [None, SpeculativeOptions()])
-def test_streams_and_texts(model: LanguageModel, speculative: SpeculativeOptions | None) -> None:
+def test_streams_and_completions_mark_an_unsound_answer(model: LanguageModel, speculative: SpeculativeOptions | None) -> None:
     options = GenerationOptions(grammar=FORCED, speculative=speculative)
     prompt = [*b'{"a":1,"a":1}{"a":1,"a":1}']
     records = list(model.generate_sync(prompt, options))
@@ -112,14 +112,14 @@ def test_streams_and_texts(model: LanguageModel, speculative: SpeculativeOptions
     assert text.finish is Finish.GRAMMAR_UNSOUND
 
 
-def test_an_eos_that_ends_one_is_no_text_of_it(model: LanguageModel) -> None:
-    # given "1e999", and nothing that the model may say but an end; 258 is the other one
+def test_an_eos_after_an_unsound_answer_has_no_text(model: LanguageModel) -> None:
+    # given "1e999" and an eos as the only allowed token (258 is the other eos)
     options = GenerationOptions(grammar=Grammar.json_schema({"type": "number"}), grammar_prefix=5, sampling=only(model, 257))
     text = asyncio.run(model.complete("x1e999", options))
     assert (text, text.finish_reason, text.incomplete, text.finish) == ("", "eos", True, Finish.EOS_UNSOUND)
 
 
-def test_continuations_and_hypotheses(model: LanguageModel) -> None:
+def test_continuations_and_beams_mark_unsound_answers(model: LanguageModel) -> None:
     async def fan() -> list[list[TokenRecord]]:
         rows: list[list[TokenRecord]] = [[], [], []]
         async for i, record in model.continue_many(PROMPT, 3, GenerationOptions(grammar=FORCED)):
@@ -135,11 +135,11 @@ def test_continuations_and_hypotheses(model: LanguageModel) -> None:
         assert one.finish_reason == "grammar"
 
 
-def test_a_hypothesis_that_an_eos_ends(model: LanguageModel) -> None:
+def test_beams_that_end_with_an_eos_are_marked_where_unsound(model: LanguageModel) -> None:
     grammar = Grammar.json_schema({"enum": [1, 12], **TIGHT})
     for one in asyncio.run(model.beam_generate(PROMPT, BeamOptions(width=3, grammar=grammar, max_tokens=8))):
         assert (json.loads(one.text) in (1, 12), one.incomplete) == (True, False)
-    # and a number that no float holds: it ends there, or is cut behind each digit that may follow
+    # and a number beyond the range of floats: it ends there, or is cut after each digit that may follow
     grammar = Grammar.json_schema({"type": "number"})
     options = BeamOptions(width=12, grammar=grammar, grammar_prefix=5, max_tokens=1)
     found = asyncio.run(model.beam_generate([*PROMPT, *b"1e999"], options))
@@ -151,7 +151,7 @@ def test_a_hypothesis_that_an_eos_ends(model: LanguageModel) -> None:
     assert all(one.incomplete for one in found)
 
 
-def test_sessions_and_what_goes_on_in_them(model: LanguageModel) -> None:
+def test_sessions_mark_an_unsound_answer_also_when_it_is_resumed(model: LanguageModel) -> None:
     for cut in (0, 4, 9, 12):
         with model.open_session() as session:
             session.ensure_prefix_sync(PROMPT)
@@ -163,15 +163,15 @@ def test_sessions_and_what_goes_on_in_them(model: LanguageModel) -> None:
         assert (said(records), ends(records)) == (SAID, ("grammar", True))
 
 
-def test_a_session_that_is_full_cuts_an_answer(model: LanguageModel) -> None:
+def test_a_full_session_cuts_an_answer(model: LanguageModel) -> None:
     with model.open_session(SessionConfig(limit=len(PROMPT) + 5)) as session:
         session.ensure_prefix_sync(PROMPT)
         records = list(session.decode_sync(GenerationOptions(grammar=FORCED)))
     assert (said(records), ends(records)) == (SAID[:5], ("context", True))
 
 
-def test_a_stop_text_after_what_does_not_hold(model: LanguageModel) -> None:
-    # given numbers that a stop text ends, where the grammar might
+def test_a_stop_string_after_an_unsound_number_leaves_it_incomplete(model: LanguageModel) -> None:
+    # given numbers that a stop string ends at a place where the grammar may end
     grammar = Grammar.json_schema({"type": "number"})
     for before, incomplete in ((b"1e99", False), (b"1e999", True)):
         options = GenerationOptions(

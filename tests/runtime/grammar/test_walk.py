@@ -1,4 +1,4 @@
-"""Random ways through schemas' masks, without a model: what is said to be sound parses and validates, and only that."""
+"""Random walks through the masks of schemas, without a model: exactly the sound answers parse and validate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.grammar.source import Grammar
 from tests.runtime.grammar.test_constraint import vocabulary
 from tests.runtime.grammar.validator import holds
 
-MOST = 250  # tokens of a walk
+MOST = 250  # tokens of a walk, at most
 WALKS = 24
 EOS = (0, 2)
 FREE_NAMES = {"type": "object", "patternProperties": {"^[a-c]$": {"type": "integer"}}, "additionalProperties": False}
@@ -46,7 +46,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "beside": {"type": "object", "properties": {"a": {"type": "boolean"}}, "additionalProperties": {"type": "null"}},
     "anything": {},
 }
-UNSOUND = {"numbers", "two of three", "free", "beside"}  # some walks through these end so; and one of a number might
+UNSOUND = {"numbers", "two of three", "free", "beside"}  # some walks here end unsound; a walk of "number" might
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +58,12 @@ def grammars() -> Iterator[Grammars]:
 
 @pytest.fixture(scope="module")
 def closing() -> set[int]:
-    """Tokens of one character that ends something, so that a walk comes to its end."""
+    """Tokens of one closing or separating character, so that walks reach an end."""
     return {i for i, piece in enumerate(vocabulary().tokens) if piece in (b'"', b"}", b"]", b",", b":")} | {*EOS}
 
 
 def walk(constraint: Constraint, seed: int, closing: set[int]) -> tuple[str, bool] | None:
-    """What random tokens say that are allowed, to the end, and whether an eos ended it; None where it is far."""
+    """The text of random allowed tokens and whether an eos ended it; None where the walk does not end in time."""
     rng, said = np.random.default_rng(seed), b""
     for _ in range(MOST):
         allowed = np.flatnonzero(constraint.allowed())
@@ -80,8 +80,10 @@ def walk(constraint: Constraint, seed: int, closing: set[int]) -> tuple[str, boo
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_what_ends_is_sound_exactly_where_it_parses_and_validates(grammars: Grammars, closing: set[int], name: str) -> None:
-    # given a schema of few blanks, which would only be walked through
+def test_a_finished_walk_is_sound_exactly_where_it_parses_and_validates(
+    grammars: Grammars, closing: set[int], name: str
+) -> None:
+    # given a schema without optional whitespace, which would only lengthen the walks
     schema = {**SCHEMAS[name], "x-guidance": {"whitespace_flexible": False}}
     ended, unsound = 0, 0
     for seed in range(WALKS):
@@ -90,7 +92,7 @@ def test_what_ends_is_sound_exactly_where_it_parses_and_validates(grammars: Gram
         said = walk(constraint, seed, closing)
         if said is None:
             continue
-        # then an independent reader agrees
+        # then an independent validator agrees
         text, by_eos = said
         sound = constraint.sound(int(by_eos))
         assert sound == holds(text, schema), text

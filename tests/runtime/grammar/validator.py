@@ -1,4 +1,4 @@
-"""What a JSON schema says of a value, by hand: the keywords that the tests use, and nothing of ours or of llguidance's."""
+"""A JSON schema validator by hand for the keywords that the tests use, independent of our code and of llguidance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "boolean": lambda v: isinstance(v, bool),
     "null": lambda v: v is None,
 }
-# Of a value and the keyword's: each holds where the value is of a kind that the keyword says nothing of.
+# Takes the value and the keyword's argument; each passes for values of a type to which the keyword does not apply.
 SIMPLE: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "minimum": ("number", lambda v, bound: v >= bound),
     "maximum": ("number", lambda v, bound: v <= bound),
@@ -33,11 +33,11 @@ SIMPLE: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "maxProperties": ("object", lambda v, n: len(v) <= n),
     "required": ("object", lambda v, names: set(names) <= set(v)),
 }
-ELSEWHERE = {"$defs", "x-guidance", "patternProperties", "additionalProperties"}  # read with `properties`, or by others
+ELSEWHERE = {"$defs", "x-guidance", "patternProperties", "additionalProperties"}  # read with `properties`, or not needed
 
 
 def holds(text: str, schema: Schema) -> bool:
-    """Whether a text is JSON that loses nothing when it is read, and is what the schema describes."""
+    """Whether a text is JSON that parses without loss and matches the schema."""
     try:
         value = json.loads(text, object_pairs_hook=_each_once)
     except ValueError:
@@ -58,7 +58,7 @@ def _finite(value: Any) -> bool:
 
 
 def valid(value: Any, schema: Schema, root: Schema) -> bool:
-    """Whether the schema, which stands in `root`, describes the value."""
+    """Whether the value matches the schema, which is a part of `root`."""
     return all(_keyword(value, name, wanted, schema, root) for name, wanted in schema.items())
 
 

@@ -1,4 +1,4 @@
-"""A shared engine process for the tests that leave it as they found it."""
+"""An engine process shared by the tests that leave its state unchanged, and helpers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def spawn_fake(source: str = "ready", *, limits: EngineLimits | None = Non
 
 
 async def eventually(condition: Callable[[], Awaitable[bool] | bool]) -> None:
-    """Waits until something is so; the test's own time-out ends a wait that is in vain."""
+    """Waits until the condition holds; a condition that never holds runs into the test's time-out."""
     while True:
         answer = condition()
         if answer is True or (not isinstance(answer, bool) and await answer):
@@ -31,28 +31,28 @@ async def eventually(condition: Callable[[], Awaitable[bool] | bool]) -> None:
 
 
 async def command(client: LanguageModel, text: str) -> str:
-    """Tells the fake model to do something (see `fake_commands`); what it says to that."""
+    """Sends a command to the fake model (see `fake_commands`) and returns its answer."""
     return "".join(map(chr, await client.render_chat_async([{"role": "command", "content": text}])))
 
 
 async def state_of(client: LanguageModel) -> dict[str, Any]:
-    """What the fake model has counted so far."""
+    """The counters of the fake model."""
     state: dict[str, Any] = json.loads(await command(client, "state"))
     return state
 
 
 async def cancelled(client: LanguageModel) -> int:
-    """Calls and streams that were cancelled in the engine."""
+    """The number of calls and streams cancelled in the engine."""
     return int((await state_of(client))["cancelled"])
 
 
 async def has_made(client: LanguageModel, tokens: int) -> bool:
-    """Whether the fake model has made so many."""
+    """Whether the fake model has generated at least so many tokens."""
     return int((await state_of(client))["generated"]) >= tokens
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Whether a process exists and is not a zombie."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
@@ -60,7 +60,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[LanguageModel]:
-    """Made on one loop and used on many others."""
+    """Created on one event loop and used on many others."""
     client = asyncio.run(spawn_fake())
     yield client
     client.close()

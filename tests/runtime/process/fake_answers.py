@@ -1,4 +1,4 @@
-"""What the fake model answers: numbers that follow from the ids."""
+"""The answers of the fake model: numbers derived from the ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTEXT = 1000
 
 
 def logprobs_of(ids: Sequence[int], width: int = len(VOCAB)) -> Float32:
-    """What the fake answers after `ids`: another row for every sequence, ``(width,) float32``."""
+    """The fake log-probabilities after `ids`: a different row for every sequence, ``(width,) float32``."""
     seed = sum((place + 1) * (token + 1) for place, token in enumerate(ids))
     return ((np.arange(width) * 37 + seed) % 101).astype(np.float32) * np.float32(-0.01)
 

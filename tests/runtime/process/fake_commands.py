@@ -1,4 +1,4 @@
-"""What the fake model does when a test tells it to, by a message with the role "command"."""
+"""The commands of the fake model, which a test sends as a message with the role "command"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Panic(BaseException):
-    """Like a Rust panic: no Exception."""
+    """Like a Rust panic, not a subclass of Exception."""
 
 
 async def _raise(model: FakeTransport, argument: str) -> str:
@@ -41,7 +41,7 @@ async def _environment(model: FakeTransport, argument: str) -> str:
 
 
 async def _process(model: FakeTransport, argument: str) -> str:
-    """What this process is like."""
+    """The import path, heavy imports, SIGINT handling and thread of this process."""
     return json.dumps(
         {
             "path": sys.path,
@@ -53,7 +53,7 @@ async def _process(model: FakeTransport, argument: str) -> str:
 
 
 async def _hold(model: FakeTransport, argument: str) -> str:
-    """Queries wait from now on, until they are cancelled or reset."""
+    """Makes queries wait from now on until they are cancelled or reset."""
     model.held = asyncio.Event()
     return ""
 
@@ -68,7 +68,7 @@ async def _exit(model: FakeTransport, argument: str) -> str:
 
 
 async def _step(model: FakeTransport, argument: str) -> str:
-    """A step that never ends, while the process goes on breathing."""
+    """A step that never ends while the process keeps sending beats."""
     model.beat = (7, "step", 0)
     await asyncio.Event().wait()
     return ""
@@ -85,22 +85,22 @@ async def _move(model: FakeTransport, argument: str) -> str:
 
 
 async def _freeze(model: FakeTransport, argument: str) -> str:
-    """Not even a beat any more, as if native code held the interpreter; a file says since when."""
+    """Stops the beats too, as if native code held the interpreter; the file named in `argument` marks the start."""
     if argument:
         Path(argument).touch()  # noqa: ASYNC240  # as above: this blocks in any case
     while True:
-        time.sleep(1)  # noqa: ASYNC251  # blocking the loop is what this is for
+        time.sleep(1)  # noqa: ASYNC251  # blocks the event loop on purpose
 
 
 async def _slow_close(model: FakeTransport, argument: str) -> str:
-    """Takes so many seconds to close, and is left them."""
+    """Makes closing take so many seconds, without the process ending itself earlier."""
     model.close_seconds = float(argument)
     _waits_for_its_model()
     return ""
 
 
 async def _stubborn(model: FakeTransport, argument: str) -> str:
-    """Ignores what asks it to end, and closes slowly."""
+    """Ignores SIGTERM and closes slowly."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     model.close_seconds = 60
     _waits_for_its_model()
@@ -108,7 +108,7 @@ async def _stubborn(model: FakeTransport, argument: str) -> str:
 
 
 def _waits_for_its_model() -> None:
-    """The process does not end itself before the model is closed: who asked for its end has to end it."""
+    """Stops the process from exiting before the model is closed: the caller has to end it."""
     vars(importlib.import_module("runtime.transport.server"))["_SHUTDOWN_SECONDS"] = 60
 
 
@@ -120,7 +120,7 @@ async def _write(model: FakeTransport, argument: str) -> str:
 
 
 async def _child(model: FakeTransport, argument: str) -> str:
-    """A child of the engine process that outlives it unless it is ended too."""
+    """Starts a child of the engine process that outlives it unless it is killed too."""
     subprocess = importlib.import_module("subprocess")
     return str(subprocess.Popen(["sleep", "60"], close_fds=False).pid)
 

@@ -1,7 +1,7 @@
-"""A model for the engine process that computes nothing: answers follow from the ids, and it misbehaves on request.
+"""A model for the engine process that computes nothing: its answers derive from the ids, and it misbehaves on request.
 
-How it loads follows from the source ("ready", "slow", "fail", "bug", "die", "hang"), what else it does from a message with the
-role "command" that `render_chat` is given (see `fake_commands`, and `conftest.command`): the tests' way into the process.
+The source selects how it loads ("ready", "slow", "fail", "bug", "die", "exit", "hang", "vocabulary"). A message with the
+role "command" passed to `render_chat` selects other behaviour (see `fake_commands` and `conftest.command`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from runtime.transport.base import TextFacts
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
 from tests.runtime.process.fake_commands import COMMANDS
 
-ENDLESS = 3  # as a prompt's first id: its answer never ends
+ENDLESS = 3  # as the first id of a prompt: the answer never ends
 
 
 def load(source: str, backend: str = "auto", **options: Any) -> LanguageModel:
-    """The loader that tests name in `spawn`."""
+    """The loader that tests pass to `spawn` by name."""
     match source:
         case "slow":
             time.sleep(options["context_length"] / 1000)
@@ -72,7 +72,7 @@ def load(source: str, backend: str = "auto", **options: Any) -> LanguageModel:
 
 
 class FakeTransport:
-    """Its operations are methods of the same names."""
+    """A transport whose operations are methods of the same names."""
 
     capabilities = frozenset({"kv", "adapters", "hidden states"})
     ended = None
@@ -87,7 +87,7 @@ class FakeTransport:
         self.generated = 0
         self.cancelled = 0
         self.turns: list[int] = []  # queries per turn of the event loop
-        self.priorities: list[Priority] = []  # of what was scored
+        self.priorities: list[Priority] = []  # of the score requests
         self.held: asyncio.Event | None = None
         self.beat: tuple[int, str, int] = (0, "idle", 0)
         self.close_seconds = 0.0
@@ -136,7 +136,7 @@ class FakeTransport:
         self.close()
 
     def forgotten(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the fake model holds nothing."""
 
     # ---- queries ---------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class FakeTransport:
     # ---- answers ---------------------------------------------------------------------------------------------
 
     def generate(self, ids: Int32, options: GenerationOptions, on_progress: OnProgress | None = None) -> Branches[TokenRun]:
-        """Tokens 0, 1, 2, ...; a prompt [1] ends with an error after three, [2] with the death of the process, [3] never."""
+        """Tokens 0, 1, 2, ...; after three, prompt [1] fails and [2] kills the process; [3] never ends."""
         if on_progress is not None:
             on_progress(PromptProgress(len(ids), len(ids), 0, len(ids)))
         return Branches(self._say_one(int(ids[0]), options.max_tokens or 8), _nothing)
@@ -193,7 +193,7 @@ class FakeTransport:
                 if first in (1, 2) and number == 3:
                     if first == 1:
                         raise NonFiniteLogitsError("token 3: the logits hold NaN; try another dtype")
-                    await asyncio.sleep(0.1)  # what was yielded is on its way
+                    await asyncio.sleep(0.1)  # time for the yielded tokens to be sent
                     os.kill(os.getpid(), signal.SIGKILL)
                 self.generated += 1
                 ends = first != ENDLESS and number == last - 1
@@ -206,7 +206,7 @@ class FakeTransport:
             raise
 
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
-        """What it was asked for, as ids."""
+        """The request itself, encoded as ids."""
         temperature = options.sampling.temperature
         asked = [
             len(ids),
@@ -238,7 +238,7 @@ class FakeTransport:
     async def _say(
         self, paths: list[list[int]], options: GenerationOptions, dropped: set[int]
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-        """Branch k says k, k + 1, ...; prompt [9] is refused, [8] fails in the end."""
+        """Branch k generates k, k + 1, ...; prompt [9] is refused, [8] fails at the end."""
         for i, path in enumerate(paths):
             if path == [9]:
                 raise InvalidRequestError(f"prompt {i}: nine is refused")
@@ -285,13 +285,13 @@ class FakeTransport:
     # ---- text ------------------------------------------------------------------------------------------------
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """A letter is a token."""
+        """One token per letter."""
         return [[ord(letter) - 97 for letter in text] for text in texts]
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, add_generation_prompt: bool
     ) -> list[int]:
-        """Four numbers that say what was asked for; of a command the characters of its answer."""
+        """Four numbers that describe the request, or the characters of a command's answer."""
         content = messages[0]["content"]
         if messages[0]["role"] == "command":
             name, _, argument = content.partition(" ")
@@ -321,7 +321,7 @@ class FakeTransport:
         return len(ids)
 
     async def unpin(self, pin: int) -> None:
-        """Nothing is held."""
+        """Does nothing: the fake model holds nothing."""
 
     async def save_blocks(self, ids: Int32, adapters: Sequence[object] | None, replaces: int | None) -> BlocksSaved:
         return BlocksSaved(len(ids), 1 + (replaces or 0), len(ids), len(adapters or ()), 0.5, 0.25)
@@ -343,7 +343,7 @@ class FakeTransport:
     async def kv_restore(self, path: str, upto: int | None) -> int:
         return upto or len(Path(path).name)
 
-    # ---- adapters: names without weights, each loaded as it is added --------------------------------------------
+    # ---- adapters: names without weights, loaded when added ----------------------------------------------------
 
     async def add_adapter(self, path: str, name: str | None, any_base: bool) -> str:
         if path.endswith("broken"):
@@ -372,4 +372,4 @@ class FakeTransport:
 
 
 def _nothing(_: int) -> None:
-    """One branch alone is not dropped."""
+    """A single branch cannot be dropped."""

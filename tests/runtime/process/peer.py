@@ -1,4 +1,4 @@
-"""Both ends of the engine's pipe without a client: a server on the test's own loop, and a process with a bare socket."""
+"""The engine's pipe without a client: a server on the test's own event loop, or a process with a bare socket."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def call(number: int, method: str, **arguments: Any) -> Call:
 
 
 def ids(*tokens: int) -> Array:
-    """Token ids as they cross the pipe."""
+    """Token ids in their form on the pipe."""
     return pack_array(np.array(tokens, np.int32))
 
 
@@ -68,7 +68,7 @@ class Peer:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[Server, Peer]]:
-    """A server on this loop; nothing ends this process."""
+    """A server on this event loop, which does not end this process."""
     ours, theirs = socket.socketpair()
     server, peer = Server(), Peer()
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Backends of a slow machine, for engine processes: the layers of a real model sleep, once it is loaded."""
+"""Backends that simulate a slow machine in an engine process: the layers of a real model sleep in every forward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load(source: Any, options: LoadOptions) -> hf.HfBackend:
 
 
 def load_hung(source: Any, options: LoadOptions) -> hf.HfBackend:
-    """The first layer never comes to an end."""
+    """The first layer hangs."""
     return _sleeping(hf.load(source, options), 600)
 
 

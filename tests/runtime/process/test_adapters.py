@@ -1,4 +1,4 @@
-"""Adapters of a model in an engine process: the same members, the same errors, the stack told by `info`."""
+"""Adapters of a model in an engine process: the same members and errors as in process, and the stack in `info`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stack_of(model: LanguageModel) -> list[tuple[str, float]]:
 
 
 @pytest.mark.slow
-def test_the_members_over_the_pipe_are_those_in_process(tmp_path: Path) -> None:
+def test_adapter_members_over_the_pipe_answer_as_in_process(tmp_path: Path) -> None:
     folders = {name: toy_adapter(tmp_path / name, seed) for seed, name in enumerate(("A", "B"))}
     act = toy_adapter(tmp_path / "act", 5, invocation=[44, 7])
     ids = [1, 2, 3, 44, 7, 5]
@@ -85,7 +85,7 @@ def test_the_members_over_the_pipe_are_those_in_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_blocking_twins(tmp_path: Path) -> None:
+def test_the_blocking_adapter_members_work_over_the_pipe(tmp_path: Path) -> None:
     folder = toy_adapter(tmp_path / "A", 1)
     far = asyncio.run(spawn("anything", backend="fake"))
     with far:

@@ -38,7 +38,7 @@ def test_a_coroutine_submitted_from_another_thread_answers_there() -> None:
         thread.submit(name())
 
 
-def test_stopping_cancels_what_still_runs() -> None:
+def test_stopping_cancels_running_coroutines() -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
 
@@ -67,7 +67,7 @@ def test_a_mailbox_keeps_order_and_loses_nothing() -> None:
     assert asyncio.run(scenario()) == list(range(20_000))
 
 
-def test_a_callback_that_raises_keeps_nothing_of_the_others_back() -> None:
+def test_a_callback_that_raises_does_not_hold_back_the_others() -> None:
     async def scenario() -> tuple[list[int], list[object]]:
         loop, seen, faults, done = asyncio.get_running_loop(), list[int](), list[object](), asyncio.Event()
         loop.set_exception_handler(lambda _, context: faults.append(context.get("exception")))
@@ -82,7 +82,7 @@ def test_a_callback_that_raises_keeps_nothing_of_the_others_back() -> None:
     assert [type(fault) for fault in faults] == [ZeroDivisionError] * 2
 
 
-def test_a_mailbox_of_a_closed_loop_drops_what_it_gets() -> None:
+def test_a_mailbox_of_a_closed_loop_drops_its_messages() -> None:
     loop = asyncio.new_event_loop()
     mailbox = Mailbox(loop)
     loop.close()
@@ -96,7 +96,7 @@ def test_a_mailbox_of_a_closed_loop_drops_what_it_gets() -> None:
         assert left() is None
 
 
-def test_a_coroutine_is_run_to_its_end_with_and_without_a_loop() -> None:
+def test_run_sync_completes_a_coroutine_with_and_without_a_running_loop() -> None:
     async def double(number: int) -> int:
         await asyncio.sleep(0)
         return number * 2 if number > 0 else 1 // 0
@@ -110,12 +110,12 @@ def test_a_coroutine_is_run_to_its_end_with_and_without_a_loop() -> None:
     assert "run-sync" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_ctrl_c_ends_a_coroutine_that_is_waited_for() -> None:
+def test_ctrl_c_cancels_the_awaited_coroutine() -> None:
     ended = threading.Event()
 
     async def forever() -> None:
         try:
-            os.kill(os.getpid(), signal.SIGINT)  # as a terminal sends it: it interrupts the main thread, which waits
+            os.kill(os.getpid(), signal.SIGINT)  # as a terminal sends it: it interrupts the waiting main thread
             await asyncio.Event().wait()
         finally:
             ended.set()

@@ -1,4 +1,4 @@
-"""KV that outlives the engine process: two processes, one block file, and only names and counts over the pipe."""
+"""KV that outlives the engine process: two processes share a block file, and only names and counts cross the pipe."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def blocks(path: Path) -> dict[str, Any]:
     return {"factory": "storage:open_blocks", "path": str(path), "budget": 1 << 30}
 
 
-def test_a_second_process_goes_on_where_the_first_ended(tmp_path: Path) -> None:
+def test_a_second_process_reuses_the_kv_saved_by_the_first(tmp_path: Path) -> None:
     async def first() -> np.ndarray[Any, Any]:
         async with await spawn("anything", "fake", blocks=blocks(tmp_path / "b.db")) as model:
             await model.cache_kv_async(IDS)
@@ -57,7 +57,7 @@ def test_a_second_process_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     asyncio.run(second())
 
 
-def test_a_byte_that_was_flipped_on_the_disk_is_never_fed(tmp_path: Path) -> None:
+def test_a_block_with_a_flipped_byte_on_disk_is_not_used(tmp_path: Path) -> None:
     file = tmp_path / "b.db"
     with load("anything", "fake", blocks=BlockOptions(**blocks(file))) as model:
         model.cache_kv(IDS)
@@ -72,12 +72,12 @@ def test_a_byte_that_was_flipped_on_the_disk_is_never_fed(tmp_path: Path) -> Non
     with load("anything", "fake", blocks=blocks(file)) as model:
         np.testing.assert_allclose(model.next_token_logprobs_sync([*IDS, 1]), fresh, atol=1e-5, rtol=0)
         assert (model.metrics().tokens_restored, model.metrics().tokens_computed) == (128, 301 - 128)
-        # and is saved anew
+        # and the block is saved again
         assert model.save_blocks(IDS).tokens == 300
 
 
 @pytest.mark.slow
-def test_a_file_that_is_no_block_file_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_an_invalid_block_file_is_a_warning_and_does_not_stop_the_engine(tmp_path: Path) -> None:
     (tmp_path / "b.db").mkdir()
 
     async def play() -> None:
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_block_file_is_no_reason_to_stop(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_snapshots_are_written_and_read_at_the_other_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_are_written_and_read_by_the_engine_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     async def play() -> None:
@@ -111,10 +111,10 @@ def test_snapshots_are_written_and_read_at_the_other_end(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_blocks_are_copied_while_the_engine_runs_and_are_warm_elsewhere(
+def test_blocks_copied_while_the_engine_runs_are_reused_by_another_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.engine.kv_files.COPIED_AT_ONCE", 2)  # of this process's; the other copies in one go
+    monkeypatch.setattr("runtime.engine.kv_files.COPIED_AT_ONCE", 2)  # in this process; the engine copies in one go
 
     async def play() -> None:
         async with await spawn("anything", "fake", blocks=blocks(tmp_path / "b.db")) as model:
@@ -129,7 +129,7 @@ def test_blocks_are_copied_while_the_engine_runs_and_are_warm_elsewhere(
 
         async with await spawn("anything", "fake", blocks=blocks(tmp_path / "taken.db")) as third:
             assert await third.take_blocks_async([*keys, b"x" * 32], tmp_path / "copy.db") == 5
-            assert await third.take_blocks_async(keys, tmp_path / "copy.db") == 5  # which it holds already
+            assert await third.take_blocks_async(keys, tmp_path / "copy.db") == 5  # already held
             await third.next_token_logprobs([*IDS, 1])
             assert (third.metrics().tokens_restored, third.metrics().tokens_computed) == (300, 1)
             with pytest.raises(RuntimeFault, match=r"missing\.db"):
@@ -144,7 +144,7 @@ def test_blocks_are_copied_while_the_engine_runs_and_are_warm_elsewhere(
         plain.take_blocks([], tmp_path / "no.db")
 
 
-def test_the_arguments_cross_as_they_were_given(client: LanguageModel) -> None:
+def test_block_and_snapshot_arguments_cross_the_pipe_unchanged(client: LanguageModel) -> None:
     async def play() -> None:
         saved = BlocksSaved(3, 1, 3, 1, 0.5, 0.25)
         assert await client.save_blocks_async([1, 2, 3], adapters=["a"]) == saved

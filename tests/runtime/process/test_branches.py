@@ -1,4 +1,4 @@
-"""Branches, prompts and beams over the pipe."""
+"""Continuations, batches of prompts, and beams over the pipe."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def _everything(model: LanguageModel) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_spawned_model_answers_as_one_in_this_process() -> None:
+def test_a_spawned_model_answers_like_one_in_this_process() -> None:
     async def scenario() -> None:
         with load("anything", "mock") as local:
             async with await spawn("anything", "mock") as spawned:
@@ -72,7 +72,7 @@ def test_a_spawned_model_answers_as_one_in_this_process() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_so_does_a_real_one_whatever_its_architecture(backend: str, name: str) -> None:
+def test_a_spawned_real_model_of_any_architecture_answers_like_one_in_this_process(backend: str, name: str) -> None:
     prompt = [5, 6, 7, 8] * 9  # past every window
     options = GenerationOptions(max_tokens=6, seed=7, ignore_eos=True, resolve=False)
 
@@ -97,7 +97,7 @@ def test_so_does_a_real_one_whatever_its_architecture(backend: str, name: str) -
 
 
 @pytest.mark.slow
-def test_bad_requests_are_the_same_errors_here_and_there() -> None:
+def test_invalid_requests_raise_the_same_errors_in_process_and_over_the_pipe() -> None:
     async def errors(model: LanguageModel) -> list[BaseException]:
         asked = (
             _all(model.continue_many(IDS, 0)),
@@ -124,7 +124,7 @@ def test_bad_requests_are_the_same_errors_here_and_there() -> None:
     asyncio.run(scenario())
 
 
-def test_records_say_of_which_branch_they_are(client: LanguageModel) -> None:
+def test_records_carry_the_number_of_their_branch(client: LanguageModel) -> None:
     heard: list[PromptProgress] = []
 
     async def scenario() -> None:
@@ -136,7 +136,7 @@ def test_records_say_of_which_branch_they_are(client: LanguageModel) -> None:
     assert heard == [PromptProgress(2, 2, 0, 2)]
 
 
-def test_a_slow_reader_gets_one_run_of_each_branch(client: LanguageModel) -> None:
+def test_a_slow_reader_gets_the_tokens_of_each_branch_in_one_run(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = int((await state_of(client))["generated"])
         async with aclosing(client.continue_many_runs([0], 2, GenerationOptions(max_tokens=13))) as runs:
@@ -149,7 +149,7 @@ def test_a_slow_reader_gets_one_run_of_each_branch(client: LanguageModel) -> Non
     asyncio.run(scenario())
 
 
-def test_a_dropped_branch_is_not_heard_of_again(client: LanguageModel) -> None:
+def test_a_dropped_branch_yields_no_more_records(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = await cancelled(client)
         async with aclosing(client.generate_many([[ENDLESS], [ENDLESS], [ENDLESS], [0]])) as records:
@@ -161,14 +161,14 @@ def test_a_dropped_branch_is_not_heard_of_again(client: LanguageModel) -> None:
                     records.drop(0)
                 if branch == 2 and seen[2] == 10:
                     records.drop(2)
-        # then the engine has ended it by itself: nobody had to cancel
+        # then the stream ended by itself, without a cancellation
         assert seen == {0: 3, 2: 10, 3: 4}
         assert await cancelled(client) == before
 
     asyncio.run(scenario())
 
 
-def test_closing_stops_the_engine(client: LanguageModel) -> None:
+def test_closing_the_stream_stops_the_generation(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = await cancelled(client)
         async with aclosing(client.continue_many([ENDLESS], 3)) as records:
@@ -182,13 +182,13 @@ def test_closing_stops_the_engine(client: LanguageModel) -> None:
     asyncio.run(scenario())
 
 
-def test_what_came_before_an_error_is_kept_and_the_error_has_its_note(client: LanguageModel) -> None:
+def test_records_before_an_error_are_kept_and_the_error_keeps_its_note(client: LanguageModel) -> None:
     async def scenario() -> None:
         said: list[int] = []
 
         async def read() -> None:
             async for branch, _ in client.generate_many([[0], [8]]):
-                said.append(branch)  # what came before an error counts
+                said.append(branch)  # the records before an error are asserted below
 
         with pytest.raises(InvalidRequestError, match="eight fails") as failed:
             await read()
@@ -200,7 +200,7 @@ def test_what_came_before_an_error_is_kept_and_the_error_has_its_note(client: La
     asyncio.run(scenario())
 
 
-def test_records_before_the_engines_death_are_kept() -> None:
+def test_records_before_a_crash_of_the_engine_are_kept() -> None:
     async def scenario() -> None:
         async with await spawn_fake() as client:
             said: list[int] = []
@@ -213,13 +213,13 @@ def test_records_before_the_engines_death_are_kept() -> None:
 
             with pytest.raises(EngineDiedError):
                 await read()
-            assert set(said) == {0, 1}  # both had come, several at a time where the pipe was slower than the engine
+            assert set(said) == {0, 1}  # records of both had arrived, several at a time where the pipe was slow
             assert len(said) >= 6
 
     asyncio.run(scenario())
 
 
-def test_a_hypothesis_crosses_whole_and_steps_go_ahead(client: LanguageModel) -> None:
+def test_hypotheses_cross_the_pipe_complete_and_after_their_steps(client: LanguageModel) -> None:
     steps: list[BeamStep] = []
 
     async def scenario() -> None:
@@ -229,8 +229,8 @@ def test_a_hypothesis_crosses_whole_and_steps_go_ahead(client: LanguageModel) ->
         assert [(one.ids, one.logprob, one.score, one.finish_reason) for one in found] == [
             ([i, 1], -1.5 * i, -0.75 * i, "eos") for i in range(3)
         ]
-        assert found[2].text == run_of([2]).text  # without that of the end
+        assert found[2].text == run_of([2]).text  # without the text of the eos
         await client.beam_generate([1, 2], BeamOptions(3))
-        assert len(steps) == 3  # whom nobody watches, nobody tells
+        assert len(steps) == 3  # a search without on_step reports no steps
 
     asyncio.run(scenario())

@@ -28,7 +28,7 @@ from tests.runtime.process.conftest import command, eventually, spawn_fake, stat
 from tests.runtime.process.fake_answers import EOS, VOCAB, logprobs_of
 
 
-def test_what_is_known_needs_no_call(client: LanguageModel) -> None:
+def test_vocabulary_eos_and_template_are_available_without_a_call(client: LanguageModel) -> None:
     assert client.byte_vocab == VOCAB
     assert client.str_vocab[-2:] == ["\ufffd", "\ud800"]
     assert client.eos_token_ids == (EOS,)
@@ -105,7 +105,7 @@ def test_a_thousand_calls_at_once_are_one_batch(client: LanguageModel) -> None:
     asyncio.run(scenario())
 
 
-def test_a_large_answer_arrives_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_answer_arrives_complete_and_one_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     width, batch = 100_000, [[i] for i in range(12)]
 
     async def scenario() -> None:
@@ -114,7 +114,7 @@ def test_a_large_answer_arrives_whole_or_not_at_all(monkeypatch: pytest.MonkeyPa
             assert got.nbytes > 2 * LARGE
             assert (got.flags.writeable, got.flags.aligned) == (True, True)
             np.testing.assert_array_equal(got, np.stack([logprobs_of(ids, width) for ids in batch]))
-            # and more than may cross is not taken in
+            # and an answer larger than the pipe's limit is not accepted
             monkeypatch.setattr("runtime.transport.link.MAX_PAYLOAD", LARGE)
             with pytest.raises(EngineDiedError, match=f"unreadable .an answer of more than {LARGE:,} bytes"):
                 await client.batch_next_token_logprobs(batch)
@@ -127,7 +127,7 @@ def test_ids_may_be_numpy(client: LanguageModel) -> None:
     np.testing.assert_array_equal(client.next_token_logprobs_sync(list(np.array([1, 2]))), logprobs_of([1, 2]))
 
 
-def test_a_score_goes_with_its_priority(client: LanguageModel) -> None:
+def test_a_score_request_carries_its_priority(client: LanguageModel) -> None:
     async def scenario() -> None:
         await client.score([1, 2])
         await client.score_run([1, 2], priority=Priority.BACKGROUND)
@@ -153,7 +153,7 @@ def test_a_score_goes_with_its_priority(client: LanguageModel) -> None:
         ([99], "99 at position 0 is outside the vocabulary"),
     ],
 )
-def test_ids_that_are_none_are_invalid_requests(client: LanguageModel, ids: Any, reason: str) -> None:
+def test_invalid_token_ids_are_invalid_requests(client: LanguageModel, ids: Any, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason):
         asyncio.run(client.next_token_logprobs(ids))
     with pytest.raises(InvalidRequestError, match=reason):
@@ -166,17 +166,17 @@ def test_options_of_a_wrong_type_are_invalid_requests(client: LanguageModel) -> 
         list(client.generate_sync([0], options))
 
 
-def test_half_characters_are_replaced_at_the_door(client: LanguageModel) -> None:
+def test_lone_surrogates_are_replaced_before_sending(client: LanguageModel) -> None:
     assert client.tokenize("a\ud800") == [0, 0xFFFD - 97]
     assert asyncio.run(command(client, "repeat x\ud800")) == "x\ufffd"
 
 
-def test_messages_that_are_none_are_invalid_requests(client: LanguageModel) -> None:
+def test_messages_that_are_not_mappings_are_invalid_requests(client: LanguageModel) -> None:
     with pytest.raises(InvalidRequestError, match="message 1 is a mapping"):
         client.render_chat([{"content": ""}, "hello"])  # type: ignore[list-item]  # the mistake
 
 
-def test_errors_arrive_as_themselves(client: LanguageModel) -> None:
+def test_errors_keep_their_type_attributes_and_notes_over_the_pipe(client: LanguageModel) -> None:
     with pytest.raises(ContextOverflowError) as caught:
         client.next_token_logprobs_sync([1] * 1001)
     assert (caught.value.stage, caught.value.additional, caught.value.limit) == ("prompt", 1001, 1000)
@@ -186,14 +186,14 @@ def test_errors_arrive_as_themselves(client: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("kind", ["KeyError", "Panic"])
-def test_a_bug_in_the_engine_is_one_failed_call(client: LanguageModel, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_in_the_engine_fails_only_the_call(client: LanguageModel, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeFault, match=f"failed with _?{kind}"):
         asyncio.run(command(client, f'raise {kind} ["x"]'))
     assert client.tokenize("a") == [0]
     capfd.readouterr()  # the traceback in the engine's log
 
 
-def test_a_failing_call_does_not_touch_its_neighbours(client: LanguageModel) -> None:
+def test_a_failing_call_does_not_affect_concurrent_calls(client: LanguageModel) -> None:
     async def scenario() -> None:
         calls = [client.next_token_logprobs([99 if i == 5 else i]) for i in range(10)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -225,7 +225,7 @@ def test_two_loops_in_two_threads_each_get_their_answers(client: LanguageModel) 
     assert wrong == []
 
 
-def test_repeated_loops_leave_nothing_behind(client: LanguageModel) -> None:
+def test_closed_event_loops_are_released(client: LanguageModel) -> None:
     loops = WeakSet[asyncio.AbstractEventLoop]()
 
     async def asked(token: int) -> Float32:
@@ -235,7 +235,7 @@ def test_repeated_loops_leave_nothing_behind(client: LanguageModel) -> None:
     for i in range(20):
         np.testing.assert_array_equal(asyncio.run(asked(i)), logprobs_of([i]))
     gc.collect()
-    assert len(loops) <= 2  # the last one, and the one it replaced
+    assert len(loops) <= 2  # the last loop and its predecessor
 
 
 @pytest.mark.slow
@@ -256,14 +256,14 @@ def test_a_cancelled_call_is_cancelled_in_the_engine() -> None:
 
             await eventually(one_is_cancelled)
             assert [task.done() for task in waiting] == [False, True, False]
-            await client.reset_async_queries_async()  # CancelledError for who still waits
+            await client.reset_async_queries_async()  # raises CancelledError in the queries that still wait
             assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*waiting, return_exceptions=True))
             np.testing.assert_array_equal(await client.next_token_logprobs([1]), logprobs_of([1]))
 
     asyncio.run(scenario())
 
 
-def test_a_call_cancelled_in_the_turn_it_was_made_never_leaves(client: LanguageModel) -> None:
+def test_a_call_cancelled_before_it_is_sent_is_never_sent(client: LanguageModel) -> None:
     async def scenario() -> None:
         before = client.metrics().queries
         task = asyncio.create_task(client.next_token_logprobs([1]))
@@ -277,7 +277,7 @@ def test_a_call_cancelled_in_the_turn_it_was_made_never_leaves(client: LanguageM
     asyncio.run(scenario())
 
 
-def test_counters_are_there_when_the_answer_is(client: LanguageModel) -> None:
+def test_counters_are_current_when_the_answer_arrives(client: LanguageModel) -> None:
     async def scenario() -> None:
         await client.clear_cache_async()
         for count in range(1, 30):
@@ -287,7 +287,7 @@ def test_counters_are_there_when_the_answer_is(client: LanguageModel) -> None:
     asyncio.run(scenario())
 
 
-def test_progress_comes_over_the_pipe_before_what_it_leads_to(client: LanguageModel) -> None:
+def test_progress_arrives_over_the_pipe_before_the_result(client: LanguageModel) -> None:
     heard: list[object] = []
 
     async def scenario() -> None:
@@ -303,7 +303,7 @@ def test_progress_comes_over_the_pipe_before_what_it_leads_to(client: LanguageMo
     assert heard == [PromptProgress(2, 4, 1, 1), PromptProgress(4, 4, 1, 3), "scored", prompt, 0, prompt, 0]
 
 
-def test_what_a_listener_raises_comes_to_its_caller_over_the_pipe(client: LanguageModel) -> None:
+def test_an_error_in_a_progress_callback_is_raised_to_the_caller_over_the_pipe(client: LanguageModel) -> None:
     def wrong(_: PromptProgress) -> None:
         raise ValueError("of the listener")
 
@@ -318,9 +318,7 @@ def test_what_a_listener_raises_comes_to_its_caller_over_the_pipe(client: Langua
         client.score_sync([1, 2, 3, 4], on_progress=wrong)
 
 
-def test_more_rows_than_cross_the_pipe_are_refused_before_they_are_computed(
-    client: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_rows_than_fit_the_pipe_are_refused_before_compute(client: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     width = client.info.vocab_size
     monkeypatch.setattr("runtime.transport.pipe.MAX_PAYLOAD", 5 * 4 * width + 256)
     assert client.batch_next_token_logprobs_sync([[1]] * 5).shape == (5, width)
@@ -333,7 +331,7 @@ def test_more_rows_than_cross_the_pipe_are_refused_before_they_are_computed(
     assert client.metrics().queries == before
 
 
-def test_a_request_that_does_not_cross_the_pipe_is_refused(client: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_too_large_for_the_pipe_is_refused(client: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.transport.pipe.MAX_PAYLOAD", 2000)
     texts = ["short", "long " * 1000]
     assert client.tokenize(texts[0])

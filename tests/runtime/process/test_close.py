@@ -57,7 +57,7 @@ def test_close_ends_the_process_and_may_be_called_again() -> None:
     assert isinstance(client.ended, SessionClosedError)
 
 
-def test_after_close_every_call_says_so() -> None:
+def test_after_close_every_call_raises_session_closed() -> None:
     client = asyncio.run(spawn_fake())
     client.close()
     with pytest.raises(SessionClosedError, match="load it again"):
@@ -69,7 +69,7 @@ def test_after_close_every_call_says_so() -> None:
     assert client.info.name == "fake"
 
 
-def test_who_waits_during_close_is_told() -> None:
+def test_calls_waiting_during_close_raise_session_closed() -> None:
     async def scenario() -> None:
         client = await spawn_fake()
         await command(client, "hold")
@@ -97,7 +97,7 @@ def test_who_waits_during_close_is_told() -> None:
 def test_close_ends_an_engine_that_does_not_end_itself(
     state: str, ended_by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_EXIT_SECONDS", 30)  # its end is waited for, however busy the machine is
+    monkeypatch.setattr(link, "_EXIT_SECONDS", 30)  # long enough for the process to end on a busy machine
 
     async def scenario() -> LanguageModel:
         client = await spawn_fake()
@@ -119,13 +119,13 @@ def test_close_ends_an_engine_that_does_not_end_itself(
     assert not psutil.pid_exists(client.pid)
 
 
-def test_the_steps_of_closing_together_keep_the_promise() -> None:
-    """Quit within 2 s."""
+def test_the_time_limits_of_closing_add_up_to_less_than_two_seconds() -> None:
+    """The application quits within 2 s."""
     assert EngineLimits().close_seconds + link._TERM_SECONDS + link._EXIT_SECONDS < 2
 
 
 @pytest.mark.slow
-def test_an_engine_that_hangs_is_over_when_its_caller_says_so() -> None:
+def test_close_async_ends_a_hung_engine_within_the_given_time() -> None:
     async def scenario() -> LanguageModel:
         client = await spawn_fake(limits=EngineLimits(close_seconds=1000))
         os.kill(client.pid, signal.SIGSTOP)
@@ -138,24 +138,24 @@ def test_an_engine_that_hangs_is_over_when_its_caller_says_so() -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_ends_late_leaves_no_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given one that the system takes its time to end
+    # given an engine process that is slow to end
     killed: list[int] = []
     monkeypatch.setattr(EngineProcess, "kill", lambda child: killed.append(child.pid))
     monkeypatch.setattr(link, "_EXIT_SECONDS", 0.1)
     client = asyncio.run(spawn_fake(limits=EngineLimits(close_seconds=0.1)))
     os.kill(client.pid, signal.SIGSTOP)
-    # when it is closed, then it is not waited for longer than promised
+    # when it is closed, then closing does not wait longer than its limit
     client.close()
     assert killed == [client.pid]
     assert is_running(client.pid)
-    # and when it ends after all, nothing of it is left
+    # and when it ends later, it leaves no zombie
     os.kill(client.pid, signal.SIGKILL)
     asyncio.run(eventually(lambda: _exit_code(client) == -signal.SIGKILL))
     assert not psutil.pid_exists(client.pid)
 
 
-def test_an_engine_that_ended_while_we_slept_has_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given one that ends right after it was looked at, and a caller that sleeps beyond the limit there
+def test_an_engine_that_ended_while_the_caller_was_suspended_counts_as_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given an engine that ends right after a check, and a caller that is suspended beyond the limit after that check
     hours = [0.0]
     monkeypatch.setattr(link, "time", SimpleNamespace(monotonic=lambda: hours[0] * 3600))
 
@@ -164,20 +164,20 @@ def test_an_engine_that_ended_while_we_slept_has_ended_in_time(monkeypatch: pyte
             hours[0] += 1
             return hours[0] > 1
 
-    # then the next look counts
+    # then the next check still counts
     assert asyncio.run(link._wait_for_end(cast("EngineProcess", Ending()), 0.5))
 
 
 @pytest.mark.slow
-def test_a_model_that_closes_in_time_is_waited_for() -> None:
+def test_close_waits_for_a_model_that_closes_in_time() -> None:
     client = asyncio.run(spawn_fake(limits=EngineLimits(close_seconds=30)))
     asyncio.run(command(client, "slow-close 0.5"))
     client.close()
-    assert _exit_code(client) == 0  # it ended by itself
+    assert _exit_code(client) == 0  # the process ended by itself
 
 
 @pytest.mark.slow
-def test_nothing_is_left_after_many_engines() -> None:
+def test_no_files_threads_or_processes_are_left_after_many_engines() -> None:
     gc.collect()
     asyncio.run(spawn_fake()).close()
     before = _held()
@@ -193,7 +193,7 @@ def test_nothing_is_left_after_many_engines() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_left_after_loads_that_failed() -> None:
+def test_no_files_threads_or_processes_are_left_after_failed_loads() -> None:
     gc.collect()
     before = _held()
     for source in ("fail", "exit", "die"):
@@ -230,13 +230,13 @@ def test_a_cancelled_spawn_ends_its_process() -> None:
 
 
 @pytest.mark.slow
-def test_a_forgotten_client_takes_its_engine_along() -> None:
-    pid = asyncio.run(spawn_fake()).pid  # nobody keeps it
+def test_the_engine_of_a_garbage_collected_client_ends() -> None:
+    pid = asyncio.run(spawn_fake()).pid  # the client is not kept
     gc.collect()
     asyncio.run(eventually(lambda: not is_running(pid)))
 
 
-def test_a_context_manager_closes() -> None:
+def test_the_context_manager_closes_the_engine() -> None:
     async def scenario() -> LanguageModel:
         async with await spawn("ready", loader=LOADER) as client:
             assert client.ended is None

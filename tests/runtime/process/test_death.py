@@ -35,7 +35,7 @@ async def _fails(call: Coroutine[Any, Any, object]) -> str:
         (signal.SIGTERM, "signal 15 (SIGTERM). What it had answered is kept; load the model again to go on"),
     ],
 )
-def test_every_waiter_hears_how_the_engine_ended(
+def test_all_waiting_calls_fail_with_the_way_the_engine_ended(
     number: signal.Signals, meaning: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario() -> None:
@@ -54,7 +54,7 @@ def test_every_waiter_hears_how_the_engine_ended(
     capfd.readouterr()  # faulthandler's trace
 
 
-def test_calls_after_the_death_fail_at_once_and_snapshots_stay() -> None:
+def test_after_a_crash_calls_fail_at_once_and_cached_state_stays_readable() -> None:
     async def scenario() -> None:
         async with await spawn_fake() as client:
             await client.next_token_logprobs([1])
@@ -71,7 +71,7 @@ def test_calls_after_the_death_fail_at_once_and_snapshots_stay() -> None:
 
 
 @pytest.mark.slow
-def test_another_engine_works_after_one_has_died() -> None:
+def test_other_engines_work_after_one_has_crashed() -> None:
     async def scenario() -> None:
         async with await spawn_fake() as first, await spawn_fake() as second:
             await _fails(command(first, "die 9"))
@@ -84,12 +84,12 @@ def test_another_engine_works_after_one_has_died() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "how"), [("die", "signal 9 (SIGKILL)"), ("exit", "exit code 3")])
-def test_a_death_while_loading_is_told(source: str, how: str) -> None:
+def test_a_crash_while_loading_is_reported_with_its_cause(source: str, how: str) -> None:
     assert how in asyncio.run(_fails(spawn_fake(source)))
 
 
 @pytest.mark.slow
-def test_killed_from_outside_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_killed_while_loading_is_reported_with_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
 
     class Noting(EngineProcess):
@@ -109,19 +109,19 @@ def test_killed_from_outside_while_loading(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(scenario())
 
 
-def test_an_error_while_loading_arrives_as_itself() -> None:
+def test_an_error_while_loading_keeps_its_type() -> None:
     with pytest.raises(ModelLoadError, match="elsewise models get fail"):
         asyncio.run(spawn_fake("fail"))
 
 
-def test_a_bug_while_loading_arrives_as_a_fault(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_while_loading_is_a_runtime_fault_and_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeFault, match="KeyError: 'hidden_size'"):
         asyncio.run(spawn_fake("bug"))
     assert "loading 'bug' failed" in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_step_that_hangs_is_ended_though_it_beats() -> None:
+def test_an_engine_with_a_hung_step_is_ended_although_it_sends_beats() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=replace(QUICK, silence_seconds=30)) as client:
             assert "step 7 took more than 1 s" in await _fails(command(client, "step"))
@@ -131,7 +131,7 @@ def test_a_step_that_hangs_is_ended_though_it_beats() -> None:
 
 
 @pytest.mark.slow
-def test_long_work_in_short_steps_is_left_alone() -> None:
+def test_long_work_in_short_steps_is_not_ended() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=replace(QUICK, step_seconds=2, silence_seconds=30)) as client:
             assert await command(client, "move 5") == "moved"
@@ -154,13 +154,13 @@ def test_an_engine_without_a_sign_of_life_is_ended(phase: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_load_that_hangs_is_ended() -> None:
+def test_a_hung_load_is_ended() -> None:
     limits = EngineLimits(loading_seconds=3.0, beat_seconds=0.05)
     assert "loading did not get further for 3 s" in asyncio.run(_fails(spawn_fake("hang", limits=limits)))
 
 
 @pytest.mark.slow
-def test_a_long_load_within_its_limit_is_left_alone() -> None:
+def test_a_long_load_within_its_limit_is_not_ended() -> None:
     limits = EngineLimits(step_seconds=0.3, silence_seconds=0.3, loading_seconds=60, beat_seconds=0.05)
 
     async def scenario() -> None:
@@ -171,8 +171,8 @@ def test_a_long_load_within_its_limit_is_left_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_caller_that_slept_does_not_blame_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a process that was suspended for an hour, when it goes on, then the engine lives."""
+def test_an_engine_survives_a_suspension_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a calling process that was suspended for an hour, when it resumes, then the engine stays alive."""
     leaps = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + leaps[0])
     monkeypatch.setattr("runtime.transport.link.time", clock)
@@ -188,7 +188,7 @@ def test_a_caller_that_slept_does_not_blame_the_engine(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_a_death_is_noticed_though_a_grandchild_holds_the_pipe() -> None:
+def test_a_crash_is_noticed_although_a_grandchild_holds_the_pipe_open() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=EngineLimits(beat_seconds=0.05)) as client:
             grandchild = int(await command(client, "child"))
@@ -199,9 +199,9 @@ def test_a_death_is_noticed_though_a_grandchild_holds_the_pipe() -> None:
 
 
 @pytest.mark.slow
-def test_ending_a_hung_engine_takes_its_children_along() -> None:
+def test_ending_a_hung_engine_ends_its_children() -> None:
     async def scenario() -> None:
-        async with await spawn_fake(limits=replace(QUICK, silence_seconds=5)) as client:  # time enough to say its number
+        async with await spawn_fake(limits=replace(QUICK, silence_seconds=5)) as client:  # enough time to report the child
             grandchild = int(await command(client, "child"))
             await _fails(command(client, "freeze"))
             await eventually(lambda: not is_running(grandchild))
@@ -209,7 +209,7 @@ def test_ending_a_hung_engine_takes_its_children_along() -> None:
     asyncio.run(scenario())
 
 
-def test_the_obituary_names_the_log(tmp_path: Path) -> None:
+def test_the_error_of_a_crashed_engine_names_the_log(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
 
     async def scenario() -> None:
@@ -220,14 +220,14 @@ def test_the_obituary_names_the_log(tmp_path: Path) -> None:
     assert "Fatal Python error: Aborted" in log.read_text()
 
 
-def test_a_log_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     message = asyncio.run(_fails(spawn_fake(log_path=tmp_path / "missing" / "engine.log")))
     assert "cannot be started" in message
     assert "missing" in message
 
 
-def test_no_waiter_is_forgotten_in_a_race_of_calls_and_death() -> None:
-    """Given callers on four threads that never pause, when the engine is killed, then every call ends."""
+def test_every_call_ends_when_the_engine_is_killed_during_concurrent_calls() -> None:
+    """Given four threads that call without a pause, when the engine is killed, then every call ends."""
 
     def hammer(client: Any, ended: list[str]) -> None:
         try:

@@ -22,11 +22,11 @@ def test_the_engine_is_offline_and_runs_no_code_of_models(client: LanguageModel)
     assert environment["PATH"] == os.environ["PATH"]
 
 
-def test_the_switch_for_foreign_code_is_removed() -> None:
+def test_the_variable_that_allows_remote_code_is_removed() -> None:
     assert "MLX_LM_TRUST_REMOTE_CODE" not in engine_environment({"MLX_LM_TRUST_REMOTE_CODE": "1"}, "mlx", None)
 
 
-def test_threads_reach_the_numeric_libraries() -> None:
+def test_the_thread_count_is_passed_to_the_numeric_libraries() -> None:
     environment = engine_environment({}, "hf", 3)
     assert environment["OMP_NUM_THREADS"] == environment["OPENBLAS_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in engine_environment({}, "hf", None)
@@ -50,7 +50,7 @@ def test_openblas_is_preloaded_where_mlx_may_run_and_the_loader_finds_it(
     assert engine_environment({"LD_PRELOAD": "mine.so"}, backend, None)["LD_PRELOAD"] == preload
 
 
-def test_the_process_is_light_and_leaves_ctrl_c_to_its_parent(client: LanguageModel) -> None:
+def test_the_engine_imports_no_heavy_library_and_ignores_ctrl_c(client: LanguageModel) -> None:
     process = json.loads(asyncio.run(command(client, "process")))
     assert process["heavy"] == []
     assert process["sigint_ignored"]
@@ -70,7 +70,7 @@ def test_a_folder_named_runtime_in_the_working_folder_is_not_imported(tmp_path: 
         assert client.tokenize("ab") == [0, 1]
 
 
-def test_what_the_engine_writes_is_appended_to_its_log(tmp_path: Path) -> None:
+def test_the_output_of_the_engine_is_appended_to_its_log(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("before\n")
     with asyncio.run(spawn_fake(log_path=log)) as client:

@@ -17,7 +17,7 @@ def _crossed(error: BaseException) -> BaseException:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in _TREE if kind is not ContextOverflowError])
-def test_every_error_of_the_tree_arrives_as_itself(kind: type[RuntimeFault]) -> None:
+def test_every_runtime_error_keeps_its_type_and_arguments(kind: type[RuntimeFault]) -> None:
     error = _crossed(kind("7 tokens too many; shorten the text"))
     assert type(error) is kind
     assert error.args == ("7 tokens too many; shorten the text",)
@@ -30,13 +30,13 @@ def test_an_error_keeps_its_numbers() -> None:
     assert str(error) == str(ContextOverflowError("suffix", 90, 20, 100))
 
 
-def test_notes_cross() -> None:
+def test_notes_of_an_error_are_kept() -> None:
     error = ModelLoadError("damaged")
     error.add_note("model.safetensors, byte 17")
     assert _crossed(error).__notes__ == ["model.safetensors, byte 17"]
 
 
-def test_an_error_below_the_tree_arrives_as_its_nearest_known_class() -> None:
+def test_an_unlisted_subclass_arrives_as_its_nearest_known_base() -> None:
     error = _crossed(FrameError("too large"))
     assert type(error) is RuntimeFault
     assert str(error) == "too large"
@@ -52,15 +52,15 @@ def test_an_unknown_error_arrives_as_a_fault_with_its_traceback() -> None:
     assert "test_faults.py" in "".join(error.__notes__)
 
 
-def test_cancelled_stays_cancelled() -> None:
+def test_a_cancelled_error_keeps_its_type() -> None:
     assert isinstance(_crossed(asyncio.CancelledError("reset")), asyncio.CancelledError)
 
 
-def test_a_lone_surrogate_in_a_message_is_spelt_out() -> None:
+def test_a_lone_surrogate_in_a_message_is_escaped() -> None:
     assert str(_crossed(ModelLoadError("bad \ud800 name"))) == "bad \\ud800 name"
 
 
-def test_arguments_that_are_no_plain_values_become_the_message() -> None:
+def test_arguments_that_are_not_plain_values_are_replaced_by_the_message() -> None:
     assert _crossed(ModelLoadError({"a": 1})).args == ("{'a': 1}",)
 
 
@@ -72,7 +72,7 @@ def test_arguments_that_are_no_plain_values_become_the_message() -> None:
         Fault("annotations", (), "text"),
     ],
 )
-def test_a_hostile_fault_is_only_a_fault(fault: Fault) -> None:
+def test_a_hostile_fault_becomes_a_plain_runtime_fault(fault: Fault) -> None:
     error = unpack_fault(fault)
     assert type(error) is RuntimeFault
     assert "text" in str(error)

@@ -1,4 +1,4 @@
-"""The engine process itself: when it ends, and with which code."""
+"""The engine process itself: when it ends, and with which exit code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.runtime.process.peer import LOAD, call, engine_process, hear, ids, sa
     ],
     ids=["http", "4 GiB", "no msgpack", "empty", "fields missing"],
 )
-def test_garbage_ends_the_process_with_a_code_of_its_own(data: bytes) -> None:
+def test_garbage_on_the_pipe_ends_the_process_with_the_protocol_exit_code(data: bytes) -> None:
     with engine_process() as (process, pipe):
         pipe.sendall(data)
         assert process.wait(30) == EXIT_PROTOCOL
@@ -42,7 +42,7 @@ def test_garbage_ends_the_process_with_a_code_of_its_own(data: bytes) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("busy", ["idle", "streaming", "step", "loading", "stubborn", "truncated"])
-def test_the_process_ends_with_its_parent(busy: str) -> None:
+def test_the_process_ends_when_its_pipe_is_closed(busy: str) -> None:
     with engine_process() as (process, pipe):
         if busy == "loading":
             say(pipe, msgspec.structs.replace(LOAD, source="hang"))
@@ -64,7 +64,7 @@ def test_the_process_ends_with_its_parent(busy: str) -> None:
 
 @pytest.mark.slow
 def test_the_process_ends_when_its_parent_is_killed() -> None:
-    """Given a program with an engine, when the program is killed, then no engine stays behind."""
+    """Given a program with an engine, when the program is killed, then the engine ends too."""
     program = (
         "import asyncio; from runtime import spawn\n"
         f"client = asyncio.run(spawn('ready', loader={LOADER!r}))\n"
@@ -80,7 +80,7 @@ def test_the_process_ends_when_its_parent_is_killed() -> None:
     asyncio.run(eventually(lambda: not is_running(engine)))
 
 
-def test_by_hand_it_says_how_it_is_started() -> None:
+def test_started_by_hand_the_module_explains_how_it_is_started() -> None:
     done = subprocess.run([sys.executable, "-m", "runtime.transport"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "started by runtime.spawn" in done.stderr

@@ -1,4 +1,4 @@
-"""Sampling over the pipe: every setting crosses, and stages come back."""
+"""Sampling over the pipe: every setting is sent, and stages come back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVERYTHING = GenerationOptions(
 
 
 @pytest.mark.slow
-def test_a_spawned_model_samples_as_one_in_process() -> None:
+def test_a_spawned_model_samples_like_one_in_this_process() -> None:
     async def scenario() -> None:
         async with await spawn("mock", "mock") as client:
             with load("mock", "mock") as model:
@@ -54,7 +54,7 @@ def test_a_spawned_model_samples_as_one_in_process() -> None:
     asyncio.run(scenario())
 
 
-def test_a_models_own_options_are_known_without_asking(client: LanguageModel) -> None:
+def test_the_models_own_options_are_available_without_a_call(client: LanguageModel) -> None:
     assert client.own_options == GenerationOptions(max_tokens=77, sampling=SamplingOptions(temperature=0.5))
     resolved = client.resolve_options({"top_p": 0.5})
     assert (resolved.options.max_tokens, resolved.sources["max_tokens"]) == (77, "model")
@@ -64,7 +64,7 @@ def test_a_models_own_options_are_known_without_asking(client: LanguageModel) ->
 
 
 @pytest.mark.slow
-def test_a_mapping_is_not_taken_for_options_on_either_side() -> None:
+def test_a_mapping_as_options_is_refused_in_process_and_over_the_pipe() -> None:
     wrong: Any = {"max_tokenz": 3, "max_tokens": 2}
 
     async def refusals(model: LanguageModel) -> list[str]:
@@ -88,7 +88,7 @@ def test_a_mapping_is_not_taken_for_options_on_either_side() -> None:
 
 
 @pytest.mark.slow
-def test_a_request_has_its_own_ends_here_and_over_the_pipe() -> None:
+def test_eos_token_ids_of_a_request_apply_in_process_and_over_the_pipe() -> None:
     async def scenario() -> None:
         async with await spawn("mock", "mock") as client:
             with load("mock", "mock") as model:

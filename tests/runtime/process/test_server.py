@@ -1,4 +1,4 @@
-"""The engine process's side, spoken to in its own messages."""
+"""The server side of the engine process, addressed with raw messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.runtime.process.conftest import LOADER, eventually
 from tests.runtime.process.peer import LOAD, call, ids, serving, told
 
 
-def test_beats_say_what_goes_on() -> None:
+def test_beats_report_the_phase_and_the_step() -> None:
     async def scenario() -> None:
         async with serving() as (_, peer):
             peer.send(Load("slow", "auto", {"context_length": 300}, LOADER, {}, 0.02))
@@ -41,7 +41,7 @@ def test_beats_say_what_goes_on() -> None:
     asyncio.run(scenario())
 
 
-def test_a_call_is_answered_with_its_number_and_the_counters_come_first() -> None:
+def test_a_result_carries_the_number_of_its_call_and_follows_the_counters() -> None:
     async def scenario() -> None:
         async with serving() as (_, peer):
             peer.send(LOAD)
@@ -59,7 +59,7 @@ def test_a_call_is_answered_with_its_number_and_the_counters_come_first() -> Non
     asyncio.run(scenario())
 
 
-def test_counters_that_did_not_change_are_not_sent_again() -> None:
+def test_unchanged_counters_are_not_sent_again() -> None:
     async def scenario() -> None:
         async with serving() as (_, peer):
             peer.send(LOAD)
@@ -72,7 +72,7 @@ def test_counters_that_did_not_change_are_not_sent_again() -> None:
     asyncio.run(scenario())
 
 
-def test_a_stream_is_chunks_then_counters_then_its_end() -> None:
+def test_a_stream_sends_chunks_then_counters_then_its_end() -> None:
     async def scenario() -> None:
         async with serving() as (_, peer):
             peer.send(LOAD)
@@ -90,7 +90,7 @@ def test_a_stream_is_chunks_then_counters_then_its_end() -> None:
     asyncio.run(scenario())
 
 
-def test_counters_move_for_a_call_that_comes_while_the_last_round_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_pushed_for_a_call_that_arrives_during_the_last_push_round(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[asyncio.Event] = []
     real = asyncio.sleep
 
@@ -111,17 +111,17 @@ def test_counters_move_for_a_call_that_comes_while_the_last_round_is_waited_for(
 
             peer.send(LOAD)
             await peer.until(Loaded)
-            # given that the first call is gone, and that this was seen
+            # given a first call that was cancelled, and a push round that saw this
             peer.send(call(1, "generate", ids=ids(3), options={}))
             await peer.until(Chunk, 1)
             peer.send(Cancel(1))
             await eventually(lambda: len(rounds) == 1 and not server._calls)
             await end_round(1)
-            # when another comes in that time
+            # when another call arrives during the wait for the next round
             peer.send(call(2, "generate", ids=ids(3), options={}))
             await peer.until(Chunk, 2)
             pushed = sum(isinstance(reply, Push) for reply in peer.replies)
-            # then it has rounds of its own
+            # then push rounds continue for it
             await end_round(2)
             assert len(rounds) == 3
             await end_round(3)
@@ -154,12 +154,12 @@ def test_a_cancelled_call_gets_no_answer() -> None:
     asyncio.run(scenario())
 
 
-def test_a_call_that_is_cancelled_before_it_began_is_forgotten() -> None:
+def test_calls_cancelled_before_they_start_leave_no_state() -> None:
     async def scenario() -> None:
         async with serving() as (server, peer):
             peer.send(LOAD)
             await peer.until(Loaded)
-            # given calls that are called off in the same breath, of every kind
+            # given calls of every kind, each sent together with its cancellation
             for number, one in enumerate(
                 (
                     call(1, "logprobs", batch=[ids(1)], adapters=None, priority=1, cache_salt=""),
@@ -171,7 +171,7 @@ def test_a_call_that_is_cancelled_before_it_began_is_forgotten() -> None:
                 peer.send(one, Drop(number, 0), Cancel(number))
             peer.send(call(9, "tokenize", texts=["b"]))
             await peer.until(Result, 9)
-            # then nothing of them is kept, and the engine comes to rest
+            # then no state of them is kept, and the pusher stops
             await eventually(lambda: not server._calls and server._pusher is None)
             assert not server._dropped
             assert not [reply for reply in peer.replies if getattr(reply, "id", 9) not in (9, 0)]
@@ -192,7 +192,7 @@ def test_a_call_that_is_cancelled_before_it_began_is_forgotten() -> None:
         (call(1, "generate", ids=ids(1), options={"sampling": 5}), "sampling"),
     ],
 )
-def test_what_is_not_on_the_list_cannot_be_called(call: Call, reason: str) -> None:
+def test_unknown_methods_and_invalid_arguments_are_refused(call: Call, reason: str) -> None:
     async def scenario() -> None:
         async with serving() as (_, peer):
             peer.send(LOAD)
@@ -215,7 +215,7 @@ def test_a_call_before_the_load_is_refused() -> None:
 
 
 @pytest.mark.parametrize("loader", ["no colon", "missing.module:load", "runtime:missing", ":", "json:"])
-def test_a_loader_that_is_not_there_is_told(loader: str) -> None:
+def test_a_loader_that_cannot_be_found_is_refused_by_name(loader: str) -> None:
     async def scenario() -> None:
         async with serving() as (_, peer):
             peer.send(msgspec.structs.replace(LOAD, loader=loader))
@@ -241,7 +241,7 @@ def test_an_answer_too_large_for_the_pipe_is_refused(monkeypatch: pytest.MonkeyP
     asyncio.run(scenario())
 
 
-def test_a_large_answer_goes_in_parts_and_another_one_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_answer_is_sent_between_the_parts_of_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "LARGE", 5_000)
     monkeypatch.setattr("runtime.transport.frames._HIGH_WATER", 5_000)
 
@@ -249,10 +249,10 @@ def test_a_large_answer_goes_in_parts_and_another_one_between_them(monkeypatch: 
         async with serving() as (_, peer):
             peer.send(LOAD)
             await peer.until(Loaded)
-            # given one that is more than the system takes at once, and a small one, asked for behind it
+            # given a large answer that the socket does not take at once, and a small one, requested after it
             peer.send(told(1, "large 2000000"), told(2, "repeat a"))
             await peer.until(Result, 1)
-            # then the small one is there before most of the large one, which is whole
+            # then the small one arrives before most parts of the large one, which is complete
             replies = [reply for reply in peer.replies if isinstance(reply, Part | Result)]
             parts = [reply for reply in replies if isinstance(reply, Part)]
             assert replies.index(await peer.until(Result, 2)) < len(parts) / 2
@@ -271,7 +271,7 @@ def test_a_large_answer_goes_in_parts_and_another_one_between_them(monkeypatch: 
     ],
     ids=["second load", "same number twice", "a reply"],
 )
-def test_a_caller_that_breaks_the_protocol_is_left(messages: list[object]) -> None:
+def test_a_protocol_violation_ends_the_server(messages: list[object]) -> None:
     async def scenario() -> None:
         async with serving() as (server, peer):
             peer.send(*messages)
@@ -281,7 +281,7 @@ def test_a_caller_that_breaks_the_protocol_is_left(messages: list[object]) -> No
     asyncio.run(scenario())
 
 
-def test_shutdown_and_a_closed_pipe_end_without_a_fault() -> None:
+def test_shutdown_and_a_closed_pipe_end_the_server_without_an_error() -> None:
     async def scenario() -> None:
         async with serving() as (server, peer):
             peer.send(Shutdown())

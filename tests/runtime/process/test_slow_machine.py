@@ -1,4 +1,4 @@
-"""A machine on which one forward takes longer than a step may: slow is told from hung by the layers it comes to."""
+"""A machine where one forward exceeds the step limit: progress through the layers distinguishes slow from hung."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def slow() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("slow")
-def test_a_step_that_takes_longer_than_its_limit_is_left_alone_while_its_layers_come() -> None:
-    # given a model of which one forward takes longer than a step may
+def test_a_step_over_its_limit_is_not_ended_while_its_layers_advance() -> None:
+    # given a model whose forward takes longer than the step limit
     layers = tiny_folder("llama").config["num_hidden_layers"]
     limits = EngineLimits(step_seconds=2 * LAYER_SECONDS, silence_seconds=60, beat_seconds=0.05)
     assert layers * LAYER_SECONDS > limits.step_seconds
@@ -41,9 +41,9 @@ def test_a_step_that_takes_longer_than_its_limit_is_left_alone_while_its_layers_
     asyncio.run(main())
 
 
-@pytest.mark.slow  # test_death has it with a fake model
+@pytest.mark.slow  # test_death covers this with a fake model
 @pytest.mark.usefixtures("slow")
-def test_a_step_whose_layers_do_not_come_is_ended() -> None:
+def test_a_step_whose_layers_do_not_advance_is_ended() -> None:
     limits = EngineLimits(step_seconds=2 * LAYER_SECONDS, silence_seconds=60, beat_seconds=0.05)
 
     async def main() -> None:

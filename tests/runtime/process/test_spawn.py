@@ -30,7 +30,7 @@ OPTIONS = GenerationOptions(max_tokens=12, seed=7)
 
 
 async def _everything(model: LanguageModel) -> list[object]:
-    """What a model answers, for comparison."""
+    """Answers and properties of a model, for comparison."""
     return [
         model.info,
         model.byte_vocab,
@@ -54,7 +54,7 @@ async def _everything(model: LanguageModel) -> list[object]:
 
 
 @pytest.mark.slow
-def test_a_spawned_model_answers_as_one_in_this_process() -> None:
+def test_a_spawned_model_answers_like_one_in_this_process() -> None:
     async def scenario() -> None:
         with load("anything", "mock") as local:
             async with await spawn("anything", "mock") as spawned:
@@ -66,13 +66,13 @@ def test_a_spawned_model_answers_as_one_in_this_process() -> None:
 
 
 def _plain(value: Any) -> str:
-    """NaN equals NaN in text; a list and a tuple of options are the same over a pipe."""
+    """Text for comparison: NaN equals NaN, and lists equal tuples, which the pipe does not distinguish."""
     return repr(value).replace("(", "[").replace(")", "]").replace(",]", "]")
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ids", [[], [10**9], [-1], [1] * 40_000], ids=["empty", "too high", "negative", "too long"])
-def test_a_bad_request_is_the_same_error_here_and_there(ids: list[int]) -> None:
+def test_an_invalid_request_raises_the_same_error_in_process_and_over_the_pipe(ids: list[int]) -> None:
     async def scenario() -> None:
         with load("anything", "mock") as local:
             async with await spawn("anything", "mock") as spawned:
@@ -97,7 +97,7 @@ def test_a_bad_request_is_the_same_error_here_and_there(ids: list[int]) -> None:
         (("model", "tokenizer"), "hf", {}, InvalidRequestError, "tuple cannot be sent to an engine process"),
     ],
 )
-def test_what_cannot_be_loaded_is_a_typed_error(
+def test_a_failed_load_raises_a_typed_error(
     source: Any,
     backend: str,
     options: dict[str, Any],
@@ -110,11 +110,11 @@ def test_what_cannot_be_loaded_is_a_typed_error(
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))
     with pytest.raises(error, match=reason):
         asyncio.run(spawn(source, backend, **options))
-    assert capfd.readouterr().err == ""  # the caller was told; no traceback beside it
+    assert capfd.readouterr().err == ""  # the error goes to the caller, without a traceback in the log
 
 
 @pytest.mark.slow
-def test_a_backend_registered_here_is_known_there() -> None:
+def test_a_registered_backend_is_known_in_the_engine_process() -> None:
     register_backend("ours", "runtime.backends.mock:load")
     try:
         with asyncio.run(spawn("anything", "ours")) as client:
@@ -123,7 +123,7 @@ def test_a_backend_registered_here_is_known_there() -> None:
         unregister_backend("ours")
 
 
-def test_a_backend_that_only_this_process_has_is_refused_before_a_process_starts() -> None:
+def test_a_backend_registered_as_a_local_function_is_refused_before_a_process_starts() -> None:
     def local(source: ModelFolder | tuple[Any, Any], options: Any) -> Any:
         return load_mock(source, options)
 

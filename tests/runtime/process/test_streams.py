@@ -16,7 +16,7 @@ async def _read(client: LanguageModel, prompt: list[int]) -> tuple[list[TokenRec
     records: list[TokenRecord] = []
     try:
         async for record in client.generate(prompt):
-            records.append(record)  # noqa: PERF401  # what came before an error counts
+            records.append(record)  # noqa: PERF401  # the records before an error are returned
     except Exception as error:  # noqa: BLE001  # handed to the test
         return records, error
     return records, None
@@ -33,7 +33,7 @@ def test_records_and_runs_are_the_same_tokens(client: LanguageModel) -> None:
     asyncio.run(scenario())
 
 
-def test_counters_are_there_when_the_stream_ends(client: LanguageModel) -> None:
+def test_counters_are_current_when_the_stream_ends(client: LanguageModel) -> None:
     async def scenario() -> None:
         await client.clear_kv_cache_async()
         for count in range(1, 6):
@@ -54,7 +54,7 @@ def test_counters_move_while_a_stream_runs(client: LanguageModel) -> None:
     asyncio.run(scenario())
 
 
-def test_a_slow_reader_gets_what_has_arrived_in_one_run(client: LanguageModel) -> None:
+def test_a_slow_reader_gets_all_arrived_tokens_in_one_run(client: LanguageModel) -> None:
     async def scenario() -> None:
         async with aclosing(client.generate_runs(NEVER_ENDS)) as runs:
             first = await anext(runs)
@@ -116,7 +116,7 @@ def test_cancelling_the_reader_stops_the_generation(client: LanguageModel) -> No
     asyncio.run(scenario())
 
 
-def test_leaving_a_blocking_stream_stops_the_generation(client: LanguageModel) -> None:
+def test_closing_a_blocking_stream_stops_the_generation(client: LanguageModel) -> None:
     before = asyncio.run(cancelled(client))
     stream = client.generate_sync(NEVER_ENDS)
     assert next(stream).token_id == 0
@@ -145,7 +145,7 @@ def test_records_before_an_error_are_kept(client: LanguageModel) -> None:
 
 
 @pytest.mark.slow
-def test_records_before_the_engines_death_are_kept() -> None:
+def test_records_before_a_crash_of_the_engine_are_kept() -> None:
     async def scenario() -> None:
         async with await spawn_fake() as client:
             other = asyncio.create_task(_read(client, NEVER_ENDS))
@@ -161,7 +161,7 @@ def test_records_before_the_engines_death_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_a_blocking_stream_keeps_them_too() -> None:
+def test_a_blocking_stream_keeps_the_records_before_a_crash() -> None:
     with asyncio.run(spawn_fake()) as client:
         stream = client.generate_sync([2])
         assert [next(stream).token_id for _ in range(3)] == [0, 1, 2]

@@ -22,7 +22,7 @@ def client() -> Iterator[LanguageModel]:
 
 
 @pytest.mark.slow
-def test_vectors_and_progress_are_those_of_the_same_process(client: LanguageModel) -> None:
+def test_vectors_and_progress_over_the_pipe_equal_those_in_process(client: LanguageModel) -> None:
     told: list[PromptProgress] = []
     got = asyncio.run(client.embed(TEXTS, "mean", on_progress=told.append))
     with load("x", "fake", prefill_chunk_tokens=64) as model:
@@ -33,7 +33,7 @@ def test_vectors_and_progress_are_those_of_the_same_process(client: LanguageMode
     assert client.cache_report().working_bytes == client.cache_report().bytes == 0
 
 
-def test_refusals_are_the_same(client: LanguageModel) -> None:
+def test_invalid_texts_are_refused_over_the_pipe_before_compute(client: LanguageModel) -> None:
     before = client.metrics().tokens_computed
     for texts, pooling, words in (
         ([], "last", "no texts"),
@@ -47,13 +47,13 @@ def test_refusals_are_the_same(client: LanguageModel) -> None:
     assert client.metrics().tokens_computed == before
 
 
-def test_more_vectors_than_cross_at_once_are_refused(client: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_vectors_than_fit_the_pipe_are_refused(client: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.transport.pipe.MAX_PAYLOAD", 640)  # ten vectors
     with pytest.raises(InvalidRequestError, match="ask for 6 texts at a time"):
         client.embed_sync(["a"] * 10)
 
 
-def test_a_cancelled_call_ends_in_the_engine(client: LanguageModel) -> None:
+def test_a_cancelled_embed_call_is_cancelled_in_the_engine(client: LanguageModel) -> None:
     async def cancelled() -> None:
         begun = asyncio.Event()
         task = asyncio.create_task(client.embed(["y" * 100_000], on_progress=lambda _: begun.set()))
@@ -64,7 +64,7 @@ def test_a_cancelled_call_ends_in_the_engine(client: LanguageModel) -> None:
         assert (await client.embed(["after"])).shape == (1, 16)
 
         async def freed() -> bool:
-            await client.prefix_match_async([1])  # its answer brings the report along
+            await client.prefix_match_async([1])  # its answer carries the cache report
             return client.cache_report().working_bytes == 0
 
         await eventually(freed)

@@ -1,4 +1,4 @@
-"""A toy model, its text side as a folder, and a server around it."""
+"""A toy model, its tokenizer as a folder, and a server for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def local() -> Iterator[LanguageModel]:
-    """What a real server's numbers are compared with."""
+    """The local model whose numbers a real server's are compared with."""
     with load("smollm2", backend="hf", dtype="float32") as made:
         yield made
 
@@ -37,6 +37,6 @@ def server(model: LanguageModel) -> Iterator[Server]:
 
 @pytest.fixture(params=["local", "server"])
 def remote(server: Server, folder: Path, request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
-    """Connected with the tokenizer of this machine, and with the server's."""
+    """A connection with the tokenizer of this machine, and one with the server's."""
     with connect(server.base_url, tokenizer=folder if request.param == "local" else "server") as made:
         yield made

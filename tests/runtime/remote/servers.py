@@ -1,4 +1,4 @@
-"""A server with vLLM's shapes (0.32, as recorded from a real one) around a model of this process, and faults on demand."""
+"""A server with vLLM's message shapes (0.32, as recorded from a real one) for a model in this process; faults on demand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLER = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", 
 
 
 class Refused(Exception):
-    """An answer other than 200."""
+    """An answer with a status other than 200."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
         self.status, self.message, self.headers = status, message, headers
@@ -34,19 +34,19 @@ class Refused(Exception):
 
 @dataclass
 class Server:
-    """What a test sees of it.
+    """The settings and the counters of a test server.
 
     Attributes:
-        model: Whose numbers it gives.
-        cap: As of --max-logprobs; -1 for all.
-        key: That requests must have; empty for none.
-        raw: By path, what is written in place of an answer.
-        keeps: Whether a connection stays open after an answer; else it is closed without a word.
+        model: The model that computes the answers.
+        cap: The limit of alternatives, as of --max-logprobs; -1 for all.
+        key: The key that requests must carry; empty for none.
+        raw: By path, a function that writes in place of an answer.
+        keeps: Whether a connection stays open after an answer; otherwise it is closed without notice.
         pace: Seconds between two tokens.
-        embeddings: Whether it has vectors.
-        cached: Tokens of each prompt that it says it had; None says nothing.
+        embeddings: Whether the server has embeddings.
+        cached: The number of cached tokens reported for each prompt; None reports nothing.
         owner: `owned_by` of its models.
-        orders: Whether it takes a priority.
+        orders: Whether the server accepts a priority.
     """
 
     model: LanguageModel
@@ -66,11 +66,11 @@ class Server:
     most_running: int = 0
 
     def bodies(self, path: str) -> list[Any]:
-        """Of the requests to a path."""
+        """The bodies of the requests to a path."""
         return [body for where, _, body in self.seen if where == path]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serves one connection."""
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 method, path, headers, body = await _request(reader)
@@ -110,7 +110,7 @@ class Server:
         await writer.drain()
 
     async def answer(self, method: str, path: str, body: Any) -> Any:
-        """A whole answer, as JSON."""
+        """An answer that is not streamed, as JSON."""
         match method, path:
             case "GET", "/v1/models":
                 return {"object": "list", "data": self.models}
@@ -184,7 +184,7 @@ class Server:
         tops, asked = [], body.get("logprobs")
         for record, row in zip(records, rows, strict=True):
             count = len(row) if asked == -1 else asked or 0
-            count = 0 if body.get("logprob_token_ids") else count  # they come in place of the likeliest
+            count = 0 if body.get("logprob_token_ids") else count  # chosen ids replace the likeliest tokens
             best = sorted(range(len(row)), key=lambda token: (-row[token], token))[:count]
             wanted = [record.token_id, *best, *body.get("logprob_token_ids", ())]
             tops.append({f"token_id:{token}": float(row[token]) for token in wanted})
@@ -241,7 +241,7 @@ class Server:
         return rows
 
     async def stream(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """A streamed answer."""
+        """Writes a streamed answer."""
         ids = await self._prompt(body)
         start_events(writer)
         told, count = list(ids), 0
@@ -258,7 +258,7 @@ class Server:
 
 
 def send(writer: asyncio.StreamWriter, status: int, body: Any, **headers: str) -> None:
-    """A whole answer."""
+    """Writes an answer that is not streamed."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = {"content-type": "application/json", "content-length": str(len(data))}
     lines |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -267,18 +267,18 @@ def send(writer: asyncio.StreamWriter, status: int, body: Any, **headers: str) -
 
 
 def start_events(writer: asyncio.StreamWriter) -> None:
-    """The head of a stream."""
+    """Writes the head of a stream."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n")
 
 
 def event(writer: asyncio.StreamWriter, body: Any) -> None:
-    """One event as a chunk of its own."""
+    """Writes one event as one chunk."""
     data = body if isinstance(body, bytes) else b"data: " + json.dumps(body).encode() + b"\n\n"
     writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
 async def _closed(reader: asyncio.StreamReader) -> None:
-    """Until the other side has closed the connection; its next request, which may be here already, stays unread."""
+    """Waits until the client has closed the connection, without reading its next request."""
     while not reader.at_eof():  # noqa: ASYNC110  # a StreamReader has no event for it
         await asyncio.sleep(0.005)
 
@@ -293,7 +293,7 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, st
 
 @contextmanager
 def serving(model: LanguageModel, kind: type[Server] = Server, *, tls: Path | None = None, **settings: Any) -> Iterator[Server]:
-    """A server around a model on a free port of this machine; `tls`: its key and its certificate."""
+    """A server for a model on a free port of this machine; `tls`: the file of its key and its certificate."""
     server = kind(model, **settings)
     server.models = server.models or [
         {"id": "tiny", "object": "model", "owned_by": server.owner, "root": "tiny", "parent": None, "max_model_len": 2048}
@@ -324,7 +324,7 @@ def serving(model: LanguageModel, kind: type[Server] = Server, *, tls: Path | No
 
 
 def free_port() -> int:
-    """Of this machine, for a real server that takes no 0."""
+    """A free port of this machine, for real servers that do not accept port 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -340,7 +340,7 @@ def is_healthy(url: str) -> bool:
 
 
 def tokenizer_folder(path: Path) -> Path:
-    """The text side of the toy backends as a folder without weights."""
+    """The tokenizer and chat template of the toy backends as a folder without weights."""
     path.mkdir(exist_ok=True)
     byte_tokenizer().save(str(path / "tokenizer.json"))
     settings = {"chat_template": CHATML, "eos_token": "<|im_end|>"}

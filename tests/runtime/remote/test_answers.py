@@ -51,7 +51,9 @@ def nearly(records: list[TokenRecord]) -> list[Any]:
         {"temperature": 0.0, "max_tokens": 5, "logit_bias": {5: 50.0}},
     ],
 )
-def test_an_answer_is_the_model_s_own(remote: LanguageModel, model: LanguageModel, options: dict[str, Any]) -> None:
+def test_a_remote_answer_equals_that_of_the_local_model(
+    remote: LanguageModel, model: LanguageModel, options: dict[str, Any]
+) -> None:
     ids = model.tokenize(PROMPT)
     ours, theirs = list(model.generate_sync(ids, **options)), list(remote.generate_sync(ids, **options))
     assert [record.logprob for record in theirs] == nearly(ours)
@@ -59,12 +61,12 @@ def test_an_answer_is_the_model_s_own(remote: LanguageModel, model: LanguageMode
         assert list(map(told, theirs)) == list(map(told, ours))
         ranks = [record.rank for record in ours]
         assert [record.rank for record in theirs] == [rank if rank and rank <= 20 else None for rank in ranks]
-    else:  # the parts of a character are not known by their texts
+    else:  # tokens that are parts of a character have no texts of their own
         assert [record.token_id for record in theirs] == [record.token_id for record in ours]
 
 
 @pytest.mark.slow
-def test_chat_and_completion(remote: LanguageModel, model: LanguageModel) -> None:
+def test_chat_and_completion_equal_those_of_the_local_model(remote: LanguageModel, model: LanguageModel) -> None:
     options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 9}
     assert remote.render_chat(MESSAGES) == model.render_chat(MESSAGES)
     ours, theirs = model.complete_sync(MESSAGES, **options), remote.complete_sync(MESSAGES, **options)
@@ -73,7 +75,7 @@ def test_chat_and_completion(remote: LanguageModel, model: LanguageModel) -> Non
         assert theirs == ours
 
 
-def test_the_first_branch_has_the_seed_and_the_others_their_own(remote: LanguageModel) -> None:
+def test_the_first_branch_uses_the_given_seed_and_the_others_derived_ones(remote: LanguageModel) -> None:
     async def ask() -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         async for branch, record in remote.continue_many([1, 2], 3, GenerationOptions(max_tokens=6, seed=5)):
@@ -87,7 +89,7 @@ def test_the_first_branch_has_the_seed_and_the_others_their_own(remote: Language
     assert asyncio.run(ask()) == found
 
 
-def test_many_prompts_and_one_dropped(server: Server, folder: Path) -> None:
+def test_a_dropped_prompt_does_not_affect_the_other_answers(server: Server, folder: Path) -> None:
     async def ask(remote: LanguageModel) -> dict[int, int]:
         counts: dict[int, int] = {}
         answers = remote.generate_many([[1], "text", [3]], GenerationOptions(max_tokens=8, ignore_eos=True))
@@ -104,7 +106,7 @@ def test_many_prompts_and_one_dropped(server: Server, folder: Path) -> None:
     assert counts.get(1, 0) <= 2
 
 
-def test_closing_the_answer_stops_the_server(model: LanguageModel, folder: Path) -> None:
+def test_closing_an_answer_stops_the_server(model: LanguageModel, folder: Path) -> None:
     async def ask(remote: LanguageModel, server: Server) -> None:
         async with aclosing(remote.generate([1], max_tokens=500, ignore_eos=True)) as records:
             await anext(records)
@@ -117,7 +119,7 @@ def test_closing_the_answer_stops_the_server(model: LanguageModel, folder: Path)
         asyncio.run(ask(connect(server.base_url, tokenizer=folder), server))
 
 
-def test_a_blocked_caller_can_stop_too(model: LanguageModel, folder: Path) -> None:
+def test_closing_a_blocking_answer_stops_the_server(model: LanguageModel, folder: Path) -> None:
     with serving(model, pace=0.01) as server, connect(server.base_url, tokenizer=folder) as remote:
         records = remote.generate_sync([1], max_tokens=500, ignore_eos=True)
         next(records)
@@ -125,12 +127,12 @@ def test_a_blocked_caller_can_stop_too(model: LanguageModel, folder: Path) -> No
         wait_until(lambda: server.running == 0)
 
 
-def test_the_context_s_end_ends_the_answer(remote: LanguageModel) -> None:
+def test_an_answer_ends_at_the_context_length(remote: LanguageModel) -> None:
     last = list(remote.generate_sync([1] * 2044, max_tokens=50, ignore_eos=True))[-1]
     assert last.finish_reason == "context"
 
 
-def test_timings_have_the_seed_and_the_cached_tokens(remote: LanguageModel) -> None:
+def test_timings_contain_the_seed_and_the_cached_tokens(remote: LanguageModel) -> None:
     heard: list[PromptProgress] = []
     list(remote.generate_sync([1, 2, 3, 4], GenerationOptions(max_tokens=3, seed=99), on_progress=heard.append))
     assert [(progress.done, progress.total) for progress in heard] == [(4, 4)]
@@ -139,7 +141,7 @@ def test_timings_have_the_seed_and_the_cached_tokens(remote: LanguageModel) -> N
     assert (timings.seed, timings.prompt_tokens, timings.reused, timings.computed) == (99, 4, 3, 1)
 
 
-def test_what_a_server_does_not_say_of_its_cache_is_unknown(model: LanguageModel, folder: Path) -> None:
+def test_cached_tokens_are_none_where_the_server_does_not_report_them(model: LanguageModel, folder: Path) -> None:
     heard: list[PromptProgress] = []
     with serving(model, cached=None) as server, connect(server.base_url, tokenizer=folder) as remote:
         list(remote.generate_sync([1, 2, 3, 4], max_tokens=3, on_progress=heard.append))
@@ -157,7 +159,7 @@ class Warming(Server):
         return answer
 
 
-def test_drawn_here_the_first_request_says_what_was_cached(model: LanguageModel, folder: Path) -> None:
+def test_sampling_here_counts_the_cached_tokens_of_the_first_request(model: LanguageModel, folder: Path) -> None:
     with serving(model, Warming) as server, connect(server.base_url, tokenizer=folder, sampling="here") as remote:
         server.cached = 0
         list(remote.generate_sync([1, 2, 3, 4], max_tokens=3, temperature=0.0, ignore_eos=True))
@@ -184,7 +186,7 @@ def test_drawn_here_the_first_request_says_what_was_cached(model: LanguageModel,
         {"temperature": 1.0, "max_tokens": 12, "seed": 2, "stages": True},
     ],
 )
-def test_drawn_here_it_is_what_a_local_model_draws(
+def test_sampling_here_equals_sampling_by_a_local_model(
     model: LanguageModel, folder: Path, options: dict[str, Any], cap: int
 ) -> None:
     sampling = SamplingOptions(temperature=options["temperature"], **options.get("sampler", {}))
@@ -202,7 +204,7 @@ def test_drawn_here_it_is_what_a_local_model_draws(
 
 
 class Short(Server):
-    """One alternative, however many are asked for."""
+    """Gives at most one alternative, for any number requested."""
 
     async def _prompt(self, body: dict[str, Any]) -> list[int]:
         body["logprobs"] = min(body.get("logprobs") or 0, 1)
@@ -210,7 +212,7 @@ class Short(Server):
 
 
 @pytest.mark.parametrize("kind", ["mlx_lm", "openai"])
-def test_drawn_here_from_texts_is_refused(model: LanguageModel, folder: Path, kind: str) -> None:
+def test_sampling_here_is_refused_for_servers_without_token_ids(model: LanguageModel, folder: Path, kind: str) -> None:
     with (
         serving(model, KINDS[kind]) as server,
         pytest.raises(UnsupportedFeatureError, match="prompts and tokens as text"),
@@ -218,7 +220,7 @@ def test_drawn_here_from_texts_is_refused(model: LanguageModel, folder: Path, ki
         connect(server.base_url, tokenizer=folder, sampling="here")
 
 
-def test_drawn_here_dry_needs_the_tokens_bytes(server: Server) -> None:
+def test_sampling_here_with_dry_and_text_breakers_needs_token_bytes(server: Server) -> None:
     with connect(server.base_url, tokenizer="server", sampling="here") as remote:
         dry = SamplingOptions(dry_multiplier=0.8)
         with pytest.raises(UnsupportedFeatureError, match="does not tell the bytes of its tokens"):
@@ -227,7 +229,7 @@ def test_drawn_here_dry_needs_the_tokens_bytes(server: Server) -> None:
         assert len(list(remote.generate_sync([1, 2, 3], by_id))) == 1
 
 
-def test_drawn_here_an_answer_needs_to_know_its_end(server: Server, model: LanguageModel) -> None:
+def test_sampling_here_needs_eos_token_ids_or_ignore_eos(server: Server, model: LanguageModel) -> None:
     greedy: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0}
     last = list(model.generate_sync([1, 2, 3], ignore_eos=True, **greedy))[9].token_id
     with connect(server.base_url, tokenizer="server", sampling="here") as remote:
@@ -255,7 +257,7 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("cap", [-1, 20])
-def test_drawn_here_what_is_refused_is_what_it_says_it_lacks(model: LanguageModel, folder: Path, cap: int) -> None:
+def test_sampling_here_refuses_exactly_the_settings_listed_as_lacking(model: LanguageModel, folder: Path, cap: int) -> None:
     with serving(model, cap=cap) as server, connect(server.base_url, tokenizer=folder, sampling="here") as remote:
         refused = set()
         for name, value in SETTINGS.items():
@@ -267,7 +269,7 @@ def test_drawn_here_what_is_refused_is_what_it_says_it_lacks(model: LanguageMode
         assert refused == set(SETTINGS) & remote.lacks != set()
 
 
-def test_drawn_here_a_list_too_short_is_refused(model: LanguageModel, folder: Path) -> None:
+def test_sampling_here_refuses_a_list_of_alternatives_that_is_too_short(model: LanguageModel, folder: Path) -> None:
     with serving(model, Short, cap=20) as server, connect(server.base_url, tokenizer=folder, sampling="here") as remote:
         options = GenerationOptions(max_tokens=2, sampling=SamplingOptions(top_k=5))
         with pytest.raises(RemoteError, match=r"^.*[12] alternatives to draw from where"):
@@ -275,7 +277,9 @@ def test_drawn_here_a_list_too_short_is_refused(model: LanguageModel, folder: Pa
 
 
 @pytest.mark.parametrize(("text", "finish"), [("A", "grammar"), ("", "eos")])
-def test_a_grammar_s_own_end_is_no_end_of_text(server: Server, remote: LanguageModel, text: str, finish: str) -> None:
+def test_the_end_of_a_grammar_is_distinguished_from_an_eos(
+    server: Server, remote: LanguageModel, text: str, finish: str
+) -> None:
     async def last(writer: Any) -> None:
         start_events(writer)
         event(writer, {"choices": [{"index": 0, "text": text, "token_ids": [65], "finish_reason": "stop"}]})
@@ -286,7 +290,7 @@ def test_a_grammar_s_own_end_is_no_end_of_text(server: Server, remote: LanguageM
     assert (answer, answer.finish_reason, answer.incomplete) == (text, finish, False)
 
 
-def test_a_grammar_goes_to_the_server(server: Server, remote: LanguageModel) -> None:
+def test_a_grammar_is_sent_to_the_server(server: Server, remote: LanguageModel) -> None:
     options = GenerationOptions(max_tokens=2, grammar=Grammar.regex("[ab]+"))
     list(remote.generate_sync([1], options))
     assert server.bodies("/v1/completions")[-1]["structured_outputs"] == {"regex": "[ab]+"}
@@ -294,7 +298,7 @@ def test_a_grammar_goes_to_the_server(server: Server, remote: LanguageModel) -> 
         list(remote.generate_sync([1], GenerationOptions(grammar=Grammar.lark('start: "a"'))))
 
 
-def test_a_greedy_answer_goes_without_the_server_s_own_penalties(server: Server, remote: LanguageModel) -> None:
+def test_greedy_requests_override_the_default_penalties_of_the_server(server: Server, remote: LanguageModel) -> None:
     list(remote.generate_sync([1], max_tokens=1, temperature=0.0, presence_penalty=0.5, top_p=0.5))
     body = server.bodies("/v1/completions")[-1]
     assert (body["repetition_penalty"], body["presence_penalty"], body["frequency_penalty"]) == (1.0, 0.5, 0.0)
@@ -302,22 +306,22 @@ def test_a_greedy_answer_goes_without_the_server_s_own_penalties(server: Server,
 
 
 @pytest.mark.parametrize("name", ["dry_multiplier", "penalty_window"])
-def test_what_changes_scores_is_refused_greedy_too(remote: LanguageModel, name: str) -> None:
+def test_unsupported_penalties_are_refused_for_greedy_requests_too(remote: LanguageModel, name: str) -> None:
     settings: dict[str, Any] = {"temperature": 0.0, name: 1}
     sampling = SamplingOptions(**settings)
     with pytest.raises(UnsupportedFeatureError, match=f"no {name}"):
         list(remote.generate_sync([1], GenerationOptions(max_tokens=1, sampling=sampling)))
 
 
-def test_without_ids_that_end_it_an_answer_goes_on(server: Server, folder: Path) -> None:
-    endless: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20, "logit_bias": {257: 100.0}}  # its end is all that it says
+def test_empty_eos_token_ids_let_an_answer_continue(server: Server, folder: Path) -> None:
+    endless: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20, "logit_bias": {257: 100.0}}  # the eos is always drawn
     with connect(server.base_url, tokenizer=folder) as remote:
         assert len(list(remote.generate_sync([1], **endless))) == 1
         assert len(list(remote.generate_sync([1], eos_token_ids=(), **endless))) == 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_ends_answers_by_itself_is_told(model: LanguageModel, folder: Path, kind: str) -> None:
+def test_servers_that_ignore_ignore_eos_are_named_in_a_warning(model: LanguageModel, folder: Path, kind: str) -> None:
     with serving(model, KINDS[kind]) as server, connect(server.base_url, tokenizer=folder) as remote:
         told = [warning for warning in remote.info.warnings if "also with `ignore_eos`" in warning]
         assert len(told) == (kind in ("mlx_lm", "openai"))
@@ -332,7 +336,9 @@ def test_a_server_that_ends_answers_by_itself_is_told(model: LanguageModel, fold
         (GenerationOptions(adapters=(("other", 1.0),)), "no adapter 'other'"),
     ],
 )
-def test_what_the_server_cannot_do_is_refused(remote: LanguageModel, options: GenerationOptions, said: str) -> None:
+def test_options_that_the_server_does_not_support_are_refused(
+    remote: LanguageModel, options: GenerationOptions, said: str
+) -> None:
     with pytest.raises(Exception, match=said):
         list(remote.generate_sync([1], options))
 

@@ -30,7 +30,7 @@ from tests.runtime.remote.servers import Server, send, serving
 KEY = "sk-very-secret-0123456789"
 
 
-def test_what_a_server_can_do_is_said(server: Server, folder: Path) -> None:
+def test_info_lists_the_capabilities_of_a_server(server: Server, folder: Path) -> None:
     with connect(server.base_url, tokenizer=folder) as remote:
         info = remote.info
         assert info.backend == "vllm"
@@ -43,21 +43,21 @@ def test_what_a_server_can_do_is_said(server: Server, folder: Path) -> None:
         assert remote.eos_token_ids == (257, 258)
 
 
-def test_a_server_that_caps_alternatives(model: LanguageModel, folder: Path) -> None:
+def test_a_cap_of_alternatives_is_detected_and_named_in_a_warning(model: LanguageModel, folder: Path) -> None:
     with serving(model, cap=20) as server, connect(server.base_url + "/v1/", tokenizer=folder) as remote:
         assert "top 20" in remote.info.capabilities
         assert "full vectors" not in remote.info.capabilities
         assert any("20 likeliest tokens of a position" in warning for warning in remote.info.warnings)
 
 
-def test_the_vocabulary_is_found_by_asking(model: LanguageModel) -> None:
+def test_the_vocabulary_size_is_found_by_a_few_requests(model: LanguageModel) -> None:
     with serving(model, cap=20) as server, connect(server.base_url) as remote:
         assert remote.info.vocab_size == 259
         assert remote.info.options["tokenizer"] == "server"
         assert len(server.bodies("/v1/completions")) < 40
 
 
-def test_awaited_on_a_loop(server: Server, folder: Path, model: LanguageModel) -> None:
+def test_connect_async_works_on_an_event_loop(server: Server, folder: Path, model: LanguageModel) -> None:
     async def ask() -> list[int]:
         async with await connect_async(server.base_url, "tiny", tokenizer=folder) as remote:
             return await remote.tokenize_async("hello")
@@ -65,7 +65,7 @@ def test_awaited_on_a_loop(server: Server, folder: Path, model: LanguageModel) -
     assert asyncio.run(ask()) == model.tokenize("hello")
 
 
-def test_another_tokenizer_is_not_taken(server: Server, tmp_path: Path, folder: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(server: Server, tmp_path: Path, folder: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for file in folder.iterdir():
@@ -89,7 +89,7 @@ def test_another_tokenizer_is_not_taken(server: Server, tmp_path: Path, folder: 
         ("http://127.0.0.1:0/v1", "a port is a number"),
     ],
 )
-def test_addresses_that_are_refused(url: str, said: str) -> None:
+def test_invalid_addresses_are_refused(url: str, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         connect(url)
 
@@ -112,13 +112,13 @@ def test_a_password_in_an_address_is_not_repeated(url: str) -> None:
         ("example.org", False),
     ],
 )
-def test_a_key_of_the_environment_is_for_one_host(monkeypatch: pytest.MonkeyPatch, host: str, sent: bool) -> None:
+def test_a_key_from_the_environment_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch, host: str, sent: bool) -> None:
     monkeypatch.setenv("ELSEWISE_API_KEY", KEY)
     monkeypatch.setenv("ELSEWISE_API_HOST", host)
     assert key_for("http://127.0.0.1:8001/v1") == (KEY if sent else "")
 
 
-def test_a_host_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_host_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELSEWISE_API_KEY", KEY)
     monkeypatch.setenv("ELSEWISE_API_HOST", "a b://c")
     with pytest.raises(InvalidRequestError, match="ELSEWISE_API_HOST"):
@@ -129,12 +129,12 @@ def test_a_host_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.M
     ("options", "said"),
     [({"temperature": 1}, "unknown option"), ({"dialect": "vlm"}, "vllm"), ({"api_key": "a\nb"}, "one line")],
 )
-def test_options_that_are_refused(options: dict[str, Any], said: str) -> None:
+def test_invalid_options_of_connect_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         connect("http://127.0.0.1:1", **options)
 
 
-def test_nothing_listens() -> None:
+def test_a_port_without_a_listener_is_a_network_error() -> None:
     began = time.monotonic()
     with pytest.raises(RemoteError, match=r"no connection to 127\.0\.0\.1:9") as fault:
         connect("http://127.0.0.1:9")
@@ -142,12 +142,12 @@ def test_nothing_listens() -> None:
     assert time.monotonic() - began < 10
 
 
-def test_a_host_that_takes_no_connection_is_waited_for_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_does_not_accept_connections_times_out_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert http.CONNECT_SECONDS == 3.0
     monkeypatch.setattr(http, "CONNECT_SECONDS", 0.1)
     with contextlib.ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(2):  # as many as wait to be taken; the next is not answered at all
+        for _ in range(2):  # fills the accept queue; the next connection is not answered at all
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
@@ -157,7 +157,7 @@ def test_a_host_that_takes_no_connection_is_waited_for_briefly(monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_an_answer_is_waited_for_by_the_prompt_s_length(
+def test_the_timeout_of_the_first_answer_grows_with_the_prompt(
     model: LanguageModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (http.FIRST_SECONDS, http.FIRST_SECONDS_PER_TOKEN) == (60.0, 0.02)
@@ -185,7 +185,7 @@ def test_an_answer_is_waited_for_by_the_prompt_s_length(
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """Signed by itself, for this machine, with its key."""
+    """A self-signed certificate for this machine, with its key."""
     made = tmp_path / "server.pem"
     subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
     kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
@@ -211,7 +211,7 @@ def test_the_certificate_of_a_server_is_verified(
             assert len(remote.top_logprobs_sync([1, 2], 3).ids) == 3
 
 
-def test_models_by_name(server: Server, folder: Path) -> None:
+def test_a_server_with_several_models_needs_a_known_name(server: Server, folder: Path) -> None:
     with pytest.raises(ModelMissingError, match="tiny"):
         connect(server.base_url, "large")
     server.models.append({**server.models[0], "id": "second"})
@@ -220,7 +220,9 @@ def test_models_by_name(server: Server, folder: Path) -> None:
     connect(server.base_url, "second", tokenizer=folder).close()
 
 
-def test_the_key_stays_between_us(model: LanguageModel, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_and_prompts_appear_in_no_error_info_or_log(
+    model: LanguageModel, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     with serving(model, key=KEY) as server:
         for wrong in (None, KEY + "x"):
@@ -249,7 +251,7 @@ def test_a_redirect_is_not_followed(server: Server, folder: Path, model: Languag
         assert not other.seen
 
 
-def test_members_that_a_server_lacks(remote: LanguageModel) -> None:
+def test_unsupported_members_of_a_remote_model_are_refused(remote: LanguageModel) -> None:
     for refused in (
         lambda: remote.kv.prefix_match([1]),
         lambda: remote.push_lora("x"),
@@ -261,7 +263,7 @@ def test_members_that_a_server_lacks(remote: LanguageModel) -> None:
             refused()
 
 
-def test_closed(server: Server, folder: Path) -> None:
+def test_a_closed_connection_raises_session_closed(server: Server, folder: Path) -> None:
     remote = connect(server.base_url, tokenizer=folder)
     remote.close()
     remote.close()
@@ -270,7 +272,7 @@ def test_closed(server: Server, folder: Path) -> None:
         remote.top_logprobs_sync([1])
 
 
-def test_closed_while_it_answers(model: LanguageModel, folder: Path) -> None:
+def test_closing_during_an_answer_raises_session_closed(model: LanguageModel, folder: Path) -> None:
     async def ask(remote: LanguageModel) -> None:
         records = remote.generate([1, 2], max_tokens=500, temperature=0)
         await anext(records)
@@ -283,7 +285,7 @@ def test_closed_while_it_answers(model: LanguageModel, folder: Path) -> None:
         asyncio.run(ask(connect(server.base_url, tokenizer=folder)))
 
 
-def test_closing_goes_on_where_the_wait_for_it_is_cancelled(server: Server, folder: Path) -> None:
+def test_closing_completes_although_its_await_is_cancelled(server: Server, folder: Path) -> None:
     others = set(threading.enumerate())
     remote = connect(server.base_url, tokenizer=folder)
     (own,) = (thread for thread in {*threading.enumerate()} - others if thread.name == "elsewise-remote")

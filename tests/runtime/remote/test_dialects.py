@@ -1,4 +1,4 @@
-"""Servers of other kinds. The shapes of mlx_lm (0.32) and llama.cpp were recorded; those of SGLang are of its documents."""
+"""Other kinds of servers. The shapes of mlx_lm (0.32) and llama.cpp were recorded; SGLang's are from its documentation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def best(row: Any, count: int) -> list[int]:
 
 
 class Other(Server):
-    """What the kinds have in common."""
+    """The common base of the other kinds."""
 
     ends = b"0\r\n\r\n"
 
@@ -109,7 +109,7 @@ class LlamaServer(Other):
 
 
 class SplitCharacters(LlamaServer):
-    """Answers of characters that are several tokens each, of which it tells the last alone."""
+    """Answers with characters of several tokens, of which it reports the last token only."""
 
     answers = "a世🙂b"
 
@@ -125,7 +125,8 @@ class SplitCharacters(LlamaServer):
             told = {"id": ids[-1], "logprob": -1.0, "top_logprobs": [{"id": ids[-1], "logprob": -1.0}]}
             numbers = {"completion_probabilities": [told], "tokens_predicted": count}
             yield {"content": character, "tokens": ids[-1:], "stop": False, **numbers}
-        yield {"content": "", "tokens": [], "stop": True, "stop_type": "limit", "tokens_predicted": count + 1}  # half of one
+        # one more token: half of a character
+        yield {"content": "", "tokens": [], "stop": True, "stop_type": "limit", "tokens_predicted": count + 1}
 
 
 class SGLangServer(Other):
@@ -212,7 +213,7 @@ class MlxServer(Other):
 
 
 class TextServer(MlxServer):
-    """OpenAI's: five alternatives by text."""
+    """An OpenAI server: five alternatives, identified by text."""
 
     async def answer(self, method: str, path: str, body: Any) -> Any:
         if path == "/v1/models":
@@ -236,7 +237,7 @@ TEXT = "Some words"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_recognised_and_gives_what_it_has(model: LanguageModel, folder: Path, kind: str) -> None:
+def test_each_kind_of_server_is_recognised_with_its_capabilities(model: LanguageModel, folder: Path, kind: str) -> None:
     ids = model.tokenize(TEXT)
     with serving(model, KINDS[kind]) as server, connect(server.base_url, tokenizer=folder) as remote:
         assert remote.info.backend == kind
@@ -244,7 +245,7 @@ def test_each_kind_is_recognised_and_gives_what_it_has(model: LanguageModel, fol
         assert not remote.has("whole_rows")
         count = {"mlx_lm": 11, "openai": 5}.get(kind, 12)
         ours, theirs = model.top_logprobs_sync(ids, count), remote.top_logprobs_sync(ids, count)
-        if kind == "openai":  # bytes that are no text alone have no text to be found by
+        if kind == "openai":  # tokens that are incomplete characters cannot be identified by text
             assert set(theirs.ids.tolist()) <= set(ours.ids.tolist())
         else:
             assert theirs.ids.tolist() == ours.ids.tolist()
@@ -269,7 +270,7 @@ class PoolingServer(Server):
         return await super().answer(method, path, body)
 
 
-def test_a_vllm_server_for_embeddings_has_embeddings_alone(model: LanguageModel, folder: Path) -> None:
+def test_a_pooling_vllm_server_offers_embeddings_only(model: LanguageModel, folder: Path) -> None:
     with (
         serving(model, PoolingServer, embeddings=True) as server,
         connect(server.base_url, tokenizer=folder) as remote,
@@ -282,7 +283,9 @@ def test_a_vllm_server_for_embeddings_has_embeddings_alone(model: LanguageModel,
         connect(server.base_url, tokenizer=folder)
 
 
-def test_a_salt_that_a_server_does_not_take_is_told(model: LanguageModel, folder: Path) -> None:
+def test_a_cache_salt_that_the_server_does_not_support_is_a_warning_and_refused_per_request(
+    model: LanguageModel, folder: Path
+) -> None:
     with serving(model, MlxServer) as server, connect(server.base_url, tokenizer=folder, cache_salt="mine") as remote:
         assert any("takes no cache_salt" in warning for warning in remote.info.warnings)
         with pytest.raises(UnsupportedFeatureError, match="takes no cache_salt"):
@@ -291,7 +294,7 @@ def test_a_salt_that_a_server_does_not_take_is_told(model: LanguageModel, folder
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_greedy_answer_is_the_model_s_own(model: LanguageModel, folder: Path, kind: str) -> None:
+def test_a_greedy_answer_equals_that_of_the_local_model(model: LanguageModel, folder: Path, kind: str) -> None:
     options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12}
     with serving(model, KINDS[kind]) as server, connect(server.base_url, tokenizer=folder) as remote:
         for prompt in (TEXT, "Once upon", "b"):
@@ -304,7 +307,7 @@ def test_a_greedy_answer_is_the_model_s_own(model: LanguageModel, folder: Path, 
             assert "".join(record.text for record in theirs if record.finish_reason != "eos") == shown
 
 
-def test_by_the_server_s_tokenizer(model: LanguageModel) -> None:
+def test_the_tokenizer_of_the_server_works_for_llama_cpp_and_is_refused_for_sglang(model: LanguageModel) -> None:
     with serving(model, SGLangServer) as server, pytest.raises(UnsupportedFeatureError, match="how large its vocabulary"):
         connect(server.base_url, tokenizer="server")
     with serving(model, LlamaServer) as server, connect(server.base_url, tokenizer="server") as remote:
@@ -313,9 +316,11 @@ def test_by_the_server_s_tokenizer(model: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["folder", "server"])
-def test_the_tokens_of_a_character_that_llama_cpp_leaves_out(model: LanguageModel, folder: Path, tokenizer: str) -> None:
+def test_tokens_of_split_characters_that_llama_cpp_omits_are_restored(
+    model: LanguageModel, folder: Path, tokenizer: str
+) -> None:
     class Garbled(SplitCharacters):
-        answers = "a\ufffd"  # of two tokens, as the next count says
+        answers = "a\ufffd"  # the count below claims more tokens than this text has
 
         async def parts(self, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
             async for part in super().parts(body):
@@ -335,7 +340,9 @@ def test_the_tokens_of_a_character_that_llama_cpp_leaves_out(model: LanguageMode
 
 
 @pytest.mark.parametrize(("window", "of_llama"), [(0, -1), (9, 9)])
-def test_penalties_see_as_far_as_is_asked(model: LanguageModel, folder: Path, window: int, of_llama: int) -> None:
+def test_the_penalty_window_is_sent_in_the_convention_of_each_server(
+    model: LanguageModel, folder: Path, window: int, of_llama: int
+) -> None:
     options = GenerationOptions(max_tokens=2, sampling=SamplingOptions(repetition_penalty=1.2, penalty_window=window))
     with serving(model, LlamaServer) as server, connect(server.base_url, tokenizer=folder) as remote:
         list(remote.generate_sync([5, 6], options))
@@ -345,7 +352,7 @@ def test_penalties_see_as_far_as_is_asked(model: LanguageModel, folder: Path, wi
         assert server.bodies("/v1/completions")[-1]["repetition_context_size"] == window
 
 
-def test_text_alone_needs_a_tokenizer(model: LanguageModel) -> None:
+def test_a_server_that_takes_only_text_needs_a_local_tokenizer(model: LanguageModel) -> None:
     with (
         serving(model, MlxServer) as server,
         pytest.raises(UnsupportedFeatureError, match="get that model by"),
@@ -353,14 +360,16 @@ def test_text_alone_needs_a_tokenizer(model: LanguageModel) -> None:
         connect(server.base_url)
 
 
-def test_chosen_ids_of_sglang(model: LanguageModel, folder: Path) -> None:
+def test_sglang_gives_log_probabilities_of_chosen_ids(model: LanguageModel, folder: Path) -> None:
     with serving(model, SGLangServer) as server, connect(server.base_url, tokenizer=folder) as remote:
         ours, theirs = model.top_logprobs_sync([1, 2], 2, chosen=[9]), remote.top_logprobs_sync([1, 2], 2, chosen=[9])
         assert theirs.chosen == pytest.approx(ours.chosen, abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "path"), [("llama.cpp", "/props"), ("sglang", "/get_model_info")])
-def test_a_dialect_by_name_whose_page_is_of_another_shape(model: LanguageModel, folder: Path, kind: str, path: str) -> None:
+def test_a_named_dialect_tolerates_an_info_page_of_another_shape(
+    model: LanguageModel, folder: Path, kind: str, path: str
+) -> None:
     async def listed(writer: asyncio.StreamWriter) -> None:
         send(writer, 200, [1])
 
@@ -370,7 +379,7 @@ def test_a_dialect_by_name_whose_page_is_of_another_shape(model: LanguageModel, 
             assert remote.info.backend == kind
 
 
-def test_a_dialect_by_name(server: Server, folder: Path) -> None:
+def test_a_dialect_can_be_named_and_a_wrong_one_is_refused(server: Server, folder: Path) -> None:
     with connect(server.base_url, dialect="openai", tokenizer=folder) as remote:
         assert remote.info.backend == "openai"
     with pytest.raises((InvalidRequestError, RemoteError)):

@@ -1,4 +1,4 @@
-"""Servers that are broken or mean us harm: bounded memory, and an error that says what happened."""
+"""Broken or malicious servers: memory stays bounded, and the error names the fault."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ STREAMS: dict[str, tuple[Raw, str, str]] = {
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", STREAMS)
-def test_a_stream_that_is_wrong(server: Server, folder: Path, kind: str) -> None:
+def test_an_invalid_stream_is_a_remote_error_with_bounded_memory_and_time(server: Server, folder: Path, kind: str) -> None:
     raw, reason, said = STREAMS[kind]
-    patience = 0.5 if reason == "timeout" else 10.0  # a busy machine writes 50,000 alternatives in more than half a second
+    patience = 0.5 if reason == "timeout" else 10.0  # on a busy machine, writing 50,000 alternatives takes over 0.5 s
     with connect(server.base_url, tokenizer=folder, idle_seconds=patience) as remote:
         server.raw["/v1/completions"] = raw
         tracemalloc.start()
@@ -147,10 +147,10 @@ def test_a_stream_that_is_wrong(server: Server, folder: Path, kind: str) -> None
         tracemalloc.stop()
         assert fault.value.reason == reason
         assert time.monotonic() - began < 30
-        assert peak < 6 * MOST_EVENT_BYTES  # the server's own buffers are of this process, too
+        assert peak < 6 * MOST_EVENT_BYTES  # includes the buffers of the server, which runs in this process
 
 
-def test_an_endless_stream_ends_with_the_tokens_asked_for(server: Server, folder: Path) -> None:
+def test_an_endless_stream_ends_after_max_tokens(server: Server, folder: Path) -> None:
     with connect(server.base_url, tokenizer=folder) as remote:
         server.raw["/v1/completions"] = writes(choice(), times=1_000_000)
         records = list(remote.generate_sync([1, 2], max_tokens=50))
@@ -175,9 +175,7 @@ async def read_in_parts(writer: StreamWriter) -> None:
 @pytest.mark.parametrize(
     ("rest", "idle"), [(read_later, 0.2), pytest.param(read_in_parts, 2.0, marks=pytest.mark.slow)], ids=["silent", "comments"]
 )
-def test_a_server_that_reads_the_prompt_after_the_head_of_its_answer_is_waited_for(
-    server: Server, folder: Path, rest: Raw, idle: float
-) -> None:
+def test_a_long_prefill_after_the_response_head_does_not_time_out(server: Server, folder: Path, rest: Raw, idle: float) -> None:
     async def raw(writer: StreamWriter) -> None:
         start_events(writer)
         await writer.drain()
@@ -189,7 +187,7 @@ def test_a_server_that_reads_the_prompt_after_the_head_of_its_answer_is_waited_f
         assert list(remote.generate_sync([1, 2], max_tokens=50))[-1].finish_reason == "stop"
 
 
-def test_what_came_before_a_fault_stays(server: Server, folder: Path) -> None:
+def test_records_before_a_fault_in_the_stream_are_kept(server: Server, folder: Path) -> None:
     with connect(server.base_url, tokenizer=folder) as remote:
         server.raw["/v1/completions"] = writes(choice(), choice(), b"data: {]\n\n")
         records = remote.generate_sync([1, 2], max_tokens=50)
@@ -199,23 +197,23 @@ def test_what_came_before_a_fault_stays(server: Server, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["\x1b[2J", "\u202e", "x" * 600])
-def test_names_that_would_garble_a_terminal_are_not_taken_over(server: Server, folder: Path, said: str) -> None:
+def test_names_with_control_characters_or_excessive_length_are_ignored(server: Server, folder: Path, said: str) -> None:
     server.models.append({**server.models[0], "id": "tiny" + said})
     server.raw["/version"] = answers({"version": "0.32" + said})
-    with connect(server.base_url, tokenizer=folder) as remote:  # the only model that it has
+    with connect(server.base_url, tokenizer=folder) as remote:  # the only model with a valid name
         assert remote.info.options["model"] == "tiny"
         assert remote.info.options["server_version"] == ""
 
 
 @pytest.mark.parametrize("token", [9999, -1])
-def test_a_line_break_outside_the_vocabulary(server: Server, token: int) -> None:
+def test_a_token_id_outside_the_vocabulary_for_a_line_break_is_refused(server: Server, token: int) -> None:
     with connect(server.base_url, tokenizer="server") as remote:
         server.raw |= {"/tokenize": answers({"tokens": [token]}), "/detokenize": answers({"prompt": "\n"})}
         with pytest.raises(RemoteError, match=f"token id {token} is outside its vocabulary"):
             remote.top_logprobs_sync([65], 3)
 
 
-def test_an_empty_reason_is_no_end(server: Server, folder: Path) -> None:
+def test_an_empty_finish_reason_does_not_end_the_answer(server: Server, folder: Path) -> None:
     with connect(server.base_url, tokenizer=folder) as remote:
         server.raw["/v1/completions"] = writes(
             *[choice(finish_reason="")] * 2, choice(finish_reason="length"), b"data: [DONE]\n\n"
@@ -236,7 +234,7 @@ def vectors(*rows: list[float], first: int = 0) -> Raw:
 
 
 UNUSABLE = ("protocol", "cannot be used")
-ANY: dict[str, tuple[Raw, str, str]] = {  # in place of any whole answer
+ANY: dict[str, tuple[Raw, str, str]] = {  # in place of any answer that is not streamed
     "announced terabyte": (announced, "protocol", "announces"),
     "10 GB line": (ten_gigabytes, "protocol", "answers with more than"),
     "gzip bomb": (bomb, "protocol", "compressed"),
@@ -299,7 +297,7 @@ ASKED: dict[str, Callable[[LanguageModel], object]] = {
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize(("asked", "kind"), [(asked, kind) for asked, kinds in WHOLE.items() for kind in kinds])
-def test_an_answer_that_is_wrong(model: LanguageModel, folder: Path, asked: str, kind: str) -> None:
+def test_an_invalid_answer_is_a_remote_error(model: LanguageModel, folder: Path, asked: str, kind: str) -> None:
     raw, reason, said = WHOLE[asked][kind]
     with serving(model, embeddings=True) as server, connect(server.base_url, tokenizer=folder, idle_seconds=0.5) as remote:
         server.raw["/v1/embeddings" if asked == "embed" else "/v1/completions"] = raw
@@ -309,7 +307,9 @@ def test_an_answer_that_is_wrong(model: LanguageModel, folder: Path, asked: str,
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/version"])
-def test_pages_that_are_wrong(server: Server, folder: Path, path: str) -> None:
+def test_an_invalid_model_list_is_refused_and_an_invalid_version_page_is_ignored(
+    server: Server, folder: Path, path: str
+) -> None:
     server.raw[path] = page
     if path == "/version":
         connect(server.base_url, tokenizer=folder).close()
@@ -334,7 +334,7 @@ def test_pages_that_are_wrong(server: Server, folder: Path, path: str) -> None:
         (500, "oops \x1b[31m", RemoteError, "server"),
     ],
 )
-def test_refusals_by_status(
+def test_http_error_statuses_are_mapped_to_typed_errors(
     server: Server, remote: LanguageModel, status: int, message: str, kind: type[Exception], reason: str | None
 ) -> None:
     async def refuse(writer: StreamWriter) -> None:
@@ -344,7 +344,7 @@ def test_refusals_by_status(
     before = len(server.bodies("/v1/completions"))
     with pytest.raises(kind) as fault:
         remote.top_logprobs_sync([1], 1)
-    assert len(server.bodies("/v1/completions")) == before + 1  # nothing is asked twice
+    assert len(server.bodies("/v1/completions")) == before + 1  # no request is repeated
     assert "\x1b" not in str(fault.value)
     if isinstance(fault.value, RemoteError):
         assert fault.value.reason == reason
@@ -352,33 +352,33 @@ def test_refusals_by_status(
 
 
 @pytest.mark.parametrize("page", [{"data": 5}, b"[" * 900 + b"]" * 900, b"[" * 100_000 + b"]" * 100_000])
-def test_lists_of_models_that_are_none(server: Server, folder: Path, page: Any) -> None:
+def test_malformed_model_lists_are_refused(server: Server, folder: Path, page: Any) -> None:
     server.raw["/v1/models"] = answers(page)
     with pytest.raises(RemoteError, match=r"no JSON|lists no models"):
         connect(server.base_url, tokenizer=folder)
 
 
-def test_a_vocabulary_larger_than_any_is_refused(model: LanguageModel) -> None:
+def test_an_implausibly_large_vocabulary_is_refused(model: LanguageModel) -> None:
     with serving(model, owner="elsewise", cap=20) as server:
         server.models[0]["vocab_size"] = 1 << 23
         with pytest.raises(RemoteError, match="a vocabulary of 8,388,608"):
             connect(server.base_url, tokenizer="server")
 
 
-def test_a_text_that_no_token_has_is_refused(server: Server) -> None:
+def test_an_implausibly_long_token_text_is_refused(server: Server) -> None:
     with connect(server.base_url, tokenizer="server") as remote:
         server.raw["/detokenize"] = answers({"prompt": "x" * 5000})
         with pytest.raises(RemoteError, match="has 5,000 bytes"):
             remote.tokenize("a")
 
 
-def test_a_model_without_embeddings_is_connected_to_whatever_the_refusal_says(server: Server, folder: Path) -> None:
+def test_a_refused_embedding_probe_does_not_prevent_the_connection(server: Server, folder: Path) -> None:
     server.raw["/v1/embeddings"] = answers({"error": {"message": "The model `tiny` does not exist."}}, 404)
     with connect(server.base_url, tokenizer=folder) as remote:
         assert "embeddings" not in remote.info.capabilities
 
 
-def test_a_probe_that_asks_for_little_takes_little(server: Server, folder: Path) -> None:
+def test_a_probe_refuses_an_oversized_answer(server: Server, folder: Path) -> None:
     server.raw["/v1/completions"] = answers({"choices": [{"text": "x" * (5 * MEBIBYTE)}]})
     with pytest.raises(RemoteError, match="announces"):
         connect(server.base_url, dialect="openai", tokenizer=folder)
@@ -388,7 +388,7 @@ INPUT = [{"type": "int_type", "loc": ["body", "n"], "msg": "not a number", "inpu
 
 
 @pytest.mark.parametrize("body", [{"detail": INPUT}, {"error": {"message": str(INPUT)}}])
-def test_an_error_that_quotes_the_prompt_is_cut(server: Server, folder: Path, body: Any) -> None:
+def test_a_prompt_quoted_in_an_error_is_removed(server: Server, folder: Path, body: Any) -> None:
     with connect(server.base_url, tokenizer=folder) as remote:
         server.raw["/v1/completions"] = answers(body, 422)
         with pytest.raises(InvalidRequestError, match="not a number") as fault:
@@ -396,7 +396,7 @@ def test_an_error_that_quotes_the_prompt_is_cut(server: Server, folder: Path, bo
         assert "my own prompt" not in str(fault.value)
 
 
-def test_errors_and_ids_of_a_server_are_shown_without_the_key(
+def test_the_key_is_removed_from_errors_and_model_ids_of_a_server(
     server: Server, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -1,4 +1,4 @@
-"""Against llama.cpp's own server, whose environment `make test-llama` makes and ELSEWISE_LLAMA_CPP names; SmolLM2."""
+"""Against llama.cpp's own server; `make test-llama` makes its environment, ELSEWISE_LLAMA_CPP is its path; SmolLM2."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from runtime import Grammar, LanguageModel, ModelShelf, UnsupportedFeatureError,
 from tests.runtime.remote.test_sessions import talk
 
 VENV = os.environ.get("ELSEWISE_LLAMA_CPP", "")
-CLOSED_SECONDS = 10  # it looks for closed connections once a second
-TOLERANCE = 1e-2  # nats: its attention is not computed in float32 throughout
+CLOSED_SECONDS = 10  # llama.cpp checks for closed connections once a second
+TOLERANCE = 1e-2  # nats: llama.cpp does not compute attention in float32 throughout
 CHINESE, FACES = "你好世界，你好世界，你好世界，你好", "Four smiling faces: 😀😀😀😀"
 PROMPTS = ("The capital of", "Once upon é", "def f(x):", CHINESE, FACES)
 
@@ -54,14 +54,14 @@ def remote(address: str, request: pytest.FixtureRequest) -> Iterator[LanguageMod
         yield made
 
 
-def test_what_it_says_of_itself(remote: LanguageModel) -> None:
+def test_info_of_llama_cpp_and_the_refusal_to_score(remote: LanguageModel) -> None:
     assert remote.info.backend == "llama.cpp"
     assert (remote.info.vocab_size, remote.info.context_length) == (49_152, 2048)
     with pytest.raises(UnsupportedFeatureError, match="does not score given texts"):
         remote.score_sync([5, 6])
 
 
-def test_log_probabilities_are_those_of_transformers(
+def test_log_probabilities_agree_with_transformers(
     remote: LanguageModel, local: LanguageModel, tell: Callable[[str], None]
 ) -> None:
     largest = 0.0
@@ -76,11 +76,13 @@ def test_log_probabilities_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_answers_lose_no_token_of_a_character(remote: LanguageModel, local: LanguageModel, prompt: str) -> None:
+def test_greedy_answers_contain_all_tokens_of_split_characters(
+    remote: LanguageModel, local: LanguageModel, prompt: str
+) -> None:
     options: dict[str, Any] = {"max_tokens": 15, "temperature": 0.0}
     ids = local.tokenize(prompt)
     ours, theirs = list(local.generate_sync(ids, **options)), list(remote.generate_sync(ids, **options))
-    shown = "".join(record.text for record in ours).removesuffix("\ufffd")  # an unfinished character at the end is not told
+    shown = "".join(record.text for record in ours).removesuffix("\ufffd")  # an unfinished last character is not sent
     assert "".join(record.text for record in theirs) == shown
     assert [record.token_id for record in theirs] == [record.token_id for record in ours][: len(theirs)]
     assert len(theirs) >= 13
@@ -89,7 +91,7 @@ def test_greedy_answers_lose_no_token_of_a_character(remote: LanguageModel, loca
     np.testing.assert_allclose(a, b, atol=TOLERANCE)
 
 
-def test_answers_drawn_here_are_a_local_model_s_own(address: str, local: LanguageModel) -> None:
+def test_sampling_here_equals_sampling_by_a_local_model(address: str, local: LanguageModel) -> None:
     options: dict[str, Any] = {"max_tokens": 15, "temperature": 0.8, "top_k": 20, "seed": 5}
     with connect(address, tokenizer="smollm2", sampling="here") as remote:
         for prompt in PROMPTS:
@@ -98,7 +100,7 @@ def test_answers_drawn_here_are_a_local_model_s_own(address: str, local: Languag
             assert [record.token_id for record in theirs] == [record.token_id for record in ours]
 
 
-def test_chat_and_grammar(remote: LanguageModel, local: LanguageModel) -> None:
+def test_chat_equals_the_local_model_and_a_grammar_is_followed(remote: LanguageModel, local: LanguageModel) -> None:
     messages = [{"role": "user", "content": "Is water wet? Answer yes or no."}]
     assert remote.render_chat(messages) == local.render_chat(messages)
     ours, theirs = (model.complete_sync(messages, max_tokens=40, temperature=0.0) for model in (local, remote))
@@ -108,25 +110,25 @@ def test_chat_and_grammar(remote: LanguageModel, local: LanguageModel) -> None:
     assert list(json.loads(answer)) == ["wet"]
 
 
-def test_cached_tokens(remote: LanguageModel, local: LanguageModel) -> None:
+def test_cached_tokens_are_reported(remote: LanguageModel, local: LanguageModel) -> None:
     ids = local.tokenize("Water is wet, and so are the waters. " * 20)[:150]
     for _ in range(2):
         list(remote.generate_sync(ids, max_tokens=2, temperature=0.0))
     assert (remote.metrics().recent[-1].reused or 0) >= 140
 
 
-def test_a_session_and_its_fork_are_those_of_a_local_model(remote: LanguageModel, local: LanguageModel) -> None:
+def test_a_session_and_its_fork_equal_those_of_a_local_model(remote: LanguageModel, local: LanguageModel) -> None:
     assert asyncio.run(talk(remote)) == asyncio.run(talk(local))
 
 
-def test_a_closed_answer_stops(remote: LanguageModel, address: str, tell: Callable[[str], None]) -> None:
+def test_closing_an_answer_stops_the_generation(remote: LanguageModel, address: str, tell: Callable[[str], None]) -> None:
     async def begin() -> None:
         async with aclosing(remote.generate([5, 6, 7], max_tokens=1500, ignore_eos=True)) as records:
             await anext(records)
 
     asyncio.run(begin())
     ended = time.monotonic()
-    while any(slot["is_processing"] for slot in slots(address)):  # for minutes, if it went on
+    while any(slot["is_processing"] for slot in slots(address)):  # for minutes, if the answer continued
         assert time.monotonic() - ended < CLOSED_SECONDS
         time.sleep(0.05)
     tell(f"llama.cpp: a closed answer stops after {time.monotonic() - ended:.1f} s")

@@ -1,4 +1,4 @@
-"""Against mlx_lm's own server, which mlx-lm of the lock brings; SmolLM2 in float32 on both sides."""
+"""Against mlx_lm's own server, from the locked mlx-lm; SmolLM2 in float32 on both sides."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
             process.kill()
 
 
-def test_its_answers_are_those_of_transformers(
+def test_answers_of_mlx_lm_agree_with_transformers(
     remote: LanguageModel, local: LanguageModel, tell: Callable[[str], None]
 ) -> None:
     assert (remote.info.backend, remote.info.capabilities) == ("mlx_lm", ("top 11", "cached tokens"))
@@ -63,8 +63,8 @@ def test_its_answers_are_those_of_transformers(
             "".join(record.text for record in model.generate_sync(ids, max_tokens=9, temperature=0.0))
             for model in (local, remote)
         ]
-        assert greedy[1] == greedy[0].removeprefix(" ")  # it drops the space at the beginning
-        assert remote.metrics().recent[-1].reused == len(ids) - 1  # the query before it has read the prompt
+        assert greedy[1] == greedy[0].removeprefix(" ")  # mlx_lm drops the leading space
+        assert remote.metrics().recent[-1].reused == len(ids) - 1  # cached by the query before
     tell(f"mlx_lm: largest difference of {len(PROMPTS)} x 11 log-probabilities from transformers: {largest:.1e} nats")
     assert largest < TOLERANCE
     messages = [{"role": "user", "content": "Is water wet? Answer yes or no."}]
@@ -79,6 +79,6 @@ def test_its_answers_are_those_of_transformers(
     (server,) = (child for child in psutil.Process().children() if "mlx_lm" in child.cmdline())
     asyncio.run(begin())
     closed = time.monotonic()
-    while server.cpu_percent(0.2) > 20:  # for minutes, if it went on: it has no gauge
+    while server.cpu_percent(0.2) > 20:  # for minutes, if the answer continued; mlx_lm has no metric for it
         assert time.monotonic() - closed < CLOSED_SECONDS
     tell(f"mlx_lm: a closed answer stops after {time.monotonic() - closed:.1f} s")

@@ -23,13 +23,15 @@ from tests.runtime.remote.test_answers import wait_until
 TEXT = "Some words, zwölf Möwen."
 
 
-def test_a_full_vector_is_the_model_s_own(remote: LanguageModel, model: LanguageModel) -> None:
+def test_a_full_vector_equals_that_of_the_local_model(remote: LanguageModel, model: LanguageModel) -> None:
     ids = model.tokenize(TEXT)
     assert remote.tokenize(TEXT) == ids
     np.testing.assert_allclose(remote.next_token_logprobs_sync(ids), model.next_token_logprobs_sync(ids), atol=1e-6)
 
 
-def test_the_likeliest_and_the_exact_tail(remote: LanguageModel, model: LanguageModel) -> None:
+def test_top_log_probabilities_and_the_tail_mass_equal_those_of_the_local_model(
+    remote: LanguageModel, model: LanguageModel
+) -> None:
     ids = model.tokenize(TEXT)
     ours, theirs = model.top_logprobs_sync(ids, 7, chosen=[3, 200]), remote.top_logprobs_sync(ids, 7, chosen=[3, 200])
     assert theirs.ids.tolist() == ours.ids.tolist()
@@ -42,7 +44,9 @@ def test_the_likeliest_and_the_exact_tail(remote: LanguageModel, model: Language
 
 
 @pytest.mark.parametrize("length", [64, 150])
-def test_windows_leave_the_server_room_for_a_token(server: Server, model: LanguageModel, folder: Path, length: int) -> None:
+def test_score_windows_leave_room_for_one_token_in_the_context(
+    server: Server, model: LanguageModel, folder: Path, length: int
+) -> None:
     ids = (model.tokenize(TEXT) * 10)[:length]
     with connect(server.base_url, tokenizer=folder, context_length=64) as remote:
         found = [record.logprob for record in remote.score_sync(ids, 1, stride=20)]
@@ -55,18 +59,18 @@ def test_windows_leave_the_server_room_for_a_token(server: Server, model: Langua
 
 
 @pytest.mark.parametrize("owner", ["vllm", "elsewise"])
-def test_more_chosen_ids_than_one_request_takes(model: LanguageModel, folder: Path, owner: str) -> None:
+def test_chosen_ids_over_the_limit_of_a_request_are_split(model: LanguageModel, folder: Path, owner: str) -> None:
     ids, chosen = model.tokenize(TEXT), list(range(200))
     with serving(model, owner=owner) as server, connect(server.base_url, tokenizer=folder) as remote:
         ours, theirs = model.top_logprobs_sync(ids, 3, chosen=chosen), remote.top_logprobs_sync(ids, 3, chosen=chosen)
         assert theirs.ids.tolist() == ours.ids.tolist()
         assert theirs.chosen == pytest.approx(ours.chosen, abs=1e-6)
         sent = sum("logprob_token_ids" in body for body in server.bodies("/v1/completions"))
-        assert sent == (0 if owner == "vllm" else 2)  # vLLM answers the requests beside it wrongly
+        assert sent == (0 if owner == "vllm" else 2)  # with logprob_token_ids, vLLM answers concurrent requests wrongly
 
 
 @pytest.mark.parametrize("orders", [True, False])
-def test_a_priority_goes_to_a_server_that_takes_one(model: LanguageModel, folder: Path, orders: bool) -> None:
+def test_a_priority_is_sent_to_servers_that_accept_one(model: LanguageModel, folder: Path, orders: bool) -> None:
     with serving(model, orders=orders) as server, connect(server.base_url, tokenizer=folder) as remote:
         assert ("takes a priority" in remote.info.capabilities) is orders
         server.seen.clear()
@@ -74,13 +78,13 @@ def test_a_priority_goes_to_a_server_that_takes_one(model: LanguageModel, folder
         remote.top_logprobs_sync([5, 6], 2)
         remote.score_sync([5, 6], priority=Priority.BACKGROUND)
         remote.top_logprobs_sync([5, 6], 2, priority=Priority.BACKGROUND)
-        list(remote.top_many_sync([[5, 6]], 2))  # background work, if nothing else is said
+        list(remote.top_many_sync([[5, 6]], 2))  # background priority by default
         sent = [body.get("priority") for body in server.bodies("/v1/completions")]
         assert sent == ([-1, None, 1, 1, 1] if orders else [None] * 5)
 
 
 class Holding(Server):
-    """Refuses one of several prompts once all are there, and answers none of the others."""
+    """Refuses one of several prompts once all have arrived, and never answers the others."""
 
     all: asyncio.Barrier | None = None
 
@@ -95,7 +99,7 @@ class Holding(Server):
 
 
 @pytest.mark.parametrize("asks", ["batch_top_logprobs", "batch_sample"])
-def test_an_error_of_one_row_ends_the_others_at_the_server(model: LanguageModel, folder: Path, asks: str) -> None:
+def test_an_error_of_one_row_cancels_the_others_at_the_server(model: LanguageModel, folder: Path, asks: str) -> None:
     async def ask(remote: LanguageModel, server: Server) -> None:
         batch = [[5], [9], [7]]
         asked = remote.batch_top_logprobs(batch, 2) if asks == "batch_top_logprobs" else remote.batch_sample(batch, 9, [])
@@ -109,7 +113,7 @@ def test_an_error_of_one_row_ends_the_others_at_the_server(model: LanguageModel,
         asyncio.run(ask(remote, server))
 
 
-def test_fewer_alternatives_than_asked_for_are_no_answer(server: Server, remote: LanguageModel) -> None:
+def test_fewer_alternatives_than_requested_are_a_remote_error(server: Server, remote: LanguageModel) -> None:
     short = {"token_logprobs": [-1.0], "tokens": ["token_id:65"], "top_logprobs": [{"token_id:65": -1.0, "token_id:66": -2.0}]}
     choice = {"index": 0, "text": "A", "token_ids": [65], "finish_reason": "length", "logprobs": short}
 
@@ -131,16 +135,16 @@ def test_fewer_alternatives_than_asked_for_are_no_answer(server: Server, remote:
 
 
 @pytest.mark.slow
-def test_a_kept_connection_that_the_server_has_closed_is_opened_anew(server: Server, remote: LanguageModel) -> None:
+def test_a_kept_connection_closed_by_the_server_is_reopened(server: Server, remote: LanguageModel) -> None:
     expected = remote.top_logprobs_sync([1, 2], 5)
     server.keeps = False
     for _ in range(3):
-        time.sleep(0.05)  # the end of the connection arrives
+        time.sleep(0.05)  # time for the close of the connection to arrive
         found = remote.top_logprobs_sync([1, 2], 5)
         assert (found.ids.tolist(), found.logprobs.tolist()) == (expected.ids.tolist(), expected.logprobs.tolist())
 
 
-def test_what_a_server_may_have_begun_is_not_sent_to_it_again(server: Server, remote: LanguageModel) -> None:
+def test_a_request_that_may_have_reached_the_server_is_not_repeated(server: Server, remote: LanguageModel) -> None:
     async def nothing(writer: Any) -> None:
         del writer
 
@@ -152,7 +156,7 @@ def test_what_a_server_may_have_begun_is_not_sent_to_it_again(server: Server, re
     assert len(server.seen) == before + 1
 
 
-def test_no_full_vector_is_made_up(model: LanguageModel, folder: Path) -> None:
+def test_full_vectors_are_refused_where_the_server_caps_alternatives(model: LanguageModel, folder: Path) -> None:
     with serving(model, cap=20) as server, connect(server.base_url, tokenizer=folder) as remote:
         with pytest.raises(FullVocabUnavailableError, match="at most 20 of 259"):
             remote.next_token_logprobs_sync([1, 2])
@@ -161,7 +165,7 @@ def test_no_full_vector_is_made_up(model: LanguageModel, folder: Path) -> None:
         assert len(remote.top_logprobs_sync([1, 2], 20).ids) == 20
 
 
-def test_equal_contexts_are_asked_once_and_few_at_a_time(server: Server, folder: Path) -> None:
+def test_equal_contexts_are_requested_once_with_limited_concurrency(server: Server, folder: Path) -> None:
     with connect(server.base_url, tokenizer=folder) as remote:
         before, server.most_running = len(server.bodies("/v1/completions")), 0
         answers = remote.batch_top_logprobs_sync([[1, 2, i % 40] for i in range(120)], 3)
@@ -170,7 +174,7 @@ def test_equal_contexts_are_asked_once_and_few_at_a_time(server: Server, folder:
     assert server.most_running <= 16
 
 
-def test_several_loops_and_blocked_threads_share_a_connection(remote: LanguageModel, model: LanguageModel) -> None:
+def test_several_event_loops_and_blocking_calls_share_a_connection(remote: LanguageModel, model: LanguageModel) -> None:
     async def ask() -> list[int]:
         return [int(top.ids[0]) for top in await remote.batch_top_logprobs([[1], [2], [3]], 1)]
 
@@ -180,7 +184,7 @@ def test_several_loops_and_blocked_threads_share_a_connection(remote: LanguageMo
     assert [int(remote.top_logprobs_sync([i], 1).ids[0]) for i in (1, 2, 3)] == wanted
 
 
-def test_scores_are_the_model_s_own_but_for_the_entropy(remote: LanguageModel, model: LanguageModel) -> None:
+def test_scores_equal_those_of_the_local_model_except_the_entropy(remote: LanguageModel, model: LanguageModel) -> None:
     ids = model.tokenize(TEXT)
     for start in (0, 5):
         ours, theirs = model.score_sync(ids, 4, start), remote.score_sync(ids, 4, start)
@@ -191,7 +195,7 @@ def test_scores_are_the_model_s_own_but_for_the_entropy(remote: LanguageModel, m
     assert remote.score_sync(ids, 0)[3].top_ids == ()
 
 
-def test_what_was_asked_wrongly_does_not_reach_the_server(server: Server, remote: LanguageModel) -> None:
+def test_invalid_queries_are_refused_without_a_request(server: Server, remote: LanguageModel) -> None:
     before = len(server.seen)
     with pytest.raises(InvalidRequestError, match="outside the vocabulary of 259"):
         remote.top_logprobs_sync([259])
@@ -200,12 +204,12 @@ def test_what_was_asked_wrongly_does_not_reach_the_server(server: Server, remote
     assert len(server.seen) == before
 
 
-def test_a_full_context_has_no_place_for_an_answer(remote: LanguageModel) -> None:
+def test_a_prompt_that_fills_the_context_is_refused(remote: LanguageModel) -> None:
     with pytest.raises(ContextOverflowError, match="2,049 tokens do not fit into the context of 2,048"):
         remote.top_logprobs_sync([1] * 2048)
 
 
-def test_vectors_of_length_one(model: LanguageModel, folder: Path) -> None:
+def test_embeddings_are_normalised_to_length_one(model: LanguageModel, folder: Path) -> None:
     with serving(model, embeddings=True) as server, connect(server.base_url, tokenizer=folder) as remote:
         texts = ["one", "two", "one"]
         np.testing.assert_allclose(remote.embed_sync(texts), model.embed_sync(texts), atol=1e-5)
@@ -232,7 +236,7 @@ def test_cancelled_queries_close_their_connections(server: Server, folder: Path)
     asyncio.run(ask(connect(server.base_url, tokenizer=folder)))
 
 
-def test_a_query_after_a_reset_is_asked_anew(server: Server, folder: Path) -> None:
+def test_a_query_made_during_a_reset_is_sent_as_a_new_request(server: Server, folder: Path) -> None:
     async def ask(remote: LanguageModel) -> None:
         asked, hang = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -254,7 +258,7 @@ def test_a_query_after_a_reset_is_asked_anew(server: Server, folder: Path) -> No
     asyncio.run(ask(connect(server.base_url, tokenizer=folder)))
 
 
-def test_what_is_no_json_is_refused(server: Server) -> None:
+def test_messages_that_are_not_json_are_refused_without_a_request(server: Server) -> None:
     with connect(server.base_url, tokenizer="server") as remote:
         before = len(server.seen)
         with pytest.raises(InvalidRequestError, match="cannot be sent"):

@@ -22,7 +22,7 @@ GREEDY = GenerationOptions(max_tokens=6, sampling=SamplingOptions(temperature=0.
 
 
 async def talk(model: LanguageModel) -> tuple[list[int], list[int], list[int]]:
-    """The tokens of a session, of a fork of it, and of the session that its snapshot becomes."""
+    """The tokens of a session, of its fork, and of the session resumed from its snapshot."""
     async with model.open_session() as session:
         await session.ensure_prefix("Once upon a time")
         async for _ in session.decode(GREEDY):
@@ -36,11 +36,11 @@ async def talk(model: LanguageModel) -> tuple[list[int], list[int], list[int]]:
 
 
 @pytest.mark.slow
-def test_a_session_and_its_fork_are_those_of_the_model(remote: LanguageModel, model: LanguageModel) -> None:
+def test_a_session_and_its_fork_equal_those_of_a_local_model(remote: LanguageModel, model: LanguageModel) -> None:
     assert asyncio.run(talk(remote)) == asyncio.run(talk(model))
 
 
-def test_a_snapshot_goes_on_over_a_new_connection(server: Server) -> None:
+def test_a_snapshot_can_be_resumed_over_a_new_connection(server: Server) -> None:
     async def ids(*words: str) -> list[list[int]]:
         found = []
         snapshot = None
@@ -57,12 +57,12 @@ def test_a_snapshot_goes_on_over_a_new_connection(server: Server) -> None:
     assert first == second
 
 
-def test_compared_with_a_model_of_this_machine(remote: LanguageModel, model: LanguageModel) -> None:
+def test_a_remote_model_can_be_compared_with_a_local_one(remote: LanguageModel, model: LanguageModel) -> None:
     found = asyncio.run(compare_models(model, remote, "A text for both."))
     np.testing.assert_allclose(found.left.logprob[1:], found.right.logprob[1:], atol=1e-6)
 
 
-def test_genlm_s_spelling(server: Server, folder: Path, model: LanguageModel) -> None:
+def test_load_model_by_name_connects_with_the_options_of_genlm(server: Server, folder: Path, model: LanguageModel) -> None:
     with load_model_by_name("tiny", "vllm", {"base_url": server.base_url, "tokenizer": folder, "timeout": 1}) as remote:
         ids = remote.tokenize("Hello")
         np.testing.assert_allclose(remote.next_token_logprobs_sync(ids), model.next_token_logprobs_sync(ids), atol=1e-6)
@@ -72,10 +72,10 @@ def test_genlm_s_spelling(server: Server, folder: Path, model: LanguageModel) ->
         load_model_by_name("tiny", "vllm", {"base_url": server.base_url, "dtype": "half"})
 
 
-def test_elsewise_s_server_says_its_tokenizer(model: LanguageModel, folder: Path) -> None:
+def test_the_tokenizer_digest_of_an_elsewise_server_selects_the_tokenizer(model: LanguageModel, folder: Path) -> None:
     entry = {"id": "tiny", "owned_by": "elsewise", "root": str(folder), "max_model_len": 2048, "eos_token_ids": [257, 258]}
     with serving(model, models=[{**entry, "tokenizer_digest": model.tokenizer_digest, "vocab_size": 259}]) as server:
-        with connect(server.base_url) as remote:  # found by its name, taken by its digest
+        with connect(server.base_url) as remote:  # the local tokenizer is found by name and verified by its digest
             assert remote.info.backend == "elsewise"
             assert remote.info.options["tokenizer"] == "local"
             assert remote.tokenizer_digest == model.tokenizer_digest

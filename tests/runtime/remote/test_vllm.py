@@ -1,4 +1,4 @@
-"""Against a real vLLM, whose environment `make test-vllm` makes and ELSEWISE_VLLM names; SmolLM2 in float32 on both sides."""
+"""Against a real vLLM; `make test-vllm` makes its environment, ELSEWISE_VLLM is its path; SmolLM2, float32 on both sides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.runtime.remote.servers import free_port, is_healthy
 from tests.runtime.remote.test_sessions import talk
 
 VENV = os.environ.get("ELSEWISE_VLLM", "")
-RUNNING = os.environ.get("ELSEWISE_VLLM_URL", "")  # of a server that runs already, started as below
+RUNNING = os.environ.get("ELSEWISE_VLLM_URL", "")  # the address of a server that already runs, started as below
 START_SECONDS, END_SECONDS = 600, 20
 TOLERANCE = 1e-3  # nats
 STARTS, ENDS = ("The capital of", "Once upon", "In 1905,", "def f(x):"), ("", "a", "one", "is", "é")
@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 
-# With pipeline parallelism `--enforce-eager` starts, says that it is healthy, and ends with the first request.
+# With pipeline parallelism and `--enforce-eager`, vLLM starts, reports that it is healthy, and dies at the first request.
 ONE = ("--enforce-eager", "--scheduling-policy", "priority")
 TWO = (*("--pipeline-parallel-size", "2", "--nnodes", "2"), *("--distributed-executor-backend", "mp"))
 
@@ -71,14 +71,14 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def tool_template() -> str:
-    """The model's own template, with tools in front where there are some."""
+    """The model's own chat template, preceded by the tools if there are any."""
     own = (ModelShelf().folder("smollm2") / "chat_template.jinja").read_text("utf-8")
     return "{% if tools %}{{ tools | tojson }}{% endif %}" + own
 
 
 @contextmanager
 def _node(log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`vllm serve` with these flags. At the end nothing of it is left."""
+    """`vllm serve` with these flags; at the end its whole process group is killed."""
     command = [str(Path(VENV).absolute() / "bin" / "vllm"), "serve", str(ModelShelf().folder("smollm2"))]
     command += ["--served-model-name", "smol", "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "8"]
     command += ["--max-logprobs", "-1", "--generation-config", "vllm", "--enable-prompt-tokens-details", "--block-size", "32"]
@@ -97,7 +97,7 @@ def _node(log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its workers, too
+                os.killpg(process.pid, signal.SIGKILL)  # including its workers
 
 
 @pytest.fixture(scope="module", params=["smollm2", "server"])
@@ -107,7 +107,7 @@ def remote(address: str, request: pytest.FixtureRequest) -> Iterator[LanguageMod
 
 
 @pytest.mark.skipif(not VENV, reason="only a server is there")
-def test_the_commands_of_the_documentation_are_its_own() -> None:
+def test_flags_and_variables_of_the_documentation_exist_in_vllm() -> None:
     page = PAGES["docs/cluster.md"]
     shell = "".join(blocks(page, "bash")).replace("\\\n", " ")
     said = re.findall(r"`(--[a-z-]+)", page.partition("## Against a real vLLM")[0])
@@ -120,19 +120,19 @@ def test_the_commands_of_the_documentation_are_its_own() -> None:
     assert set(re.findall(r"`(VLLM_[A-Z_]+)`", page)) <= set(re.findall(r"VLLM_[A-Z_]+", variables.read_text("utf-8")))
 
 
-def test_what_it_says_of_itself(remote: LanguageModel) -> None:
+def test_info_of_vllm_lists_its_capabilities(remote: LanguageModel) -> None:
     assert remote.info.backend == "vllm"
     assert (remote.info.vocab_size, remote.info.context_length) == (49_152, 2048)
     assert {"full vectors", "prompt log-probabilities", "ranks"} <= set(remote.info.capabilities)
 
 
-def test_a_priority_is_taken(remote: LanguageModel) -> None:
-    assert "takes a priority" in remote.info.capabilities  # with and without a policy for it
+def test_requests_with_a_priority_are_accepted(remote: LanguageModel) -> None:
+    assert "takes a priority" in remote.info.capabilities  # with and without a scheduling policy for it
     assert len(list(remote.generate_sync([5, 6, 7], max_tokens=2, temperature=0.0))) == 2
     assert len(remote.score_sync([5, 6, 7], priority=Priority.BACKGROUND)) == 3
 
 
-def test_log_probabilities_are_those_of_transformers(
+def test_log_probabilities_agree_with_transformers(
     remote: LanguageModel, local: LanguageModel, tell: Callable[[str], None]
 ) -> None:
     largest = 0.0
@@ -148,7 +148,7 @@ def test_log_probabilities_are_those_of_transformers(
     assert largest < TOLERANCE
 
 
-def test_scores_and_greedy_answers(remote: LanguageModel, local: LanguageModel) -> None:
+def test_scores_and_greedy_answers_equal_those_of_a_local_model(remote: LanguageModel, local: LanguageModel) -> None:
     ids = local.tokenize("The quick brown fox jumps over the lazy dog, and the dog sleeps on.")
     ours, theirs = local.score_sync(ids, 5)[1:], remote.score_sync(ids, 5)[1:]
     pairs = np.array([[a.logprob, b.logprob] for a, b in zip(ours, theirs, strict=True)], np.float32)
@@ -161,7 +161,7 @@ def test_scores_and_greedy_answers(remote: LanguageModel, local: LanguageModel) 
         assert [record.token_id for record in remote.generate_sync(start, **options)] == greedy
 
 
-def test_chat_and_grammar(remote: LanguageModel, local: LanguageModel) -> None:
+def test_chat_equals_the_local_model_and_a_grammar_is_followed(remote: LanguageModel, local: LanguageModel) -> None:
     messages = [{"role": "user", "content": "Is water wet? Answer yes or no."}]
     assert remote.render_chat(messages) == local.render_chat(messages)
     answer = remote.complete_sync(messages, max_tokens=8, grammar=Grammar.regex("(yes|no)"), temperature=0.0)
@@ -172,7 +172,7 @@ def test_chat_and_grammar(remote: LanguageModel, local: LanguageModel) -> None:
 
 
 @pytest.mark.skipif(bool(RUNNING), reason="it was started with another template")
-def test_tools_are_in_the_prompt_as_the_template_has_them(address: str) -> None:
+def test_tools_are_rendered_by_the_template_of_the_server(address: str) -> None:
     messages = [{"role": "user", "content": "Double 21."}]
     parameters = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     tools = [{"type": "function", "function": {"name": "double", "description": "2x é", "parameters": parameters}}]
@@ -184,7 +184,7 @@ def test_tools_are_in_the_prompt_as_the_template_has_them(address: str) -> None:
         assert there.render_chat(messages) == here.render_chat(messages) != here.render_chat(messages, tools=tools)
 
 
-def test_cached_tokens_and_refusals(remote: LanguageModel, local: LanguageModel) -> None:
+def test_cached_tokens_are_reported_and_a_full_context_is_refused(remote: LanguageModel, local: LanguageModel) -> None:
     ids = local.tokenize(" ".join(PROMPTS) * 3)[:200]
     for _ in range(2):
         list(remote.generate_sync(ids, max_tokens=2, temperature=0.0))
@@ -193,7 +193,7 @@ def test_cached_tokens_and_refusals(remote: LanguageModel, local: LanguageModel)
         remote.top_logprobs_sync([5] * 2048, 1)
 
 
-def test_a_salt_has_a_cache_of_its_own(remote: LanguageModel, local: LanguageModel) -> None:
+def test_each_cache_salt_has_a_separate_cache(remote: LanguageModel, local: LanguageModel) -> None:
     ids, options = local.tokenize("Water is wet. " * 40)[:100], GenerationOptions(max_tokens=2)
 
     async def reused(salt: str) -> int:
@@ -207,11 +207,11 @@ def test_a_salt_has_a_cache_of_its_own(remote: LanguageModel, local: LanguageMod
     assert [asyncio.run(reused(salt)) for salt in salts] == [96, 96]  # blocks of 32
 
 
-def test_a_session_and_its_fork_are_those_of_a_local_model(remote: LanguageModel, local: LanguageModel) -> None:
+def test_a_session_and_its_fork_equal_those_of_a_local_model(remote: LanguageModel, local: LanguageModel) -> None:
     assert asyncio.run(talk(remote)) == asyncio.run(talk(local))
 
 
-def test_a_closed_answer_stops_within_a_second(remote: LanguageModel, address: str) -> None:
+def test_closing_an_answer_stops_the_generation_within_a_second(remote: LanguageModel, address: str) -> None:
     async def begin() -> None:
         async with aclosing(remote.generate([5, 6, 7], max_tokens=1500, ignore_eos=True)) as records:
             await anext(records)

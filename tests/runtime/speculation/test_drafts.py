@@ -1,4 +1,4 @@
-"""Draft models that are other models, and models that cannot be guessed for, on the real backends."""
+"""Draft models with other weights, and models that do not support speculation, on the real backends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ both_backends = pytest.mark.parametrize("backend", ["hf", "mlx"])
 
 @pytest.fixture(scope="module")
 def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny llama with other weights that lie near its own: of what it would say, it guesses some."""
+    """The tiny llama with slightly changed weights: as a draft model it guesses some of the tokens right."""
     folder = tmp_path_factory.mktemp("drafts") / "near"
     shutil.copytree(tiny_path("llama"), folder)
     noise = np.random.default_rng(2)
@@ -33,10 +33,10 @@ def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def guessed_one_by_one(draft: LanguageModel, said: list[int]) -> tuple[int, int]:
-    """How many guesses a draft model makes of an answer that is known, one at a time, and how many of them are right."""
+    """How many tokens of a known answer a draft model guesses, one at a time, and how many of them are right."""
     made = right = 0
-    at = 1  # the first token comes of the prompt's own forward
-    while at < len(said) - 1:  # the last one is not worth a guess
+    at = 1  # the first token comes from the forward of the prompt
+    while at < len(said) - 1:  # the last token is not guessed
         hit = int(draft.next_token_logprobs_sync([*PROMPT, *said[:at]]).argmax()) == said[at]
         made, right, at = made + 1, right + hit, at + 1 + hit
     return made, right
@@ -45,8 +45,8 @@ def guessed_one_by_one(draft: LanguageModel, said: list[int]) -> tuple[int, int]
 @pytest.mark.slow
 @both_backends
 @pytest.mark.parametrize("which", ["qwen3", "near"])
-def test_plain_greedy_text_is_the_same_whatever_model_guesses(backend: str, which: str, near: Path) -> None:
-    # given what the model says by itself, and how often another would have guessed that
+def test_greedy_answers_are_the_same_with_any_draft_model(backend: str, which: str, near: Path) -> None:
+    # given the plain answer of the model, and how many of its tokens the draft model would have guessed
     folder = near if which == "near" else tiny_path(which)
     with load(tiny_path("llama"), backend=backend) as model:
         plain = list(model.generate_sync(PROMPT, PLAIN))
@@ -59,9 +59,9 @@ def test_plain_greedy_text_is_the_same_whatever_model_guesses(backend: str, whic
         for several in (1, 4):
             model.clear_cache()
             before = settled(model)[0]
-            # when that one guesses
+            # when the draft model guesses
             got = list(model.generate_sync(PROMPT, speculating(method="draft", num_tokens=several)))
-            # then the answer is the same, and each guess is counted as what it was
+            # then the answer is the same, and guesses are counted as drafted and accepted
             assert_same(got, plain)
             after = settled(model)[0]
             drafted, accepted = after.tokens_drafted - before.tokens_drafted, after.tokens_accepted - before.tokens_accepted
@@ -76,12 +76,12 @@ def test_plain_greedy_text_is_the_same_whatever_model_guesses(backend: str, whic
 @pytest.mark.sampled(1)
 @both_backends
 @pytest.mark.parametrize("name", ["mamba", "lfm2"])
-def test_a_request_of_a_recurrent_model_is_refused_before_anything_is_computed(backend: str, name: str) -> None:
+def test_speculation_with_a_recurrent_model_is_refused_before_any_compute(backend: str, name: str) -> None:
     with load(tiny_path(name), backend=backend) as model:
         for method in ("auto", "prompt_lookup", "draft"):
             with pytest.raises(UnsupportedFeatureError, match=f"tiny-{name}.*has recurrent state; leave `speculative` out"):
                 next(iter(model.generate_sync(PROMPT, speculating(method=method))))
         assert settled(model)[0].tokens_computed == 0
         assert settled(model)[0].tokens_drafted == 0
-        # and without it answers as it does
+        # and without speculation it answers as usual
         assert len(list(model.generate_sync(PROMPT, PLAIN))) == NEW

@@ -1,4 +1,4 @@
-"""An answer is the same with and without guesses, whoever guesses and however wrong."""
+"""An answer is the same with and without speculation, whatever drafts the tokens and however wrong they are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.fakes import Gate, assert_right, engine_of, fake_model, settled, some
 from tests.runtime.grammar.judge import accepts
 from tests.tiny_models import tiny_path
 
-TOLERANCE = 1e-4  # nats: a forward of several tokens may round otherwise than one of one
+TOLERANCE = 1e-4  # nats: a forward of several tokens may round differently from a forward of one
 MODELS = [("hf", "llama"), ("hf", "gemma3"), ("mlx", "llama"), ("mlx", "gemma3"), ("mlx", "qwen3")]
 PLAIN = GenerationOptions(max_tokens=40, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False, seed=4)
 
@@ -48,7 +48,7 @@ def assert_same(got: Sequence[TokenRecord], wanted: Sequence[TokenRecord]) -> No
     np.testing.assert_allclose(numbers(got), numbers(wanted), atol=TOLERANCE)
     assert [r.top_ids[:1] for r in got] == [r.top_ids[:1] for r in wanted]
     for one, other in zip(got, wanted, strict=True):
-        # tokens that nearly tie may change places, and the last in its place with the first that was left out
+        # tokens that nearly tie may swap places, and the last of them with the first token that was left out
         known, last = dict(zip(other.top_ids, other.top_logprobs, strict=True)), other.top_logprobs[-1]
         assert len(one.top_ids) == len(known) > 1
         np.testing.assert_allclose(one.top_logprobs, other.top_logprobs, atol=TOLERANCE, rtol=0)
@@ -56,12 +56,12 @@ def assert_same(got: Sequence[TokenRecord], wanted: Sequence[TokenRecord]) -> No
 
 
 def numbers(records: Sequence[TokenRecord]) -> npt.NDArray[np.float64]:
-    """``(n, 3)``: log-probability, entropy, and what the top tokens cover."""
+    """``(n, 3)``: log-probability, entropy, and the mass that the top tokens cover."""
     return np.array([(r.logprob, r.entropy, r.covered_mass) for r in records], np.float64)
 
 
 class Oracle(PromptLookup):
-    """Guesses what was said before, all of it right; or, spoilt, wrong at every third place."""
+    """Guesses the tokens of a known answer: all right, or wrong at every third place where `spoilt`."""
 
     said: Sequence[int] = ()
     spoilt = False
@@ -82,7 +82,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Oracle]]:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_right_guesses_save_forwards_and_wrong_ones_cost_no_word(
+def test_right_guesses_save_forwards_and_wrong_ones_change_no_token(
     backend: str, name: str, temperature: float, oracle: type[Oracle]
 ) -> None:
     prompt = some_ids(3, 30)
@@ -91,13 +91,13 @@ def test_right_guesses_save_forwards_and_wrong_ones_cost_no_word(
         plain = list(model.generate_sync(prompt, options))
         oracle.said = [*prompt, *(r.token_id for r in plain)]
         for spoilt in (False, True):
-            # given guesses that are right, or wrong now and then
+            # given guesses that are all right, or wrong at some places
             oracle.spoilt = spoilt
             model.clear_cache()
             before = model.metrics()
-            # when the same is asked for
+            # when the same request is sent
             got = list(model.generate_sync(prompt, speculating(options, num_tokens=4)))
-            # then the answer is the same, in fewer forwards, and what was wrong is counted
+            # then the answer is the same, in fewer forwards, and wrong guesses are counted
             assert_same(got, plain)
             after = settled(model)[0]
             forwards = after.forward_calls - before.forward_calls
@@ -108,7 +108,7 @@ def test_right_guesses_save_forwards_and_wrong_ones_cost_no_word(
             assert forwards <= (10 if not spoilt else 20)
             assert (wrong == 0) is not spoilt
             assert after.tokens_computed - before.tokens_computed == 30 + 39 + wrong
-            # and what was said is in the cache, wrong guesses are not
+            # and the cache holds the tokens of the answer, not the wrong guesses
             assert model.prefix_match(oracle.said[:-1]).tokens == 69
             reused = model.metrics().tokens_computed
             np.testing.assert_allclose(
@@ -117,8 +117,8 @@ def test_right_guesses_save_forwards_and_wrong_ones_cost_no_word(
             assert model.metrics().tokens_computed == reused + 1
 
 
-def test_the_text_itself_is_looked_up() -> None:
-    # given an answer that the prompt holds already
+def test_prompt_lookup_drafts_from_the_text_itself() -> None:
+    # given an answer that the prompt already contains
     with fake_model() as model:
         prompt = some_ids(1, 20)
         said = [r.token_id for r in model.generate_sync(prompt, PLAIN)]
@@ -129,8 +129,8 @@ def test_the_text_itself_is_looked_up() -> None:
         assert settled(model)[0].tokens_drafted > 0
 
 
-def test_each_request_has_the_guesses_of_its_own() -> None:
-    # given one without guesses, two with them, a letter said again and again, and one cut off at its first token
+def test_drafted_and_accepted_tokens_are_counted_per_request() -> None:
+    # given answers of one repeated token: one without guesses, two with them, and one cancelled after its first token
     same = replace(PLAIN, sampling=SamplingOptions(logit_bias={7: 100.0}))
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate)) as model:
@@ -139,7 +139,7 @@ def test_each_request_has_the_guesses_of_its_own() -> None:
         list(model.generate_sync(some_ids(3, 20), speculating(replace(same, max_tokens=12))))
 
         async def cut() -> None:
-            gate.shut(after=1)  # behind the first token
+            gate.shut(after=1)  # after the first token
             async with aclosing(model.generate(some_ids(4, 20), speculating(same))) as records:
                 await anext(records)
             gate.open()
@@ -157,7 +157,7 @@ def test_each_request_has_the_guesses_of_its_own() -> None:
         assert sum(one.accepted for one in metrics.recent) == metrics.tokens_accepted
 
 
-def test_several_streams_stop_strings_and_early_ends(oracle: type[Oracle]) -> None:
+def test_speculation_with_several_streams_stop_strings_and_early_closes(oracle: type[Oracle]) -> None:
     prompts = [some_ids(seed, 12) for seed in range(4)]
     with fake_model(max_batch_rows=3) as model:
         plain = [list(model.generate_sync(prompt, PLAIN)) for prompt in prompts]
@@ -172,7 +172,7 @@ def test_several_streams_stop_strings_and_early_ends(oracle: type[Oracle]) -> No
 
         for got, wanted in zip(asyncio.run(main()), plain, strict=True):
             assert [r.token_id for r in got] == [r.token_id for r in wanted[: len(got)]]
-        # a stop string in the middle of what was guessed right ends the answer there
+        # a stop string in the middle of accepted guesses ends the answer there
         stop = plain[0][7].text + plain[0][8].text
         stopping = replace(PLAIN, stop=(stop,))
         assert_same(
@@ -191,8 +191,8 @@ async def zip_first(records: Any, n: int) -> Any:
             return
 
 
-def test_a_failing_guess_is_pushed_without(oracle: type[Oracle]) -> None:
-    # given a token that no forward survives, guessed but never said
+def test_a_guess_that_fails_in_a_forward_does_not_change_the_answer(oracle: type[Oracle]) -> None:
+    # given a token that makes a forward fail, guessed but never generated
     with fake_model() as model:
         prompt = some_ids(1, 10)
         plain = list(model.generate_sync(prompt, PLAIN))
@@ -207,7 +207,7 @@ def test_a_failing_guess_is_pushed_without(oracle: type[Oracle]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_draft_model_guesses(backend: str) -> None:
+def test_a_draft_model_does_not_change_the_answer(backend: str) -> None:
     # given the model itself as its draft: every guess is right
     prompt = some_ids(5, 300)
     with load(tiny_path("llama"), backend=backend, draft_model=str(tiny_path("llama"))) as model:
@@ -218,7 +218,7 @@ def test_a_draft_model_guesses(backend: str) -> None:
         assert metrics.acceptance_rate is not None
         assert metrics.acceptance_rate > 0.9
         assert metrics.kv_bytes <= metrics.kv_budget
-        # sampled, it is wrong most of the time, and nothing else changes
+        # at a high temperature most guesses are wrong, and nothing else changes
         hot = replace(PLAIN, sampling=SamplingOptions(temperature=1.5))
         assert_same(list(model.generate_sync(prompt, speculating(hot))), list(model.generate_sync(prompt, hot)))
         assert settled(model)[1].leases == 0
@@ -228,7 +228,7 @@ def test_a_draft_model_guesses(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 def test_under_a_grammar_a_draft_model_changes_no_token(backend: str, temperature: float) -> None:
-    # given a draft that is right of what is free and wrong of what the grammar alone decides, and one that is mostly wrong
+    # given a draft that is right at free tokens and wrong at those the grammar decides, and one that is mostly wrong
     grammar = Grammar.regex("(yes|no|maybe)(, [a-e ]{3,8}){2,3}[.!]")
     plain = GenerationOptions(
         max_tokens=60, sampling=SamplingOptions(temperature=temperature), grammar=grammar, resolve=False, seed=4
@@ -254,7 +254,7 @@ def test_a_draft_of_another_vocabulary_is_refused(tmp_path: Any) -> None:
         load(tiny_path("llama"), backend="hf", draft_model=str(other))
 
 
-def test_what_cannot_speculate_is_refused_before_anything_is_computed() -> None:
+def test_invalid_speculation_is_refused_before_any_compute() -> None:
     with fake_model(Behaviour(recurrent=True)) as model, pytest.raises(UnsupportedFeatureError, match="recurrent"):
         next(iter(model.generate_sync([1, 2], speculating())))
     with fake_model() as model:
@@ -272,7 +272,7 @@ def test_what_cannot_speculate_is_refused_before_anything_is_computed() -> None:
 
 
 @pytest.mark.slow
-def test_guesses_cross_the_pipe() -> None:
+def test_speculation_works_over_the_pipe() -> None:
     async def main() -> tuple[list[TokenRecord], list[TokenRecord], Metrics]:
         async with await spawn(tiny_path("llama"), backend="hf", draft_model=str(tiny_path("llama"))) as model:
             prompt = some_ids(2, 20)
@@ -289,12 +289,12 @@ def test_guesses_cross_the_pipe() -> None:
     assert (guessed.drafted, guessed.accepted) == (metrics.tokens_drafted, metrics.tokens_accepted)
 
 
-def test_little_memory_ends_guessing_and_not_the_answer() -> None:
+def test_little_memory_stops_the_speculation_but_not_the_answer() -> None:
     prompt = some_ids(5, 100)
     with load(tiny_path("llama"), backend="hf", draft_model=str(tiny_path("llama"))) as model:
         assert isinstance(model, LanguageModel)
         plain = list(model.generate_sync(prompt, PLAIN))
-        # given room for this stream and little else
+        # given a KV budget for this stream and little else
         model.clear_cache()
         model.set_kv_budget(220 * engine_of(model).backend.slot_bytes)
         got = list(model.generate_sync(prompt, speculating()))
