@@ -1,4 +1,4 @@
-"""What the window says in place of the commands that messages of the library and the store name."""
+"""The places of the window that replace the commands named in messages of the library and the store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ui import Refusal, in_window
 NAMED = re.compile(
     r"elsewise (ask|models|sessions|doctor|serve) (--)?\w|\b(make setup|pip install)\b|\bset \W?[A-Z]+_[A-Z]+"
     r"|(?<=[ (`])--(?!max-logprobs|merge)[a-z]+(-[a-z]+)* ?[A-Z`),]"
-)  # a command, a variable to set, an option; those of other programs are no matter of ours
+)  # a command, a variable to set, an option; those of other programs are not replaced
 
 
 def sentences(path: Path) -> Iterator[str]:
-    """The strings of a source file, f-strings with a name in each gap."""
+    """The strings of a source file; each gap of an f-string is filled with a name."""
     tree = ast.parse(path.read_text("utf-8"))
     inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     inner |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
