@@ -47,7 +47,7 @@ SLOWEST = (  # parametrised cases; for each of them, a fast case takes the same 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the slowest of the parametrised architectures as slow, and all but a few cases of a `sampled` test."""
+    """Marks the slowest parametrised architectures as slow, and all but the given number of cases of a `sampled` test."""
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         if any(name in item.name for name in SLOWEST):

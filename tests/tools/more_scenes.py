@@ -20,7 +20,7 @@ from ui.settings import DATA
 from ui.theme import current_theme
 from ui.window.welcome import StartersCard
 
-MODEL_SECONDS = 120  # limit for an answer of a model
+MODEL_SECONDS = 120  # limit for a load or an answer of a model
 SCRIPTS = "Translate: 🐈‍⬛ 你好，世界 — 日本語 — مرحبا بالعالم — שלום עולם"
 
 

@@ -67,7 +67,7 @@ def test_pressing_an_alternative_emits_turn_place_and_token(inspector: Inspector
     # the token itself is no alternative
     with qtbot.assertNotEmitted(inspector.token.alternative_chosen):
         QTest.mouseClick(buttons[2], Qt.MouseButton.LeftButton)
-    # and without a possible branch all buttons are disabled
+    # and without a possible branch a press emits nothing
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=False)
     with qtbot.assertNotEmitted(inspector.token.alternative_chosen):
         QTest.mouseClick(buttons[0], Qt.MouseButton.LeftButton)
@@ -219,7 +219,7 @@ def test_the_path_tab_shows_the_provenance_of_the_last_answer(inspector: Inspect
     assert not making.isVisible()
 
 
-def test_path_numbers_count_only_tokens_of_the_model() -> None:
+def test_path_sums_include_only_tokens_of_the_model() -> None:
     bench = FakeWorkbench()
     turns = (bench.turn("user", ["a", "b"], [1, 1]), bench.turn("assistant", ["c", "d"], [2, 4]))
     numbers = numbers_of(turns)
@@ -261,9 +261,7 @@ def test_no_timeline_is_shown_without_entropies(inspector: Inspector) -> None:
     turn = bench.turn("assistant", ["a", "b", "c"], [1, 2, 4])
     nothing = np.full(3, np.nan, np.float32)
     for entropies, shown in ((nothing, False), (np.array([0.5, np.nan, 1.5], np.float32), True), (nothing, False)):
-        inspector.show_path(
-            (replace_struct(turn, run=replace(turn.run, entropy=entropies)),)
-        )  # as of a server, which returns no entropies
+        inspector.show_path((replace_struct(turn, run=replace(turn.run, entropy=entropies)),))  # a server returns none
         inspector.tabs[1].click()
         assert inspector.path.timeline.isVisible() is shown
         assert ("mean entropy" in inspector.path.facts.texts) is shown

@@ -343,7 +343,7 @@ def test_a_combo_is_as_low_as_before_when_the_text_is_small_again(app: QApplicat
     large = combo.height()
     # when the text is small again
     resize_text(app, 1.0)
-    # then its container is small too
+    # then the combo is low again
     qtbot.waitUntil(lambda: combo.height() < large)
     assert combo.height() == combo.sizeHint().height()
 

@@ -135,7 +135,7 @@ def test_an_option_is_set_refused_and_reset_to_the_preset(in_window: Play, bench
         QTest.mouseClick(options.clears["temperature"], LEFT)
         await until(lambda: options.sources["temperature"].text() == "preset")
         assert field.text() == ""
-        # Escape discards unfinished text, and a second one closes
+        # Escape discards unfinished text, without closing the popover
         QTest.keyClicks(field, "9")
         QTest.keyClick(field, Qt.Key.Key_Escape)
         assert (field.text(), window.popover.isVisible()) == ("", True)

@@ -80,7 +80,7 @@ def test_a_search_sends_one_request_and_filters_the_list(in_window: Play, bench:
             "",
             "",
             "boat",
-        ]  # all sessions, for actions on those that are filtered out
+        ]  # "": all sessions, for actions on hidden ones
 
     in_window(scene)
 
@@ -103,7 +103,7 @@ def test_rename_in_place(in_window: Play, bench: FakeWorkbench) -> None:
         QTest.keyClicks(field, "bon")
         QTest.keyClick(field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("rename_session") == [(TRIP, "Lisbon")])
-        assert window.parts.composer.notice.words == ""  # the refusal of the previous name
+        assert window.parts.composer.notice.words == ""  # no notice about the previous name
         assert panel.view.currentIndex() == panel.rows.index_of(TRIP)  # the current row, too
         await until(lambda: window.parts.top.title.text() == "Lisbon")
         # an empty name is ignored

@@ -101,7 +101,7 @@ def test_numbers_run_left_to_right_also_on_a_right_to_left_system() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_the_theme_follows_the_scheme_of_the_system(app: QApplication) -> None:
+def test_the_system_scheme_gives_the_light_or_the_dark_palette(app: QApplication) -> None:
     theme = apply_theme(app, Scheme.SYSTEM)
     assert theme.palette in (LIGHT, DARK)
     apply_theme(app, Scheme.LIGHT)

@@ -58,7 +58,7 @@ def test_the_measure_is_restored_in_the_next_window(in_window: Play, bench: Fake
         window = MainWindow(bench, state=WindowState(colours="margin"))
         assert window.parts.transcript.measure is Measure.MARGIN
         window.deleteLater()
-        for colours in ("a newer version's", "layer"):  # unknown names are ignored
+        for colours in ("a newer version's", "layer"):  # measures that are not restored
             other = MainWindow(bench, state=WindowState(colours=colours))
             assert other.parts.transcript.measure is Measure.SURPRISAL
             other.deleteLater()

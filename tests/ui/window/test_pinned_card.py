@@ -506,7 +506,9 @@ def test_a_refused_row_is_not_requested_again_until_another_model_runs(in_window
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ended", ["refused", "pinned", "left", "pressed twice"])
-def test_the_pin_moves_to_the_new_branch_only_if_the_branch_arrives(in_window: Play, bench: FakeWorkbench, ended: str) -> None:
+def test_the_pin_moves_to_a_new_branch_unless_it_was_refused_or_the_pin_has_changed(
+    in_window: Play, bench: FakeWorkbench, ended: str
+) -> None:
     visit = visit_of(bench)
     finish(bench)
 
@@ -532,7 +534,7 @@ def test_the_pin_moves_to_the_new_branch_only_if_the_branch_arrives(in_window: P
             for session in (BOAT, TRIP):
                 window.controller.open(session)
                 await until(lambda session=session: window.controller.is_shown(session))  # type: ignore[misc]
-        # when a sibling of the answer is shown, then the pin moves to it only if it is the requested branch
+        # when a sibling of the answer is shown, then the pin moves to it only if the branch is still awaited
         pinned, turns = window.parts.transcript.pinned, bench.views[TRIP].turns
         other = bench.new_id()
         sibling = replace(turns[1], node_id=other, variants=(visit, other))
@@ -575,7 +577,7 @@ def test_the_card_covers_neither_its_token_nor_the_actions(app: QApplication, in
             assert parts.column.rect().contains(card.sheet())
             assert not card.sheet().intersects(token.translated(corner))
             small = scale == 2 and height <= 500
-            assert small or not card.sheet().intersects(line.translated(corner))  # with no other room for the card
+            assert small or not card.sheet().intersects(line.translated(corner))  # unless the card has no other room
             # the rows that fit are the most likely ones, and the row of the token
             rows = all_rows.setdefault(index, shown(card))
             assert len(rows) >= 10
