@@ -113,7 +113,7 @@ def test_importing_runtime_loads_no_engine_no_window_and_no_database() -> None:
     assert loaded_by("import runtime").isdisjoint(HEAVY)
 
 
-def test_elsewise_is_the_facade_of_runtime_and_as_light() -> None:
+def test_elsewise_is_the_runtime_facade_and_loads_as_little() -> None:
     assert loaded_by("import elsewise, runtime; assert elsewise is runtime; from elsewise import __version__").isdisjoint(HEAVY)
     assert importlib.import_module("elsewise").load is load
 

@@ -1,4 +1,4 @@
-"""What `make package` and the workflows run, without a bundle: the macOS script with stand-ins, the man page, the pins."""
+"""The steps of `make package` and the workflows, without a bundle: the macOS script with stand-ins, the man page, the pins."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def mac(tmp_path: Path) -> Mac:
     return Mac(tmp_path)
 
 
-def test_signing_goes_from_the_libraries_to_the_bundle_with_a_hardened_runtime(mac: Mac) -> None:
+def test_libraries_are_signed_before_the_bundle_with_a_hardened_runtime(mac: Mac) -> None:
     mac.make_app()
     done = mac.run("sign", ELSEWISE_SIGN_IDENTITY=IDENTITY)
     assert done.returncode == 0, done.stderr
@@ -186,7 +186,7 @@ def test_a_failing_tool_ends_its_step_and_the_run(mac: Mac, step: str, fails: st
 
 
 @pytest.mark.parametrize("identity", [{}, {"ELSEWISE_SIGN_IDENTITY": ""}, {"ELSEWISE_SIGN_IDENTITY": "-"}])
-def test_an_image_without_a_certificate_is_made_and_not_signed(mac: Mac, identity: dict[str, str]) -> None:
+def test_without_a_certificate_the_image_is_made_but_not_signed(mac: Mac, identity: dict[str, str]) -> None:
     mac.make_app()
     done = mac.run("dmg", without="codesign", **identity)
     assert (done.returncode, done.stdout.strip()) == (0, "dist/Elsewise-1.2.3-arm64.dmg")
@@ -324,7 +324,7 @@ def test_the_spec_describes_the_macos_bundle(package: types.ModuleType, monkeypa
 def test_the_macos_bundle_has_byte_code_where_imports_look(
     package: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # given what PyInstaller makes: a module and a package that are linked whole, and one that is linked file by file
+    # given PyInstaller's output: a module and a package linked as a whole, and a package linked file by file
     contents = tmp_path / "Elsewise.app" / "Contents"
 
     def pyinstaller(*_: object, **__: object) -> None:

@@ -102,7 +102,7 @@ def test_a_moved_bundle_reports_the_move_instead_of_starting_a_child(tmp_path: P
         child_command("runtime.transport", "3")
 
 
-def test_a_moved_bundle_fails_to_load_a_module_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_bundle_raises_an_import_error_and_keeps_running(monkeypatch: pytest.MonkeyPatch) -> None:
     def extract(name: str, raw: bool = False) -> object:
         if name == "there":
             return name, raw

@@ -80,7 +80,7 @@ def test_a_different_torch_on_the_command_line_replaces_the_installed_one(checko
 def test_a_chosen_torch_wheel_stays_when_no_other_is_given(checkout: Checkout) -> None:
     assert checkout.make(CPU) == [CPU]
     assert checkout.make() == []
-    # a change of the requirements asks for the version alone, which the wheel has
+    # a change of the requirements requests only the version, which the wheel has
     checkout.change_lock()
     assert checkout.make() == [PLAIN]
     assert checkout.make(CPU) == []

@@ -38,7 +38,7 @@ def shelf_of_links() -> Iterator[None]:
 
 
 async def connecting(server: str, url: str, window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
-    """The form while the server is asked, and the list with the model of the server in it."""
+    """The form during the request to the server, and the list with the model of the server."""
     await workbench.settings.change("scheme", "dark" if current_theme().palette.dark else "light")
     window.settings.open_models()
     page = window.settings.models

@@ -258,7 +258,7 @@ class FakeState:
         self.views[summary.session_id] = replace(view, **more)
 
     def turn(self, role: str, words: Sequence[str], bits: Sequence[float] | None = None, **more: object) -> TurnView:
-        """A finished turn with an id of its own."""
+        """A finished turn with a new id."""
         node = self.new_id()
         origin = Origin.TYPED if role == "user" else Origin.SAMPLED
         turn = TurnView(node, role, run_of(self.vocabulary, words, bits, origin=origin), TurnStatus.COMPLETE, (node,))

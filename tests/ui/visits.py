@@ -119,7 +119,7 @@ async def _calls_and_too_long(window: MainWindow, bench: FakeWorkbench, look: Lo
     await look(window, "calls")
     calling(bench)
     await until(lambda: node not in window.parts.cards.turns)
-    await frames()  # the draft is counted anew with the session
+    await frames()  # the draft is counted again with the session
     await refused_for_length(window, bench)
     await look(window, "too long")
     composer.overflow.dismiss.click()

@@ -66,5 +66,5 @@ def test_no_message_that_the_window_may_show_names_a_command() -> None:
         ("unknown option 'top_p' in /a/top_p.json", "unknown option 'top_p' in /a/top_p.json"),
     ],
 )
-def test_the_window_names_its_own_places(message: str, shown: str) -> None:
+def test_commands_in_messages_are_replaced_by_places_of_the_window(message: str, shown: str) -> None:
     assert str(Refusal(message)) == in_window(message) == shown

@@ -152,13 +152,13 @@ def test_a_draw_beyond_the_stored_top_tokens_is_not_guessed(inspector: Inspector
     assert tab.outcome.token is None
     assert tab.verdict.text() == "Draws a token that is not among the 64 stored."
     assert "based on the 64 likeliest tokens" in tab.note.text()
-    # when the model is asked for the whole row
+    # when the whole row is requested from the model
     asked: list[tuple[int, int]] = []
     tab.row_wanted.connect(lambda node, index: asked.append((node, index)))
     QTest.mouseClick(tab.ask, Qt.MouseButton.LeftButton)
     assert asked == [(spot.node_id, spot.index)]
     tab.show_row(spot.node_id, spot.index, ROW)
-    # then the token is named, the one that the sampler itself draws with this seed
+    # then the token is shown that the sampler itself draws with this seed
     settings = tab.dials.sampling
     assert tab.outcome.token == make_sampler(settings, seed).draw(ROW, 3)[0]
     assert tab.outcome.whole

@@ -34,7 +34,7 @@ async def opened(window: MainWindow) -> ModelsPage:
 
 
 @pytest.mark.slow
-def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_plan_is_shown_before_any_download(in_window: Play, bench: FakeWorkbench) -> None:
     bench.asking = asyncio.Event()
     bench.plan = replace(PLAN, kept=100_000_700)
 

@@ -97,7 +97,9 @@ def test_a_shortcut_of_the_window_closes_the_menu_and_runs_its_action(in_window:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["send", "new", "choose"])
-def test_the_settings_of_a_session_close_when_it_is_left(in_window: Play, bench: FakeWorkbench, way: str) -> None:
+def test_the_popover_closes_when_the_session_or_the_model_changes_or_a_message_is_sent(
+    in_window: Play, bench: FakeWorkbench, way: str
+) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:

@@ -79,7 +79,7 @@ def hints(app: QApplication, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Q
     apply_theme(app, Scheme.LIGHT, Contrast.SYSTEM, Motion.SYSTEM)
 
 
-def test_contrast_follows_the_system_unless_it_is_chosen(app: QApplication, hints: list[Qt.ContrastPreference]) -> None:
+def test_contrast_follows_the_system_unless_the_user_chooses_it(app: QApplication, hints: list[Qt.ContrastPreference]) -> None:
     theme = apply_theme(app, Scheme.LIGHT, Contrast.SYSTEM)
     assert theme is current_theme()
     assert theme.palette is LIGHT

@@ -42,13 +42,13 @@ def test_each_script_is_laid_out_in_each_font_in_a_separate_turn_of_the_loop(
     fonts: list[QFont] = []
 
     async def scene(window: MainWindow) -> None:
-        # given one whose rest between two scripts never ends
+        # given fallbacks whose pause between two scripts never ends
         monkeypatch.setattr(fallbacks, "REST_MS", 1 << 30)
         fonts[:] = [interface_font(31), reading_font(2.0)]  # fonts that the window does not have
         waiting = FallbackFaces(fonts, window)
         await until(lambda: len(waiting.left) < 2 * len(SCRIPTS))
         assert len(waiting.left) == 2 * len(SCRIPTS) - 1
-        # and one that goes on
+        # and fallbacks without a pause
         monkeypatch.setattr(fallbacks, "REST_MS", 0)
         looking = FallbackFaces(fonts, window)
         await until(lambda: not looking.left)

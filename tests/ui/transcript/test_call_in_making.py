@@ -130,7 +130,7 @@ def test_without_offered_tools_a_call_is_shown_as_text(in_window: Play, bench: F
         ("<|python_tag|>a <tool_call>", 0),
     ],
 )
-def test_where_a_call_begins(text: str, start: int | None) -> None:
+def test_the_start_of_a_call_is_found(text: str, start: int | None) -> None:
     assert open_call(text) == start
 
 

@@ -68,7 +68,7 @@ def test_code_in_a_page_is_coloured_and_the_text_around_it_is_not(qapp: QApplica
     source = "def\n\n```python\ndef f():\n\n    return 1\n```\n\n1. in\n2. return\n\n```\ndef\n```\n\n```bash\nls  # all\n```\n"
     fill_page(document, source, Faces(), LIGHT, 600)
     assert coloured(document) == {"def": LIGHT.accent, "return": LIGHT.accent, "1": LIGHT.literal, "# all": LIGHT.soft}
-    assert len(document.rootFrame().childFrames()) == 3  # each piece of code on a ground of its own
+    assert len(document.rootFrame().childFrames()) == 3  # each code block has its own background
 
 
 @pytest.mark.parametrize("language", ["", "no such language", "../../etc/passwd", "<b>"])

@@ -103,7 +103,7 @@ def test_emoji_keep_their_colours_in_a_coloured_token(show: Show, bits: str) -> 
     assert len(hues) >= 4  # one of them is the background of the token
 
 
-def test_template_tokens_are_not_drawn_unless_asked_for(show: Show) -> None:
+def test_template_tokens_are_drawn_only_on_request(show: Show) -> None:
     transcript = show(drawing())
     assert transcript.tokens.token_box(1, 0) is None
     transcript.set_template_visible(True)

@@ -8,7 +8,7 @@ from tests.ui.transcript.samples import ended, run_of, template, written
 from ui.transcript.tokens import END, GENERATED, RARE, STEP, TEMPLATE, Tokens
 
 
-def test_appending_one_by_one_equals_taking_all_at_once() -> None:
+def test_tokens_appended_one_by_one_equal_those_added_at_once() -> None:
     # given more tokens than one block holds
     texts = [f" w{i}" for i in range(300)]
     whole = run_of(texts, [i % 11 for i in range(300)], Origin.SAMPLED)

@@ -47,7 +47,7 @@ def begin(*words: str) -> subprocess.Popen[str]:
 
 
 async def xdotool(*words: object) -> None:
-    """Moves the pointer, presses buttons and keys, while the window goes on."""
+    """Moves the pointer, presses buttons and keys, while the window keeps running."""
     tool = begin("xdotool", *map(str, words))
     await until(lambda: tool.poll() is not None)
     tool.communicate()

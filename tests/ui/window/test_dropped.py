@@ -56,7 +56,7 @@ def test_each_kind_of_dropped_file_is_handled_by_its_part_of_the_window(
         assert drop(parts.composer.field.viewport(), [notes])
         assert drop(parts.transcript.tokens.viewport(), [plain])
         await until(lambda: bench.asked("read_file") == [(str(notes),), (str(plain),)])
-        assert parts.composer.draft == ""  # no address becomes text
+        assert parts.composer.draft == ""  # no file address is inserted as text
         for path in (session, exported):
             assert drop(parts.sidebar.sessions.view.viewport(), [path])
             await until(lambda: not parts.status.transfer.isVisible())

@@ -139,7 +139,7 @@ def test_words_are_found_by_keys_alone(in_window: Play) -> None:
         assert total > 2
         assert tokens.selected_text in ("e", "E")
         first = bar.count.text()
-        # then Return goes on, Shift+Return comes back
+        # then Return steps forward, Shift+Return back
         QTest.keyClick(bar.field, Key.Key_Return)
         assert bar.count.text() != first
         QTest.keyClick(bar.field, Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)

@@ -87,7 +87,7 @@ def test_a_link_opens_only_after_confirmation_in_the_bar(in_window: Play, bench:
         click(bar.copy_button)
         assert QApplication.clipboard().text() == "https://bank.com@evil.org/%3Cb%3Ex%3C/b%3E"
         assert not bar.isVisible()
-        # opened, by a click of its own
+        # a link is opened by a second click, on the button of the bar
         view.link_requested.emit("mailto:a@example.org")
         assert bar.open_button.text() == "Write mail"
         click(bar.open_button)

@@ -56,7 +56,7 @@ def test_words_in_turns_that_are_not_loaded_yet_are_found_and_stepped_to(
         window.acts.find.trigger()
         QTest.keyClicks(bar.field, words)
         await until(lambda: bar.count.text() == shown)
-        if words == "needle":  # the last one is in sight; after it comes the first of all
+        if words == "needle":  # the last match is in sight; the next one is the first of the session
             assert tokens.selected_text == "needle"
             assert len(tokens.page.boxes) == 4
             QTest.keyClick(bar.field, Qt.Key.Key_Return)

@@ -44,7 +44,7 @@ def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench
         await until(lambda: QApplication.activePopupWidget() is not None)
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)
-        # then every engine is named, the one in use is checked, one that cannot run says why and cannot be chosen
+        # then every engine is listed, the current one is checked, and one that cannot run is disabled with the reason
         entries = {action.text().split("\t")[0]: action for action in menu.actions() if action.text().startswith("run on")}
         assert {name: (a.isChecked(), a.isEnabled()) for name, a in entries.items()} == {
             "run on hf": (True, True),
@@ -82,7 +82,7 @@ def test_the_menu_button_is_not_hovered_after_its_menu_closes_unless_the_mouse_i
         button = window.parts.top.menu_button
         here, away = button.mapToGlobal(button.rect().center()), window.mapToGlobal(window.rect().center())
         for at in (away, here):
-            # given the mouse on the button, whose menu takes it
+            # given the mouse on the button, whose open menu grabs it
             QCursor.setPos(here)
             QApplication.sendEvent(button, QEnterEvent(QPointF(), QPointF(), QPointF(here)))
             button.menu().popup(here)
@@ -188,7 +188,7 @@ def test_the_bar_is_the_windows_toolbar_and_cannot_be_hidden_or_moved(in_window:
         assert (toolbar.isMovable(), toolbar.isFloatable()) == (False, False)
         assert window.createPopupMenu() is None or window.contextMenuPolicy() is Qt.ContextMenuPolicy.NoContextMenu
         assert window.parts.top.width() == window.width()
-        # whatever the width, nothing of it goes into an overflow menu of Qt's
+        # at any width, no part of it is moved into Qt's overflow menu
         for width in (1360, 560):
             window.resize(width, 640)
             await frames()

@@ -215,7 +215,7 @@ def test_words_typed_at_a_token_become_a_branch_that_the_model_continues(in_wind
         assert visit in new.variants
         assert new.run.texts[LISBON] == " Porto or Braga"
         assert window.acts.previous.isEnabled()  # to the version that was there before
-        # a part of a token is written too; Escape leaves everything as it is
+        # a part of a token can be written too; Escape changes nothing
         await until(lambda: tokens.token_box(new.node_id, 1) is not None)
         card = await pin(window, new.node_id, 1)
         QTest.keyClicks(card.field, "bak")

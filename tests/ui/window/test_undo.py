@@ -311,7 +311,7 @@ def test_the_button_of_the_message_acts_on_the_step_that_it_names(
         await until(lambda: toast.words == "Undone: Rename")
         acts.redo.trigger()
         await until(lambda: toast.words == "Done again: Rename")
-        # a change of the session comes between
+        # a change of the session in between
         window.controller.tree.prune(41, 0, True)
         await until(lambda: acts.undo.text() == "Undo Prune Branch")
         QTest.mouseClick(toast.action, Qt.MouseButton.LeftButton)

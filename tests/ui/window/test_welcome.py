@@ -21,7 +21,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 
 @pytest.mark.slow
-def test_tokens_are_explained_once(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_hint_about_tokens_is_shown_once(in_window: Play, bench: FakeWorkbench) -> None:
     bench.left_hints = frozenset({"tokens"})
 
     async def scene(window: MainWindow) -> None:
