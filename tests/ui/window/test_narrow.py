@@ -208,7 +208,7 @@ def test_the_sidebar_returns_when_the_inspector_is_closed(in_window: Play) -> No
     in_window(scene)
 
 
-def test_the_name_of_a_branch_gets_room_when_it_changes_while_the_title_stays(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_name_of_a_branch_is_shown_whole_when_it_changes_in_a_wide_window(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         window.resize(1440, 860)
         chip = window.parts.top.branch
