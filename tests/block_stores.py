@@ -26,10 +26,10 @@ class BlockStats(NamedTuple):
 
 @dataclass
 class MemoryBlocks:
-    """A `BlockStore` without a file. `close` closes it for its opener alone: the blocks stay for the next.
+    """A `BlockStore` without a file. `close` closes it for its opener alone: the next opener finds the blocks.
 
     Attributes:
-        blocks: What is kept: (parent, tokens, data) by key.
+        blocks: The stored blocks: (parent, tokens, data) by key.
         calls: Names of the members that were called, in order.
         before: Called before each member with its name, on the block thread; may raise.
     """

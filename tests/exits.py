@@ -28,7 +28,7 @@ def running(module: str) -> list[psutil.Process]:
     """The children of this process that run a module; not those that have ended."""
     found = []
     for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, or waits for this process to hear of it
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, or is a zombie that this process has not waited for
             if module in child.cmdline():
                 found.append(child)
     return found
@@ -328,7 +328,7 @@ class Outcome:
     """How a process ended.
 
     Attributes:
-        status: As `subprocess` has it; None where it had to be killed because it did not end.
+        status: As in `subprocess`; None where it had to be killed because it did not end.
         error: Its standard error.
         left: Command lines of children that outlived it.
     """

@@ -23,13 +23,13 @@ from runtime.scheduler.jobs import GenerateJob, QueryJob, Rows, Waiter
 from runtime.transport.local import LocalTransport
 
 KINDS = ("attention", "recurrent", "overlapping")
-PATIENCE = 30_000  # looks, a millisecond apart
+PATIENCE = 30_000  # polls, a millisecond apart
 TOLERANCE = 1e-5  # nats; the fake computes in float64
 
 
 @contextmanager
 def fake_model(behaviour: Behaviour | None = None, **options: Any) -> Iterator[LanguageModel]:
-    """A model on the fake backend, closed at the end; nothing of it may be left leased."""
+    """A model on the fake backend, closed at the end; no lease may be left."""
     with load((behaviour or Behaviour(), None), backend="fake", **options) as model:
         yield model
         assert settled(model)[1].leases == 0
@@ -49,14 +49,14 @@ def engine_of(model: LanguageModel) -> Engine:
 
 
 def query_job(model: LanguageModel, ids: Sequence[int], waiter: Waiter) -> QueryJob:
-    """A query as the model would make it, for a test that hands it over itself; answered as ``(1, vocab)``."""
+    """The job that the model would make for a query, for a test that queues it itself; answered as ``(1, vocab)``."""
     path = np.array(ids, np.int32)
     namespace, before = local(model).operations.route(path, None)
     return QueryJob(path, namespace, before=before, waiters=[(Rows(waiter, 1), 0)])
 
 
 def generate_job(model: LanguageModel, ids: Sequence[int], options: GenerationOptions) -> GenerateJob:
-    """A generation as the model would make it, for a test that hands it over itself."""
+    """The job that the model would make for a generation, for a test that queues it itself."""
     path = np.array(ids, np.int32)
     namespace, before = local(model).operations.route(path, None)
     chosen = resolve_options(options).options
@@ -65,8 +65,8 @@ def generate_job(model: LanguageModel, ids: Sequence[int], options: GenerationOp
 
 
 def settled(model: LanguageModel) -> tuple[Metrics, CacheReport]:
-    """The numbers once everything that was cancelled or finished is out of the way."""
-    for _ in range(2):  # the first step drops what was cancelled, the second comes after its report
+    """The metrics and the cache report once all cancelled and finished requests are removed."""
+    for _ in range(2):  # the first step drops cancelled requests, the second follows its report
         model.prefix_match([1])
     return model.metrics(), model.cache_report()
 
@@ -88,12 +88,12 @@ async def settled_report(model: LanguageModel) -> CacheReport:
 
 
 def wait_for_close(model: LanguageModel) -> None:
-    """Until somebody has begun to close it: from then on nobody is answered any more."""
+    """Waits until its close has begun: from then on it answers no request."""
     until(lambda: engine_of(model).ended)
 
 
 def wait_for_jobs(model: LanguageModel, n: int) -> None:
-    """Until so many have been handed over to a model that is held in the middle of a forward."""
+    """Waits until `n` jobs are queued at a model that is stopped in the middle of a forward."""
     until(lambda: len(engine_of(model)._inbox) == n)
 
 
@@ -127,7 +127,7 @@ def some_ids(seed: int, n: int, vocab: int = 256) -> list[int]:
 
 
 def around_begins(backend: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Passes the first half of every forward through `wrap`, prepared ones included; all of one that is computed at once."""
+    """Passes the first half of every forward, prepared ones too, through `wrap`; one computed at once passes as a whole."""
     prepare = backend.prepare
 
     def prepared(*arguments: Any) -> Any:
@@ -175,13 +175,13 @@ class Turnstile:
         self._passes, self._arrivals = threading.Semaphore(0), threading.Semaphore(0)
 
     def arrive(self) -> None:
-        """A forward is about to begin."""
+        """Called when a forward is about to begin; waits while the turnstile is shut."""
         if not self._free.is_set():
             self._arrivals.release()
             assert self._passes.acquire(timeout=60)
 
     def stand_before(self, model: LanguageModel) -> None:
-        """Every forward of this model arrives here, on any backend."""
+        """Makes every forward of this model arrive here, on any backend."""
 
         def wrap(begin: Callable[..., Any]) -> Callable[..., Any]:
             def held(*arguments: Any, **named: Any) -> Any:

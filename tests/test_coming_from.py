@@ -1,4 +1,4 @@
-"""The tables of docs/coming-from.md: every call of the right column runs, on a tiny model, as it is written."""
+"""The tables of docs/coming-from.md: every call of the right column runs unchanged on a tiny model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The names that the page begins with, on a tiny model."""
+    """The names that the beginning of the page defines, on a tiny model."""
     tiny = str(tiny_path("llama"))
     found: dict[str, Any] = {
         "load": lambda name, **options: runtime.load({"smollm2": tiny}[name], "hf", **options),
@@ -50,7 +50,7 @@ def test_every_section_has_a_table() -> None:
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("section", "ours"), ROWS)
-def test_what_is_called_here_runs(
+def test_every_call_of_the_right_column_runs(
     names: dict[str, Any], section: str, ours: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -65,6 +65,6 @@ def test_what_is_called_here_runs(
     asyncio.run(awaited()) if code.co_flags & inspect.CO_COROUTINE else eval(code, dict(names))
 
 
-def test_every_member_that_the_page_names_is_one_of_the_models() -> None:
+def test_every_model_member_named_on_the_page_exists() -> None:
     called = {name for _, ours in ROWS for name in re.findall(r"\bmodel\.(\w+)", ours)}
     assert {name for name in called if not hasattr(LanguageModel, name) and not hasattr(LanguageModel, name)} == set()

@@ -104,7 +104,7 @@ def test_the_process_ends_at_the_limit_unless_the_test_has_one_of_its_own(tmp_pa
 
 
 @pytest.mark.slow
-def test_what_a_test_leaves_behind_is_collected_in_the_main_thread(tmp_path: Path) -> None:
+def test_reference_cycles_left_by_a_test_are_collected_in_the_main_thread(tmp_path: Path) -> None:
     ended = run(tmp_path, LEAVES)
     assert "2 passed" in ended.stdout, ended.stdout + ended.stderr
 
@@ -120,7 +120,7 @@ def test_a_file_left_in_the_current_folder_fails_its_test(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_so_many_cases_of_a_sampled_test_are_fast_and_the_others_slow(tmp_path: Path) -> None:
+def test_the_given_number_of_cases_of_a_sampled_test_is_fast_and_the_rest_slow(tmp_path: Path) -> None:
     fast = run(tmp_path, SAMPLED, "-m", "not slow")
     assert "2 passed, 6 deselected" in fast.stdout, fast.stdout + fast.stderr
     slow = run(tmp_path, SAMPLED, "-m", "slow")

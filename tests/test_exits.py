@@ -1,4 +1,4 @@
-"""A process that ends with a model in it, however it ends, ends with its own status and leaves no child behind.
+"""A process that ends with a loaded model keeps its own exit status and leaves no child, however it ends.
 
 Each case runs on one engine here, and on both in `make reliability` (row "process exits").
 """

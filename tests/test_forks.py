@@ -138,7 +138,7 @@ def ran(script: str, backend: str, place: Path) -> list[str]:
     ],
     ids=["mlx", "hf", "spawned-mlx", "spawned-hf"],
 )
-def test_a_model_refuses_a_forked_child_and_serves_its_parent_on(script: str, backend: str, tmp_path: Path) -> None:
+def test_a_model_refuses_use_in_a_forked_child_and_keeps_serving_the_parent(script: str, backend: str, tmp_path: Path) -> None:
     *told, child, parent = ran(script, backend, tmp_path)
     refused = ("query", "begun", "stream", "coroutine", "text", "grammar", "chat", "cache")
     assert told == [*(f"{name} raised ForkedError True" for name in refused), "close gave NoneType"]
@@ -151,7 +151,7 @@ def test_mlx_is_not_loaded_in_a_process_forked_from_one_that_has_it(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_session_store_refuses_a_forked_child_and_serves_its_parent_on(tmp_path: Path) -> None:
+def test_a_session_store_refuses_use_in_a_forked_child_and_keeps_serving_the_parent(tmp_path: Path) -> None:
     read, write, close, lock, *end = ran(STORE, "", tmp_path)
     assert (read, write) == ("read raised StoreForkedError True", "write raised StoreForkedError True")
     assert (close, lock) == ("close gave NoneType", "lock gave NoneType")
@@ -159,7 +159,7 @@ def test_a_session_store_refuses_a_forked_child_and_serves_its_parent_on(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_block_file_refuses_a_forked_child_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_block_file_refuses_use_in_a_forked_child_and_keeps_its_blocks(tmp_path: Path) -> None:
     told = ran(BLOCKS, "", tmp_path)
     assert told == [
         "get raised OSError False",

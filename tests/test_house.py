@@ -30,7 +30,7 @@ from tests.tiny_models import tiny_path
 
 PATIENCE_SECONDS = 120
 HEAVY = ("torch", "mlx", "mlx_lm", "transformers", "PySide6", "qasync", "sqlite3", "sqlite_utils")
-# Written in pieces, so that this file does not hold what it looks for.
+# Written in pieces, so that this file does not match its own search.
 HOSTS = ("pypi" + ".org", "python" + "hosted", "npm" + "js", "anaconda" + ".org", "arti" + "factory", "extra-index" + "-url")
 FOLDERS = ("/wo" + "rk/", "/tm" + "p/", "/ro" + "ot/", "/ho" + "me/", "/Us" + "ers/")
 
@@ -57,7 +57,7 @@ def tracked() -> list[Path]:
 # ---- our names ----------------------------------------------------------------------------------------------------------
 
 
-def test_packaging_is_no_package_of_ours() -> None:
+def test_the_packaging_folder_does_not_shadow_pypas_package() -> None:
     assert not (ROOT / "packaging" / "__init__.py").exists()  # it would shadow PyPA's
     found = importlib.util.find_spec("packaging")
     assert found is not None
@@ -81,7 +81,7 @@ def test_our_packages_belong_to_our_distribution_alone() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if name != "app"])
-def test_a_foreign_package_of_our_name_is_told_from_ours(tmp_path: Path, name: str) -> None:
+def test_a_foreign_package_with_one_of_our_names_is_reported(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("")
     start = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; from app.cli import main; main()"
@@ -92,7 +92,7 @@ def test_a_foreign_package_of_our_name_is_told_from_ours(tmp_path: Path, name: s
     assert "environment of its own" in done.stderr
 
 
-def test_a_stray_folder_where_one_stands_is_told_too(tmp_path: Path) -> None:
+def test_a_stray_package_in_the_current_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "runtime").mkdir()
     (tmp_path / "runtime" / "__init__.py").write_text("raise SystemExit('a foreign package ran')")
     done = python("-m", "app", "--version", cwd=tmp_path)  # python -m looks into the current folder first
@@ -100,20 +100,20 @@ def test_a_stray_folder_where_one_stands_is_told_too(tmp_path: Path) -> None:
     assert done.stderr.startswith("elsewise: the package 'runtime' is loaded from")
 
 
-def test_an_empty_stray_folder_harms_nothing(tmp_path: Path) -> None:
+def test_empty_stray_folders_with_our_names_do_no_harm(tmp_path: Path) -> None:
     for name in OURS:
         (tmp_path / name).mkdir()
     assert python("-m", "app", "--version", cwd=tmp_path).returncode == 0
 
 
-# ---- what is loaded when ------------------------------------------------------------------------------------------------
+# ---- modules that an import loads ---------------------------------------------------------------------------------------
 
 
 def test_importing_runtime_loads_no_engine_no_window_and_no_database() -> None:
     assert loaded_by("import runtime").isdisjoint(HEAVY)
 
 
-def test_elsewise_is_the_facade_of_runtime_and_as_light() -> None:
+def test_elsewise_is_the_runtime_facade_and_loads_as_little() -> None:
     assert loaded_by("import elsewise, runtime; assert elsewise is runtime; from elsewise import __version__").isdisjoint(HEAVY)
     assert importlib.import_module("elsewise").load is load
 
@@ -126,13 +126,13 @@ def test_the_command_line_loads_no_engine() -> None:
     assert loaded_by("import app.cli.group").isdisjoint({*HEAVY[:6], "numpy", "rich", "sqlite_utils"})
 
 
-def test_an_error_is_had_without_what_raises_it() -> None:
+def test_importing_error_classes_loads_no_heavy_libraries() -> None:
     light = {"numpy", "msgspec", "psutil", "filelock", "tokenizers", "sqlite_utils"}
     assert loaded_by("from runtime import RuntimeFault; from storage import StoreError").isdisjoint(light)
 
 
 @pytest.mark.parametrize("package", ["runtime", "storage", "ui"])
-def test_a_facade_loads_what_the_type_checker_is_told(package: str) -> None:
+def test_the_lazy_names_of_a_facade_equal_its_type_checking_imports(package: str) -> None:
     # given: the imports that only the type checker follows
     tree = ast.parse((ROOT / package / "__init__.py").read_text("utf-8"))
     told = [node for block in tree.body if isinstance(block, ast.If) for node in block.body if isinstance(node, ast.ImportFrom)]
@@ -151,7 +151,7 @@ def test_the_window_loads_no_engine() -> None:
 
 
 EXCUSED = {  # imports in a function that close a cycle between files
-    ("runtime.grammar.source", "runtime.grammar.trial"),  # a Grammar tries itself out
+    ("runtime.grammar.source", "runtime.grammar.trial"),  # a Grammar runs its own trial
     ("runtime.options.generation", "runtime.options.aliases"),  # `from_mapping` of a class that its reader builds
 }
 
@@ -166,7 +166,7 @@ def test_no_files_import_each_other_in_a_cycle() -> None:
     ).prepare()  # raises CycleError, with the cycle
 
 
-# ---- what is in the repository and in the wheel -------------------------------------------------------------------------
+# ---- contents of the repository and of the wheel ------------------------------------------------------------------------
 
 
 def test_no_file_names_a_registry_or_a_folder_of_one_machine() -> None:
@@ -211,9 +211,9 @@ def test_a_wheel_that_is_installed_as_a_tool_answers_and_has_the_facade(tool: st
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900, check=False)
 
     uv = Path(sys.executable).with_name("uv")
-    pins = tmp_path / "pins.txt"  # without the hashes, which pip would ask of the wheel too
+    pins = tmp_path / "pins.txt"  # without the hashes, which pip would require of the wheel too
     pins.write_text("\n".join(re.findall(r"^[\w.-]+==[^\\\n]+", (ROOT / "requirements.lock").read_text("utf-8"), re.MULTILINE)))
-    if tool == "uv":  # what make setup fetched is in its cache
+    if tool == "uv":  # its cache has the packages that make setup fetched
         done = run(uv, "tool", "install", "--python", sys.executable, "--constraints", pins, wheel)
     else:
         done = run(uv, "tool", "run", "pipx", "install", "--python", sys.executable, f"--pip-args=--constraint={pins}", wheel)
@@ -242,7 +242,7 @@ def test_the_wheel_holds_exactly_our_packages(wheel: Path) -> None:
     assert any(name.startswith("resources/fonts/") for name in names)
 
 
-# ---- what the README and make say ---------------------------------------------------------------------------------------
+# ---- statements of the README and of make -------------------------------------------------------------------------------
 
 
 def test_make_help_lists_every_target() -> None:
@@ -260,7 +260,7 @@ def test_make_help_lists_every_target() -> None:
     targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert targets is not None
     assert listed.keys() == set(targets[1].split())
-    # and without a target, it is the first one that is made
+    # and the first target, which make runs by default, is `run`
     assert re.search(r"^([a-z-]+):", makefile, re.MULTILINE)[1] == "run"  # type: ignore[index]  # a target was found above
 
 
@@ -311,14 +311,14 @@ def test_every_page_is_reached_from_the_readme_and_every_path_in_it_exists() -> 
     assert set(PAGES) <= linked
 
 
-def test_the_pictures_are_explained_and_not_drawn_for_help(tmp_path: Path) -> None:
+def test_help_of_the_screenshot_tool_draws_no_pictures(tmp_path: Path) -> None:
     as_module = "runpy.run_module('tests.tools.screenshots', run_name='__main__')"
     done = python("-c", f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); {as_module}", "--help", cwd=tmp_path)
     assert "--all" in done.stdout
     assert not list(tmp_path.iterdir())
 
 
-def test_every_term_of_the_glossary_is_one_of_the_code_or_of_the_window() -> None:
+def test_every_term_of_the_glossary_occurs_in_the_code() -> None:
     terms = re.findall(r"^\| \*\*(.+?)\*\* \|", PAGES["docs/glossary.md"], re.MULTILINE)
     assert len(terms) == len(set(terms)) <= 40
     assert terms == sorted(terms, key=str.casefold)
@@ -329,10 +329,10 @@ def test_every_term_of_the_glossary_is_one_of_the_code_or_of_the_window() -> Non
     assert not missing
 
 
-# ---- the slot and the sample --------------------------------------------------------------------------------------------
+# ---- backend registration and the sample session ------------------------------------------------------------------------
 
 
-def test_a_third_backend_needs_no_edit_anywhere() -> None:
+def test_a_third_backend_can_be_registered_and_unregistered() -> None:
     register_backend("thirds", "runtime.backends.mock:load")
     try:
         assert available_backends()["thirds"] is True
@@ -343,7 +343,7 @@ def test_a_third_backend_needs_no_edit_anywhere() -> None:
         load("x", backend="thirds")
 
 
-def test_the_sample_session_is_whole(tmp_path: Path) -> None:
+def test_the_sample_session_is_intact_branched_and_scored(tmp_path: Path) -> None:
     store = SessionStore.open(tmp_path / "sessions.db")
 
     async def check() -> None:

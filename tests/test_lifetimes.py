@@ -113,6 +113,6 @@ def test_a_model_is_freed_without_the_cycle_collector(backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mlx", "hf"])
 @pytest.mark.parametrize("end", ["closed", "rebound"])
-def test_loading_again_and_again_takes_the_memory_of_few_models(end: str, backend: str, large: Path) -> None:
+def test_repeated_loads_take_the_memory_of_only_a_few_models(end: str, backend: str, large: Path) -> None:
     script = ROUNDS.replace("@END", ENDS[end]).replace("MEGABYTES", str(MEGABYTES))
     assert ran(script, large, backend) == "fine"

@@ -55,7 +55,7 @@ def printed(notebook: dict[str, Any]) -> str:
     return "".join("".join(output["text"]) for output in outputs(notebook) if output.get("name") == "stdout")
 
 
-def test_there_are_three_without_outputs_and_their_pictures_stand_in_the_pages() -> None:
+def test_the_three_notebooks_have_no_outputs_and_pages_link_to_them_and_their_pictures() -> None:
     assert len(NAMES) == 3
     for name in NAMES:
         notebook = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text("utf-8"))
@@ -102,7 +102,7 @@ def test_await_and_the_blocking_members_work_in_a_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_a_cell_keeps_what_is_done(tmp_path: Path) -> None:
+def test_interrupting_a_cell_keeps_the_results_so_far(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         "import os, signal\n"
@@ -133,8 +133,8 @@ def test_an_interrupt_of_a_cell_keeps_what_is_done(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_model_is_loaded_in_a_cell_without_a_word(tmp_path: Path, backend: str) -> None:
-    # a kernel without ipywidgets, of which tqdm warns when it is imported
+def test_loading_a_model_in_a_cell_prints_nothing(tmp_path: Path, backend: str) -> None:
+    # a kernel without ipywidgets, about which tqdm warns at its import
     source = str(tiny_path("llama"))
     cell = f"from runtime import load\nwith load({source!r}, {backend!r}) as model: print(len(model.byte_vocab) > 0)"
     (tmp_path / "executed").mkdir()

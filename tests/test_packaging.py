@@ -1,4 +1,4 @@
-"""What `make package` and the workflows run, without a bundle: the macOS script with stand-ins, the man page, the pins."""
+"""The steps of `make package` and the workflows, without a bundle: the macOS script with stand-ins, the man page, the pins."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Mac:
         shutil.copytree(ROOT / "packaging", root / "packaging", ignore=shutil.ignore_patterns("__pycache__"))
         self.tools = root / "tools"
         self.tools.mkdir()
-        for name in SYSTEM:  # and no other: a Mac has the real ones of those below
+        for name in SYSTEM:  # only these: a Mac has the real versions of the tools below
             (self.tools / name).symlink_to(str(shutil.which(name)))
         for name, body in STAND_INS.items():
             self.write(self.tools / name, body)
@@ -92,12 +92,12 @@ def mac(tmp_path: Path) -> Mac:
     return Mac(tmp_path)
 
 
-def test_signing_goes_from_the_libraries_to_the_bundle_with_a_hardened_runtime(mac: Mac) -> None:
+def test_libraries_are_signed_before_the_bundle_with_a_hardened_runtime(mac: Mac) -> None:
     mac.make_app()
     done = mac.run("sign", ELSEWISE_SIGN_IDENTITY=IDENTITY)
     assert done.returncode == 0, done.stderr
     *inner, whole, verified = mac.calls("codesign")
-    # then every library is signed once, what is no code is not, a framework after its library
+    # then every library is signed once, files without code are not, and a framework is signed after its library
     assert [line.rpartition("/")[2] for line in inner] == [
         "Python",
         "QtCore",
@@ -137,7 +137,7 @@ def test_notarising_stapling_and_the_image(mac: Mac) -> None:
     assert done.stdout.strip() == image
 
 
-def test_an_app_that_apple_refuses_goes_no_further(mac: Mac) -> None:
+def test_notarisation_fails_for_an_app_that_apple_refuses(mac: Mac) -> None:
     mac.make_app()
     refused = mac.run("notarise", ELSEWISE_SIGN_IDENTITY=IDENTITY, ELSEWISE_NOTARY_PROFILE="profile", APPLE="Invalid")
     assert (refused.returncode, "status: Invalid" in refused.stdout) == (1, True)
@@ -152,7 +152,7 @@ def test_all_steps_in_order(mac: Mac) -> None:
     assert "ran --version" in done.stdout
 
 
-def test_all_steps_for_this_machine_alone_leave_apples_part_out(mac: Mac) -> None:
+def test_all_steps_for_this_machine_alone_skip_notarising_and_stapling(mac: Mac) -> None:
     mac.make_app()
     done = mac.run("all", ELSEWISE_SIGN_IDENTITY="-")
     assert done.returncode == 0, done.stderr
@@ -177,7 +177,7 @@ def test_all_steps_for_this_machine_alone_leave_apples_part_out(mac: Mac) -> Non
         ("dmg", "codesign *.dmg"),
     ],
 )
-def test_a_tool_that_fails_ends_its_step_and_those_after_it(mac: Mac, step: str, fails: str) -> None:
+def test_a_failing_tool_ends_its_step_and_the_run(mac: Mac, step: str, fails: str) -> None:
     mac.make_app()
     done = mac.run("all", ELSEWISE_SIGN_IDENTITY=IDENTITY, ELSEWISE_NOTARY_PROFILE="profile", FAILS=fails)
     assert done.returncode == 7
@@ -186,7 +186,7 @@ def test_a_tool_that_fails_ends_its_step_and_those_after_it(mac: Mac, step: str,
 
 
 @pytest.mark.parametrize("identity", [{}, {"ELSEWISE_SIGN_IDENTITY": ""}, {"ELSEWISE_SIGN_IDENTITY": "-"}])
-def test_an_image_without_a_certificate_is_made_and_not_signed(mac: Mac, identity: dict[str, str]) -> None:
+def test_without_a_certificate_the_image_is_made_but_not_signed(mac: Mac, identity: dict[str, str]) -> None:
     mac.make_app()
     done = mac.run("dmg", without="codesign", **identity)
     assert (done.returncode, done.stdout.strip()) == (0, "dist/Elsewise-1.2.3-arm64.dmg")
@@ -204,7 +204,7 @@ def test_an_image_without_a_certificate_is_made_and_not_signed(mac: Mac, identit
         ("Resources/torch/lib/libtorch_cpu.dylib", "torch is in the bundle"),
     ],
 )
-def test_a_bundle_with_what_must_not_be_in_it_is_refused(mac: Mac, file: str, reason: str) -> None:
+def test_a_bundle_with_forbidden_files_is_refused(mac: Mac, file: str, reason: str) -> None:
     mac.make_app()
     path = mac.app / "Contents" / file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -242,14 +242,14 @@ def test_a_metallib_elsewhere_than_beside_its_library_is_refused(mac: Mac) -> No
         ("verify", "", "Elsewise.app is missing"),
     ],
 )
-def test_a_step_says_what_it_lacks(mac: Mac, step: str, without: str, lacks: str) -> None:
+def test_a_step_names_the_missing_tool_or_bundle(mac: Mac, step: str, without: str, lacks: str) -> None:
     done = mac.run(step, without=without)
     assert done.returncode == 1
     assert f"macos.sh {step}: " in done.stderr
     assert lacks in done.stderr
 
 
-def test_variables_that_are_not_set_and_steps_that_are_none_are_named(mac: Mac) -> None:
+def test_unset_variables_and_unknown_steps_are_named(mac: Mac) -> None:
     mac.make_app()
     assert "ELSEWISE_SIGN_IDENTITY is not set" in mac.run("sign").stderr
     assert "ELSEWISE_NOTARY_PROFILE is not set" in mac.run("notarise", ELSEWISE_SIGN_IDENTITY=IDENTITY).stderr
@@ -275,7 +275,7 @@ def module_at(path: Path) -> types.ModuleType:
 
 
 def test_the_spec_describes_the_macos_bundle(package: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a Mac, where PyInstaller's words say what they were called with
+    # given a Mac, and stand-ins for PyInstaller's functions that record their arguments
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def word(name: str) -> Callable[..., types.SimpleNamespace]:
@@ -305,7 +305,7 @@ def test_the_spec_describes_the_macos_bundle(package: types.ModuleType, monkeypa
     assert "torch" not in distributions
     assert {"torch", "tests", "benchmarks", "tkinter"} <= set(calls["Analysis"][1]["excludes"])
     assert {"app", "elsewise", "runtime", "storage", "ui", "json", "sqlite3"} <= set(calls["Analysis"][1]["hiddenimports"])
-    # and the bundle says what the Finder asks
+    # and the bundle has the entries that the Finder reads
     (_,), bundle = calls["BUNDLE"]
     assert (bundle["name"], bundle["version"]) == ("Elsewise.app", __version__)
     assert bundle["icon"] == str(ROOT / "build" / "elsewise.icns")  # which package.py draws
@@ -324,7 +324,7 @@ def test_the_spec_describes_the_macos_bundle(package: types.ModuleType, monkeypa
 def test_the_macos_bundle_has_byte_code_where_imports_look(
     package: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # given what PyInstaller makes: a module and a package that are linked whole, and one that is linked file by file
+    # given PyInstaller's output: a module and a package linked as a whole, and a package linked file by file
     contents = tmp_path / "Elsewise.app" / "Contents"
 
     def pyinstaller(*_: object, **__: object) -> None:
@@ -390,18 +390,18 @@ def test_licences_of_qt_and_of_the_systems_libraries_are_shipped(package: types.
     assert re.search(r"^libglib2\.0-0\S* \S+: libgio-2\.0\.so\.0, libglib-2\.0\.so\.0$", notices, re.MULTILINE)
     [copyright_file] = (tmp_path / "licences").glob("libglib2.0-0*.copyright")
     assert "LGPL" in copyright_file.read_text()
-    # and they are what the About box of a bundle shows
+    # and the About box of a bundle shows them
     (tmp_path / "resources").mkdir()
     module = shutil.copy(ROOT / "resources" / "licences.py", tmp_path / "resources")
     assert module_at(Path(module)).notices() == notices
-    # and one of no package ends the build
+    # and a library of no package ends the build
     (shipped / "libnowhere.so.1").touch()
     with pytest.raises(SystemExit, match=r"libnowhere\.so\.1: no package of this system"):
         package.system_licences(shipped, tmp_path / "licences")
 
 
 @pytest.mark.slow
-def test_what_is_shipped_leaves_tests_headers_and_traces_of_this_machine_out(package: types.ModuleType) -> None:
+def test_the_shipped_files_exclude_tests_headers_and_traces_of_this_machine(package: types.ModuleType) -> None:
     shipped = package.collect.required(("hf",))
     assert {"torch", "transformers", "mlx", "numpy", "pip", "elsewise", "pyside6-essentials"} <= shipped.keys()
     assert shipped.keys().isdisjoint({"pytest", "mypy", "ruff", "pyinstaller"})
@@ -437,14 +437,14 @@ def test_actions_are_pinned_by_commit_and_workflows_may_only_read() -> None:
     ("system", "tried"),
     [("linux", "sh packaging/try_package.sh dist/elsewise_*.deb"), ("macos", "sh packaging/macos.sh verify")],
 )
-def test_what_is_released_was_tried_before(system: str, tried: str) -> None:
+def test_a_release_tries_its_package_before_the_upload(system: str, tried: str) -> None:
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
     [job] = re.findall(rf"^  {system}:\n((?:    .*\n)+)", text, re.MULTILINE)
     assert job.index("make package") < job.index(tried) < job.index("upload-artifact")
     assert "    needs: [linux, macos]\n" in text
 
 
-def test_the_macos_runner_checks_every_part_of_the_machine_and_keeps_what_it_found() -> None:
+def test_the_macos_runner_checks_every_part_of_the_machine_and_uploads_the_results() -> None:
     text = (ROOT / ".github" / "workflows" / "macos.yml").read_text("utf-8")
     checks = re.findall(r" dist/Elsewise\.app/Contents/MacOS/elsewise doctor --deep (.*) --json > (\S+)", text)
     assert sorted(re.findall(r"--only (\w+)", " ".join(parts for parts, _ in checks))) == sorted(PARTS)
@@ -453,7 +453,7 @@ def test_the_macos_runner_checks_every_part_of_the_machine_and_keeps_what_it_fou
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_package_that_was_built_works_without_any_python_in_reach() -> None:
+def test_the_built_package_works_on_a_system_without_python() -> None:
     built = next(iter(sorted((ROOT / "dist").glob(f"elsewise_{__version__}_*.deb"))), None)
     if built is None:
         pytest.skip("no package is built: make package")
@@ -466,7 +466,7 @@ def test_the_package_that_was_built_works_without_any_python_in_reach() -> None:
     assert "passed: without Python, compilers and network" in done.stdout
 
 
-def test_one_package_is_tried_at_a_time() -> None:
+def test_trying_two_packages_at_once_is_refused() -> None:
     done = subprocess.run(
         ["sh", "packaging/try_package.sh", "elsewise_1.deb", "elsewise_2.deb"],
         cwd=ROOT,
@@ -514,7 +514,7 @@ def test_a_release_is_a_draft_of_all_files_their_checksums_and_the_section_of_it
     assert checked.stdout == b"elsewise.deb: OK\nelsewise.dmg: OK\n"
 
 
-def test_the_certificate_of_a_release_goes_into_a_keychain_of_its_own_and_no_file_of_it_is_left(mac: Mac) -> None:
+def test_the_release_certificate_is_imported_into_its_own_keychain_and_its_file_removed(mac: Mac) -> None:
     mac.write(mac.tools / "security", 'case "$1" in import) [ "$(cat "$2")" = a-certificate ] ;; esac')
     mac.write(mac.tools / "uuidgen", "echo once")
     secrets = {"CERTIFICATE": base64.b64encode(b"a-certificate").decode(), "CERTIFICATE_PASSWORD": "pw", "NOTARY_TEAM": "T"}
@@ -526,7 +526,7 @@ def test_the_certificate_of_a_release_goes_into_a_keychain_of_its_own_and_no_fil
     assert [line.split()[1] for line in mac.calls("security")] == steps
     assert "store-credentials elsewise --apple-id me@example.org --password notary-pw --team-id T" in mac.calls("xcrun")[0]
     assert not list(mac.root.glob("*.p12"))
-    # and what cannot be imported ends the release
+    # and a certificate that cannot be imported ends the release
     assert (
         release_step("Keychain with the certificate", mac.root, **{**secrets, "CERTIFICATE": "eA=="}, **notary).returncode == 1
     )

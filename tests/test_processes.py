@@ -1,4 +1,4 @@
-"""Children start from an interpreter and, in a bundle, from its executable: a script in its place takes the whole way."""
+"""Children start from an interpreter and, in a bundle, from its executable; here a script replaces the executable."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_child_starts_from_the_executable_of_a_bundle(tmp_path: Path) -> N
     assert (said["converter"], said["grammar"], said["template"], said["engine"]) == ("small", "regex", "hello", "1")
     assert "missing required field" in said["hub"]  # msgspec's, from the child's last line
     assert "SQLITE_CANTOPEN" in said["blocks"]
-    # and what is no child is the command line
+    # and a start without a role is the command line
     shown = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert shown.stdout.startswith("elsewise, version")
 
@@ -95,14 +95,14 @@ def test_a_child_of_a_bundle_is_its_executable_with_a_role(monkeypatch: pytest.M
     assert child_command("runtime.transport", "3") == [sys.executable, "--role", "runtime.transport", "3"]
 
 
-def test_a_bundle_that_was_moved_says_so_in_place_of_starting_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_bundle_reports_the_move_instead_of_starting_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewise"))
     with pytest.raises(OSError, match="Elsewise was moved or removed while it was running; quit it, and open it from where"):
         child_command("runtime.transport", "3")
 
 
-def test_a_moved_bundle_fails_to_load_a_module_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_bundle_raises_an_import_error_and_keeps_running(monkeypatch: pytest.MonkeyPatch) -> None:
     def extract(name: str, raw: bool = False) -> object:
         if name == "there":
             return name, raw
@@ -116,7 +116,7 @@ def test_a_moved_bundle_fails_to_load_a_module_and_goes_on(monkeypatch: pytest.M
         archive.extract("gone")
 
 
-def test_no_other_place_starts_an_interpreter() -> None:
+def test_only_resources_processes_starts_an_interpreter() -> None:
     named = [
         path.relative_to(ROOT) for name in OURS for path in (ROOT / name).rglob("*.py") if "sys.executable" in path.read_text()
     ]

@@ -26,7 +26,7 @@ CPU, CUDA = f"{PLAIN} --index-url https://example.org/cpu", f"{PLAIN} --index-ur
 
 
 class Checkout:
-    """A folder with what `make setup` reads, and a Python that writes down what of torch pip is asked for."""
+    """A folder with the files that `make setup` reads, and a Python that records which torch pip is asked for."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.log, self.ready = root, root / "log", root / ".venv" / ".ready"
@@ -40,7 +40,7 @@ class Checkout:
         (root / "python").chmod(0o755)
 
     def make(self, torch: str | None = None, *, pip_ends: int = 0) -> list[str]:
-        """What pip was asked for by `make setup`, with or without a TORCH of its own."""
+        """The torch requests of `make setup` to pip, with TORCH on the command line or without."""
         self.log.write_text("", "utf-8")
         given = [] if torch is None else [f"TORCH={torch}"]
         done = subprocess.run(
@@ -56,7 +56,7 @@ class Checkout:
         return [line.removeprefix(PIP) for line in self.log.read_text("utf-8").splitlines()]
 
     def change_lock(self) -> None:
-        """As a pull does that changes the requirements."""
+        """Changes the requirements, as a pull may."""
         os.utime(self.ready, (0, 0))
 
 
@@ -69,33 +69,33 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_another_torch_of_the_command_line_takes_the_place_of_the_one_that_is_there(checkout: Checkout) -> None:
+def test_a_different_torch_on_the_command_line_replaces_the_installed_one(checkout: Checkout) -> None:
     assert checkout.make() == [PLAIN]
     assert checkout.make() == []
-    for torch in (CPU, CUDA, PLAIN):  # of one version, so that pip alone would leave what is there
+    for torch in (CPU, CUDA, PLAIN):  # all of one version, so that pip alone would keep the installed one
         assert checkout.make(torch) == anew(torch)
         assert checkout.make(torch) == []
 
 
-def test_a_wheel_that_was_chosen_stays_where_no_other_is_given(checkout: Checkout) -> None:
+def test_a_chosen_torch_wheel_stays_when_no_other_is_given(checkout: Checkout) -> None:
     assert checkout.make(CPU) == [CPU]
     assert checkout.make() == []
-    # a change of the requirements asks for the version alone, which the wheel has
+    # a change of the requirements requests only the version, which the wheel has
     checkout.change_lock()
     assert checkout.make() == [PLAIN]
     assert checkout.make(CPU) == []
 
 
-def test_an_environment_of_before_exchanges_a_torch_that_is_asked_for_once(checkout: Checkout) -> None:
+def test_an_environment_without_a_record_of_its_torch_replaces_it_once_when_one_is_given(checkout: Checkout) -> None:
     checkout.make()
     for torch, asked in ((None, [PLAIN]), (CPU, anew(CPU))):
-        (checkout.root / ".venv" / ".torch").unlink()  # nothing says which one is there
+        (checkout.root / ".venv" / ".torch").unlink()  # the record of the installed one
         checkout.change_lock()
         assert checkout.make(torch) == asked
         assert checkout.make(torch) == []
 
 
-def test_a_torch_that_could_not_be_fetched_is_asked_for_again(checkout: Checkout) -> None:
+def test_a_torch_that_could_not_be_fetched_is_requested_again(checkout: Checkout) -> None:
     checkout.make()
     assert checkout.make(CPU, pip_ends=1) == anew(CPU)[:1]
     assert checkout.make() == [PLAIN]  # the environment is not ready

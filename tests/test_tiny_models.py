@@ -5,7 +5,7 @@ import pytest
 from tests.tiny_models import BUILDERS, SPECIALS, VOCABULARY, tiny_folder, tiny_tokenizer
 
 
-def test_the_tokenizer_takes_any_text_apart_and_back() -> None:
+def test_the_tokenizer_round_trips_any_text() -> None:
     tokenizer = tiny_tokenizer()
     assert tokenizer.get_vocab_size() == VOCABULARY
     assert [tokenizer.token_to_id(text) for text in SPECIALS] == [0, 1, 2]

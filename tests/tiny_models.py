@@ -1,7 +1,7 @@
 """Tiny random models of many architectures, saved once into the repository's ignored `.cache/tiny/`.
 
 Their tokenizer is a small byte-level BPE trained on CPython's own documentation, with ChatML specials, so that nothing
-has to be downloaded. The folder above them is named by a digest of this file: a change builds everything anew.
+has to be downloaded. The folder above them is named by a digest of this file: a change rebuilds all models.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def tiny_folder(name: str) -> ModelFolder:
 
 
 def tiny_path(name: str) -> Path:
-    """The folder alone; see `tiny_folder`."""
+    """The path of the folder; see `tiny_folder`."""
     path = CACHE / _digest() / f"tiny-{name}"
     if not path.is_dir():
         _build(name, path)
@@ -246,5 +246,5 @@ def _tokenizer_config() -> dict[str, Any]:
 
 @functools.cache
 def _digest() -> str:
-    made_by = importlib.metadata.version("transformers")  # whose spelling of config.json the folders have
+    made_by = importlib.metadata.version("transformers")  # the folders have its form of config.json
     return hashlib.sha256(Path(__file__).read_bytes() + made_by.encode()).hexdigest()[:12]

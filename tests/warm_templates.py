@@ -10,7 +10,7 @@ from runtime.text.template import RenderChild
 
 
 class WarmChild:
-    """In the place of `RenderChild`. One that was closed in good health serves the next with the same first frame."""
+    """Replaces `RenderChild`. A child that was closed in good health serves the next model with the same first frame."""
 
     _idle: ClassVar[defaultdict[bytes, list[RenderChild]]] = defaultdict(list)
 

@@ -1,1 +1,1 @@
-"""Scripts that make what the repository ships: the sample session, the pictures."""
+"""Scripts that generate files of the repository: the sample session, the pictures, the tables."""

@@ -1,4 +1,4 @@
-"""Writes the table of `docs/architectures.md`: what the load-time self-test says of each architecture of transformers.
+"""Writes the table of `docs/architectures.md`: the result of the load-time self-test for each architecture of transformers.
 
 Each has transformers' own default configuration, made small as at load. `python -m tests.tools.architectures [ARCHITECTURE...]`
 """
@@ -30,7 +30,7 @@ from runtime.options.load import LoadOptions
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "architectures.md"
 BEGIN = "| architecture | hf |\n|---|---|\n"  # of the table, which ends the page
-HYBRID: dict[str, dict[str, Any]] = {  # whose defaults have no layer with attention
+HYBRID: dict[str, dict[str, Any]] = {  # their defaults have no layer with attention
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
     "bamba": {"attn_layer_indices": [1, 3]},
 }

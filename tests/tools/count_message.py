@@ -1,6 +1,6 @@
 """Counts the functions of `app` and `ui` on the way of a message, from the key that sends it to the paint of its first token.
 
-`python -m tests.tools.count_message [--list]`, main thread only. A function is on the way where it is on the stack when a
+`python -m tests.tools.count_message [--list]`, main thread only. A function is on the way if it is on the stack when a
 task is started, the store or the model is called, the event with the token is sent, and the token is laid out and painted.
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 OURS = (f"{ROOT}/app/", f"{ROOT}/ui/")
 FACADES = (f"{ROOT}/runtime/", f"{ROOT}/storage/")
 STEPS = {"add_node", "append_chunk", "render_chat_async", "score_run", "generate_runs"}  # of the store and the model
-ASIDE = {"compose", "_compose", "act", "_flush_now_and_then", "ask"}  # what a draft costs, the list of sessions, this program
+ASIDE = {"compose", "_compose", "act", "_flush_now_and_then", "ask"}  # the cost of a draft, the list of sessions, this program
 PAINTS = {"draw"}  # `QTextLayout.draw`: the glyphs of a line
 
 

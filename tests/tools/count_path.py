@@ -70,7 +70,7 @@ def counted(backend: str) -> dict[str, list[tuple[str, str]]]:
 
 def _query(calls: Calls, model: Any, rows: list[list[int]]) -> list[tuple[str, str]]:
     async def ask() -> None:
-        for warm in (rows, [[*row, 20] for row in rows]):  # the last report of what was new is made after the answer
+        for warm in (rows, [[*row, 20] for row in rows]):  # the last report of changes is made after the answer
             await model.batch_next_token_logprobs(warm)
         with calls.recording():
             for first in (40, 60, 80):  # whether a chunk is measured, and the like, differs from one to the next

@@ -1,8 +1,8 @@
 """Prints the time of a load after the weights are read: seconds, and CPU-seconds, which other programs do not change.
 
 `python -m tests.tools.load_times [MODEL...]`; smollm2 by default. Each engine loads in two processes, with an engine process's
-environment, and the second load counts: the first one measures what is remembered of a model. A second load in the same process
-would do without the self-test.
+environment, and the second load counts: the first one makes the measurements that are saved for a model. A second load in the
+same process would skip the self-test.
 """
 
 from __future__ import annotations

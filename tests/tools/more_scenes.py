@@ -20,7 +20,7 @@ from ui.settings import DATA
 from ui.theme import current_theme
 from ui.window.welcome import StartersCard
 
-MODEL_SECONDS = 120  # that a model may take
+MODEL_SECONDS = 120  # limit for a load or an answer of a model
 SCRIPTS = "Translate: 🐈‍⬛ 你好，世界 — 日本語 — مرحبا بالعالم — שלום עולם"
 
 
@@ -52,7 +52,7 @@ async def settled(window: MainWindow) -> None:
 
 
 async def new_session(window: MainWindow, **options: object) -> None:
-    """A session of its own, shown before anything is typed, with these options."""
+    """Opens a new session, shown before anything is typed, with these options."""
     controller, before = window.controller, window.controller.shown
     controller.new_session()
     await until(lambda: controller.shown is not None and controller.shown is not before and not controller.shown.view.turns)
@@ -63,7 +63,7 @@ async def new_session(window: MainWindow, **options: object) -> None:
 
 
 async def said(window: MainWindow, text: str) -> None:
-    """A message and its answer, or why there is none."""
+    """Sends a message and waits for its answer, or for the reason why there is none."""
     QTest.keyClicks(window.parts.composer.field, text)
     QTest.mouseClick(window.parts.composer.send_button, Qt.MouseButton.LeftButton)
     for _second in range(MODEL_SECONDS):
@@ -197,7 +197,7 @@ async def similar_narrow(window: MainWindow, workbench: AppWorkbench, folder: Pa
 
 
 async def starter_own(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
-    """The first way to begin: a text of one's own in colours, before anything is sent."""
+    """The first way to begin: a text of the user in colours, before anything is sent."""
     card = await _starters(window, workbench, 480)
     card.own_text.click()
     field = window.parts.composer.field

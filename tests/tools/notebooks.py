@@ -1,7 +1,7 @@
 """Executes the notebooks of the documentation on a kernel of their own: `python -m tests.tools.notebooks FOLDER [NOTEBOOK...]`.
 
 Writes each executed notebook and the last picture of it, `<name>.ipynb` and `<name>.png`, into the folder; into the folder of
-the notebooks themselves the pictures alone, as outputs are no part of them there.
+the notebooks themselves only the pictures, because notebooks are stored without outputs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def execute(path: Path, scratch: Path) -> Any:
 
 
 def last_picture(notebook: Any) -> bytes | None:
-    """The PNG that was drawn last; None: there is none."""
+    """The last PNG of the outputs; None if there is none."""
     found = [
         output["data"]["image/png"]
         for cell in notebook.cells
@@ -51,7 +51,7 @@ def last_picture(notebook: Any) -> bytes | None:
 
 
 def main(folder: Path, paths: list[Path]) -> None:
-    """Executes the notebooks and writes what came of them."""
+    """Executes the notebooks and writes the results."""
     import nbformat
 
     folder.mkdir(exist_ok=True)

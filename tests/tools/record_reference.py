@@ -38,7 +38,7 @@ def logits(folder: Path, ids: list[int]) -> Any:
 
 
 def answers_of(rows: Any) -> list[Answer]:
-    """The likeliest and some others."""
+    """The answers to store: the likeliest tokens and some others."""
     found = []
     for position in POSITIONS:
         row = rows[position]
@@ -49,7 +49,7 @@ def answers_of(rows: Any) -> list[Answer]:
 
 
 def kinds_of(config: dict[str, Any]) -> list[str]:
-    """In words."""
+    """The kinds of layers of a model, in words."""
     layers = config.get("num_hidden_layers") or config["n_layer"]
     words = {"sliding_attention": "sliding window", "full_attention": "full attention", "conv": "convolution"}
     if types := config.get("layer_types"):
@@ -60,7 +60,7 @@ def kinds_of(config: dict[str, Any]) -> list[str]:
 
 
 def record(name: str) -> Reference:
-    """One tiny model."""
+    """Computes the reference of one tiny model."""
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM
 

@@ -63,7 +63,7 @@ def best_forks(run: TokenRun) -> list[tuple[int, int]]:
 
 
 def as_json(session: WholeSession, fingerprint: str, vocabulary: list[bytes], tip: int) -> dict[str, Any]:
-    """The tree, its tokens, and the bytes of every token that is shown."""
+    """The tree, its tokens, and the bytes of every shown token."""
     order = list(session.tree.nodes)
     nodes = []
     used: set[int] = set()
@@ -93,7 +93,7 @@ def as_json(session: WholeSession, fingerprint: str, vocabulary: list[bytes], ti
 
 
 def run_to(run: TokenRun) -> dict[str, Any]:
-    """The inverse of `app.sample.run_from`, numbers rounded to what the window shows; those of a draw are exact."""
+    """The inverse of `app.sample.run_from`, numbers rounded to the precision of the window; those of a draw are exact."""
 
     def plain(values: npt.NDArray[Any], digits: int = 4) -> list[Any]:
         return [None if np.isnan(v) else round(float(v), digits) for v in values]

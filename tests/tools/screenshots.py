@@ -257,7 +257,7 @@ def take(
 
 
 def main() -> None:
-    """Writes the pictures into the folder that is named."""
+    """Writes the pictures into the given folder."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.screenshots", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("docs"))
     parser.add_argument("names", nargs="*", help="pictures to draw, by name; else those of the documentation")
@@ -294,7 +294,7 @@ def main() -> None:
     draw("continuations", Scheme.LIGHT, eight_continuations)
     draw("scripts", Scheme.LIGHT, more.scripts)
     draw("reopened", Scheme.DARK, more.cache, more.reopened)
-    if options.all or options.names:  # the scenes before are in the documentation
+    if options.all or options.names:  # the scenes above are in the documentation
         draw("why", Scheme.LIGHT, why_with_sliders)
         draw("preview", Scheme.LIGHT, preview_in_place)
         draw("continuations-dark-900", Scheme.DARK, narrow_continuations)
@@ -317,7 +317,7 @@ def main() -> None:
         draw("contrast", Scheme.LIGHT, contrast)
         draw("contrast-dark", Scheme.DARK, contrast)
         draw("rare-options", Scheme.LIGHT, more.rare_options)
-        application.installTranslator(translator := Pseudo())  # a longer language, read from either side
+        application.installTranslator(translator := Pseudo())  # a longer language, in both reading directions
         draw("pseudo", Scheme.LIGHT, tokens_with_card)
         draw("pseudo-settings", Scheme.LIGHT, settings)
         application.setLayoutDirection(Qt.LayoutDirection.RightToLeft)

@@ -28,7 +28,7 @@ QUESTION = "Why is the sky blue? Answer in two sentences."
 
 @contextmanager
 def shelf_of_links() -> Iterator[None]:
-    """The models of this machine without its connections: those of the pictures are not kept."""
+    """The models of this machine without its connections: connections made for the pictures are not saved."""
     with tempfile.TemporaryDirectory() as scratch:
         for entry in models_dir().iterdir():
             if entry.is_dir():
@@ -38,7 +38,7 @@ def shelf_of_links() -> Iterator[None]:
 
 
 async def connecting(server: str, url: str, window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
-    """The form while the server is asked, and the list with the model of the server in it."""
+    """The form during the request to the server, and the list with the model of the server."""
     await workbench.settings.change("scheme", "dark" if current_theme().palette.dark else "light")
     window.settings.open_models()
     page = window.settings.models
@@ -55,7 +55,7 @@ async def connecting(server: str, url: str, window: MainWindow, workbench: AppWo
 
 
 async def chat(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """A coloured answer, a branch of it, why its token was drawn, and what a server does not have."""
+    """A coloured answer, a branch of it, why its token was drawn, and the features that a server lacks."""
     await new_session(window, max_tokens=60, seed=3)
     await said(window, QUESTION)
     turn = answers(window)[-1]
@@ -81,7 +81,7 @@ async def chat(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> 
 
 
 async def lacking(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
-    """What a session is set to: what the server does not have stands beside it."""
+    """The settings of a session, with notes on the features that the server lacks."""
     await until(lambda: bool(workbench.status.model))
     window.acts.setup.trigger()
     await until(lambda: window.popover.model.name.text() == workbench.status.model)
@@ -92,7 +92,7 @@ async def lacking(window: MainWindow, workbench: AppWorkbench, folder: Path, nam
 
 
 def main() -> None:
-    """Writes the pictures into the folder that is named."""
+    """Writes the pictures into the given folder."""
     folder, server, url = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     folder.mkdir(parents=True, exist_ok=True)
     application = QApplication(["elsewise"])

@@ -36,7 +36,7 @@ SAID = (
 
 
 async def save_tree(store: SessionStore, turns: int = TURNS, branches: int = BRANCHES) -> int:
-    """A session whose answers are often made again, or left in their middle; the first path is the one that is shown."""
+    """A session whose answers are often regenerated, or branched in the middle; the first path is the shown one."""
     rng = np.random.default_rng(4)
     session_id = await store.create_session("A cat and the sea")
     paths: list[tuple[int, int]] = []  # node, its tokens: answers from which a branch may leave

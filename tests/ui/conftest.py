@@ -38,7 +38,7 @@ PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; a co
 @pytest.fixture
 def app(qapp: QApplication) -> QApplication:
     qapp.setQuitOnLastWindowClosed(False)
-    theme = apply_theme(qapp, Scheme.LIGHT, Contrast.SYSTEM, Motion.SYSTEM)  # another test may have left another look
+    theme = apply_theme(qapp, Scheme.LIGHT, Contrast.SYSTEM, Motion.SYSTEM)  # another test may have left another theme
     theme.show(OwnColours.HALF, developer=False)
     resize_text(qapp, 1.0)
     return qapp
@@ -46,10 +46,10 @@ def app(qapp: QApplication) -> QApplication:
 
 @pytest.fixture
 def qtbot(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> QtBot:
-    """The plugin's, but what is given to it lives until it is closed.
+    """The plugin's `qtbot`, which also keeps its widgets alive until they are closed.
 
-    The plugin remembers widgets weakly, and shows them once more after the test's own names are gone: one that is collected
-    while it is being painted ends the process.
+    The plugin holds widgets weakly, and shows them once more after the test's own references are dropped: a widget collected
+    while it is painted crashes the process.
     """
     kept: list[QWidget] = []
     add = qtbot.addWidget
@@ -78,7 +78,7 @@ def arun(app: QApplication) -> Iterator[Callable[[Coroutine[object, object, obje
 
 @pytest.fixture(autouse=True)
 def clicks_wait_for_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A click into the middle of a widget comes when that has its place, as a person's does; without one it takes none."""
+    """Delays a click into the middle of a widget until the layout has placed the widget."""
     click = QTest.mouseClick
 
     def click_when_laid_out(*args: Any, **kwargs: Any) -> None:
@@ -106,7 +106,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def frames(count: int = 3) -> None:
-    """Lets a few frames pass, for showing that nothing happens."""
+    """Lets a few frames pass, to show that nothing happens."""
     await asyncio.sleep(0.02 * count)
 
 
@@ -126,7 +126,7 @@ def inspector(app: QApplication, qtbot: QtBot) -> Inspector:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> FakeWorkbench:
-    """Its sessions are as old as the list takes them to be: at noon, when what was said a minute ago was said today."""
+    """The spring trip with a fixed clock: at noon, so that a session of a minute ago is listed under today."""
     noon = datetime.datetime(2026, 3, 18, 12, 0).astimezone().timestamp()
     monkeypatch.setattr("ui.sidebar.sessions.time", SimpleNamespace(time=lambda: noon))
     return spring_trip(noon)
@@ -139,7 +139,7 @@ Scene = Callable[[MainWindow], Awaitable[None]]
 def in_window(
     arun: Callable[[Coroutine[object, object, object]], object], bench: FakeWorkbench, qtbot: QtBot
 ) -> Callable[[Scene], None]:
-    """Opens a window on `bench`, plays a scene, closes it, and checks that nothing of it goes on."""
+    """Opens a window on `bench`, plays a scene, closes it, and checks that none of its work keeps running."""
 
     async def play(scene: Scene) -> None:
         window = MainWindow(bench)
@@ -158,7 +158,7 @@ def in_window(
         window.deleteLater()
         await asyncio.sleep(0)
 
-    del qtbot  # asked for so that exceptions inside Qt's callbacks fail the test
+    del qtbot  # requested so that exceptions inside Qt's callbacks fail the test
 
     def run(scene: Scene) -> None:
         arun(play(scene))

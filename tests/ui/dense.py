@@ -1,4 +1,4 @@
-"""Draws parts of the window into pictures: `python -m tests.ui.dense FOLDER`, at the scale that QT_SCALE_FACTOR says."""
+"""Draws parts of the window into pictures: `python -m tests.ui.dense FOLDER`, at the scale of QT_SCALE_FACTOR."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = ("tokens", "icon", "bars")
 
 
 def main() -> None:
-    """Each part as `NAME.png` in the folder."""
+    """Saves each part as `NAME.png` in the folder."""
     folder = Path(sys.argv[1])
     application = QApplication(["dense"])
     apply_theme(application, Scheme.LIGHT)
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def draw(folder: Path) -> None:
-    """Into a folder, with the application that runs."""
+    """Draws the parts into a folder, with the running application."""
     view = empty_view()
     append(view, made_runs(120, 40))
     icon, bars = IconButton("plus", "icon"), Alternatives()

@@ -1,4 +1,4 @@
-"""The fake workbench's answers: said word by word, as the test told it; drafts, columns, draws, the cache."""
+"""The fake workbench's answers: streamed word by word, as the test sets them; drafts, columns, draws, the cache."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class FakeContinuations(_Group):
         await self._columns(session_id, ColumnKind.BEAMS, width)
 
     async def _columns(self, session_id: int, kind: ColumnKind, n: int) -> None:
-        """Each says its words one after the other; a stop ends all."""
+        """Streams the words of each column in turn; a stop ends all."""
         self._bench._stopped.discard(session_id)
         view = Columns(session_id, kind, "… could visit", n, note="starting the engine…")
         self._bench.emit(ColumnsChanged(session_id, view))

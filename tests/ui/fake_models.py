@@ -1,4 +1,4 @@
-"""The fake workbench's models: on a shelf in memory, and downloads that are as far as the test says."""
+"""The fake workbench's models: on a shelf in memory, and downloads with the progress that the test sets."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ class FakeComparison(_Group):
         self._bench.keeps_second = keep
 
     def made(self, session_id: int) -> PathComparison:
-        """Every token a span, and every third place disagreed on; by bytes two tokens of the first model are one span."""
+        """Every token is a span, every third a disagreement; aligned by bytes, a span is two tokens of the first model."""
         turns = self._bench.views[session_id].turns
         run = TokenRun.concat([turn.run for turn in turns])
         n = len(run)

@@ -1,4 +1,4 @@
-"""The fake workbench's sessions: the list, branches, what they are set to, files."""
+"""The fake workbench's sessions: the list, branches, settings, files."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class FakeBranches(_Group):
         rows = tuple(replace(row, current=row.node_id == node_id) for row in view.branches)
         at = next((i for i, turn in enumerate(view.turns) if node_id in turn.variants), len(view.turns) - 1)
         self._bench.paths[view.turns[-1].node_id] = view.turns
-        variants = dict.fromkeys((*view.turns[at].variants, node_id))  # a column is one of the last turn's
+        variants = dict.fromkeys((*view.turns[at].variants, node_id))  # a column is a variant of the last turn
         turns = (*view.turns[:at], replace(view.turns[at], node_id=node_id, variants=tuple(variants)))
         self._bench.views[session_id] = replace(view, branches=rows, turns=self._bench.paths.get(node_id, turns))
         return self._bench.views[session_id]

@@ -1,4 +1,4 @@
-"""What the fake workbench knows and is told by a test: sessions, calls, and what its parts answer."""
+"""The state of the fake workbench, which tests set and read: sessions, calls, and the answers of its parts."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ DEFAULTS: dict[str, tuple[object, str]] = {
     "banned_tokens": ((), "default"),
 }
 
-IMPORTED = 2  # the session that every file brings
+IMPORTED = 2  # the session that every import returns
 
 SAMPLE, TRIP = 1, 2
 
-# what the window asks for by itself: when a draft has stood still for a moment, when rows come into sight
+# requests that the window makes by itself: after a pause in a draft, when rows come into sight
 ASKED_UNBIDDEN = frozenset(
     ("sessions", "models", "model_shelf", "tokenise", "tree", "row_texts", "earlier_texts", "turn_depth_cost")
 )
@@ -128,9 +128,9 @@ ASKED_UNBIDDEN = frozenset(
 class FakeState:
     """`calls` records every command.
 
-    `answer` is what the next answers say, word by word; `gate` (if set) is waited for before each word; `refusal` is raised by
-    the next command that a person gives; after `dies_after` words the engine dies; `slow_checks` (if set) is waited for before
-    a form is judged.
+    `answer` has the words of the next answers; `gate` (if set) is awaited before each word; `refusal` is raised by
+    the next command of the user; after `dies_after` words the engine dies; `slow_checks` (if set) is awaited before
+    a format is checked.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class FakeState:
         self._next = 100
         self.answer: tuple[str, ...] = ("Because", " of", " the", " light", ".")
         self.dies_after: int | None = None
-        self.cuts_answers = False  # at the longest length that was asked for
+        self.cuts_answers = False  # at the maximum length of the request
         self._stopped: set[int] = set()
         self.ways: tuple[tuple[str, ...], ...] = (
             (" Paris", " in", " spring", ",", " when", " the", " cafés", " put", " out", " their", " chairs", "."),
@@ -187,10 +187,10 @@ class FakeState:
         self.gguf: tuple[int, int, bool, str] = (0, 538_000_000, False, "")  # of the next file: kept, float32, keeps, note
         self.own: dict[str, LoadChoice] = {}
         self.kept_token = ""
-        self.problem = ""  # what the next verification finds
+        self.problem = ""  # the finding of the next verification
         self.downloads: dict[str, Download] = {}
         self.left_hints: frozenset[str] = frozenset()
-        self.asking: asyncio.Event | None = None  # the hub waits for it
+        self.asking: asyncio.Event | None = None  # awaited by the hub
         self.held = SettingsView(
             choices={
                 "backend": ["auto", "hf", "mlx"],
@@ -233,17 +233,17 @@ class FakeState:
         self.moved = (0.0, 0.5, -0.5, 1.5, -1.5, 4.0, -4.0)
         self.elsewhere: list[SimilarTurn] = []  # turns of other branches
         self.unscored = 0  # tokens of a session
-        self.lacks_model = ""  # why none can be asked
+        self.lacks_model = ""  # the reason why no model can be used
         self.poolings: tuple[Pooling, ...] = ("mean", "last", "max")
         self.status = StatusView(EngineState.READY)
         self.closed = False
         self.drawn: Drawing | None = None
-        self.layers: LensRun | None = None  # what `depth` answers
-        self.turn_layers: TurnDepth | None = None  # what `turn_depth` answers, after a pause for each token
+        self.layers: LensRun | None = None  # the result of `depth`
+        self.turn_layers: TurnDepth | None = None  # the result of `turn_depth`, after a pause for each token
         self.row = np.log(np.full(4, 0.25, np.float32))
-        self.before: dict[int, tuple[TurnView, ...]] = {}  # what `show_earlier` brings
+        self.before: dict[int, tuple[TurnView, ...]] = {}  # the turns that `show_earlier` adds
         self.gone: set[int] = set()  # nodes that cannot be selected any more
-        self.paths: dict[int, tuple[TurnView, ...]] = {}  # that were left for another, by their last node
+        self.paths: dict[int, tuple[TurnView, ...]] = {}  # paths replaced by another, by their last node
         self.made: dict[int, Made] = {}  # by node
         self.engines = [BackendChoice("hf", "", True), BackendChoice("vllm", "not built yet", False)]
         self.choices = [
@@ -252,13 +252,13 @@ class FakeState:
         ]
 
     def add(self, summary: SessionSummary, turns: Sequence[TurnView] = (), **more: object) -> None:
-        """A session in the store."""
+        """Adds a session to the store."""
         self.summaries[summary.session_id] = summary
         view = SessionView(summary.session_id, summary.title, tuple(turns), (), is_sample=summary.is_sample)
         self.views[summary.session_id] = replace(view, **more)
 
     def turn(self, role: str, words: Sequence[str], bits: Sequence[float] | None = None, **more: object) -> TurnView:
-        """A finished turn with an id of its own."""
+        """A finished turn with a new id."""
         node = self.new_id()
         origin = Origin.TYPED if role == "user" else Origin.SAMPLED
         turn = TurnView(node, role, run_of(self.vocabulary, words, bits, origin=origin), TurnStatus.COMPLETE, (node,))
@@ -272,7 +272,7 @@ class FakeState:
         return self._next
 
     def emit(self, event: Event) -> None:
-        """News, as the app would tell it."""
+        """Sends an event, as the app does."""
         for listener in self._listeners:
             listener(event)
 
@@ -287,7 +287,7 @@ class FakeState:
             raise Refusal(words)
 
     async def pause(self) -> None:
-        """Waits for the gate, where there is one."""
+        """Waits for the gate, if there is one."""
         if self.gate is not None:
             await self.gate.acquire()
 
@@ -301,7 +301,7 @@ class FakeState:
         self.emit(TurnChanged(session_id, turn))
 
     def show_download(self, view: Download) -> None:
-        """News of one."""
+        """Sends an event with the state of one download."""
         self.downloads[view.repository] = view
         self.tell_downloads()
 

@@ -1,4 +1,4 @@
-"""A workbench without an engine or a store: it keeps sessions in memory and says what the test tells it to."""
+"""A workbench without an engine or a store: it keeps sessions in memory and returns what a test sets."""
 
 from __future__ import annotations
 

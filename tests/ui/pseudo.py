@@ -1,4 +1,4 @@
-"""A language that nobody speaks: English with accents, two fifths longer, to see whether the window has room for a real one."""
+"""A pseudo language: English with accents, two fifths longer, to test whether the window has room for a translation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ui.widgets.labels import ElidedLabel
 
 LONGER = 0.4
 _ACCENTED = str.maketrans("AaCcEeIiNnOoSsUuYyZz", "ÅåÇçËëÎîÑñÖöŠšÜüÝýŽž")
-_KEPT = re.compile(r"\{[^{}]*\}|<[^<>]*>|&")  # what is filled in, and what is marked up
+_KEPT = re.compile(r"\{[^{}]*\}|<[^<>]*>|&")  # placeholders, markup and mnemonics
 _FILLER = "lörem ipšüm dölör šit åmet "
 
 
 def pseudo(text: str) -> str:
-    """The text in that language."""
+    """The text in the pseudo language."""
     if not any(map(str.isalpha, text)):
         return text
     parts, at = [], 0
@@ -41,7 +41,7 @@ class Pseudo(QTranslator):
 
 
 def clipped(top: QWidget) -> Iterator[str]:
-    """What of the visible labels and buttons has less room than its words need, and does not say so by an ellipsis."""
+    """The visible labels and buttons that have less room than their text needs, and show no ellipsis."""
     for part in [top, *top.findChildren(QWidget)]:
         if not part.isVisible() or part.window() is not top.window() or isinstance(part, ElidedLabel):
             continue

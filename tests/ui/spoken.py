@@ -1,4 +1,4 @@
-"""Tokens as the fake workbench says them: words, their ids, and numbers that a test chooses."""
+"""Tokens of the fake workbench: words, their ids, and numbers that a test chooses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARES = (0.412, 0.221, 0.098, 0.061, 0.044, 0.032, 0.029, 0.02, 0.015, 0.01)
 
 
 class Vocabulary:
-    """Ids for words as they come; `first` have the first ones: the alternatives."""
+    """Ids for words in the order of their use; `first`, the alternatives, have the first ids."""
 
     def __init__(self, first: Sequence[str] = OTHERS) -> None:
         self._ids: dict[str, int] = {}
@@ -57,7 +57,7 @@ def _rank(word: str, bits: float) -> int:
 
 
 def ended(run: TokenRun, finish: Finish) -> TokenRun:
-    """The same run, its last token carrying why it ended."""
+    """The same run, with a finish reason on its last token."""
     marks = run.finish.copy()
     marks[-1:] = int(finish)
     return replace(run, finish=marks)

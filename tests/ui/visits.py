@@ -1,4 +1,4 @@
-"""What the window has, opened one after the other, for tests that look at all of it."""
+"""Opens all parts of the window one after the other, for tests that check each of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNTED = Composition(12, None, 3032, 8192, parts=PARTS, new_tokens=112)
 
 
 def prepare(bench: FakeWorkbench) -> None:
-    """Before the window opens: an answer that has ended, its layers, what fills the context, and the hint about tokens."""
+    """Prepares a workbench: a finished answer, its layers, the contents of the context, and the hint about tokens."""
     finish(bench)
     counting(bench, COUNTED)
     bench.layers = layers_of(bench.vocabulary)
@@ -63,7 +63,7 @@ async def visit(window: MainWindow, bench: FakeWorkbench, look: Look) -> None:
 
 
 async def _text(window: MainWindow, look: Look) -> None:
-    """The coach, the panel and the card of a token, and what the composer and the status bar open."""
+    """The hint, the panel and the card of a token, and the parts that the composer and the status bar open."""
     parts = window.parts
     window.presenter.set_mode(Mode.TOKENS)
     current_theme().show(OwnColours.HALF, developer=True)
@@ -96,7 +96,7 @@ async def _text(window: MainWindow, look: Look) -> None:
 
 
 async def _comparisons(window: MainWindow, look: Look) -> None:
-    """With another branch, with another model, and of the turns that are alike."""
+    """Comparisons with another branch and another model, and the list of similar turns."""
     parts, controller = window.parts, window.controller
     controller.tree.compare(ROME.node_id)
     await until(parts.compare.isVisible)
@@ -113,13 +113,13 @@ async def _comparisons(window: MainWindow, look: Look) -> None:
 
 
 async def _calls_and_too_long(window: MainWindow, bench: FakeWorkbench, look: Look) -> None:
-    """Calls of tools with fields for their results; a message that does not fit."""
+    """Tool calls with fields for their results; a message that does not fit."""
     composer, node = window.parts.composer, calling(bench, CLOCK)
     await cards_of(window, node, 1)
     await look(window, "calls")
     calling(bench)
     await until(lambda: node not in window.parts.cards.turns)
-    await frames()  # the draft is counted anew with the session
+    await frames()  # the draft is counted again with the session
     await refused_for_length(window, bench)
     await look(window, "too long")
     composer.overflow.dismiss.click()
@@ -128,7 +128,7 @@ async def _calls_and_too_long(window: MainWindow, bench: FakeWorkbench, look: Lo
 
 
 async def refused_for_length(window: MainWindow, bench: FakeWorkbench) -> None:
-    """A message is sent that does not fit; the ways to make room are shown."""
+    """Sends a message that does not fit, until the choices to make room are shown."""
     composer = window.parts.composer
     counting(bench, Composition(12, None, 8200, 8192, can_grow=True))
     composer.field.setPlainText("Too long")

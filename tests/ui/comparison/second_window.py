@@ -1,4 +1,4 @@
-"""How the tests of the window ask for a comparison with a second model."""
+"""Helpers of window tests: comparing with a second model."""
 
 from __future__ import annotations
 

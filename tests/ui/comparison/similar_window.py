@@ -1,4 +1,4 @@
-"""How the tests of the window ask for the turns that are like one of them."""
+"""Helpers of window tests: listing the turns similar to one turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROME = SimilarTurn(43, "assistant", "You could visit Rome", 0.5, on_path=False, 
 
 
 def ask(window: MainWindow) -> None:
-    """By the key, wherever the keyboard is."""
+    """Requests similar turns by the shortcut, wherever the keyboard focus is."""
     window.activateWindow()
     QTest.keyClick(window, Key.Key_S, CTRL_SHIFT)
 
@@ -54,7 +54,7 @@ def press(window: MainWindow, turn: int, action: Action) -> None:
 
 
 def says(window: MainWindow, state: EngineState) -> bool:
-    """Whether the status bar has heard of it."""
+    """Whether the status bar shows this state."""
     return window.parts.status.engine.text() == state.value
 
 

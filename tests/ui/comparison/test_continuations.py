@@ -1,4 +1,4 @@
-"""Continuations side by side: asked for by mouse and keys, streamed, stopped, kept."""
+"""Continuations side by side: started by mouse and keys, streamed, stopped, kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Play = Callable[[Scene], None]
 
 @pytest.fixture
 def idle(bench: FakeWorkbench) -> FakeWorkbench:
-    """The spring trip with no answer under way, and one that can be gone on from."""
+    """The spring trip without a running answer, and with one that can be continued."""
     view = bench.views[TRIP]
     last = bench.turn("assistant", ["Because", " of", " light"], status=TurnStatus.PARTIAL)
     bench.add(bench.summaries[TRIP], [*view.turns[:-1], last], branches=view.branches)
@@ -42,7 +42,7 @@ async def pinned(window: MainWindow, bench: FakeWorkbench, index: int = 3) -> in
 
 
 @pytest.mark.slow
-def test_eight_ways_on_from_a_token_stream_side_by_side(in_window: Play, idle: FakeWorkbench) -> None:
+def test_eight_continuations_from_a_token_stream_side_by_side(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel, inspector = window.parts.columns, window.parts.inspector
         node_id = await pinned(window, idle)
@@ -52,7 +52,7 @@ def test_eight_ways_on_from_a_token_stream_side_by_side(in_window: Play, idle: F
         QTest.mouseClick(inspector.token.draws.buttons[8], Qt.MouseButton.LeftButton)
         await until(lambda: idle.asked("continue_many") == [(TRIP, node_id, 3, 8)])
         await until(lambda: len(panel.cards) == 8)
-        # then eight columns are there, each with the words that have arrived and their joint probability
+        # then there are eight columns, each with the words that have arrived and their joint probability
         assert panel.title.text() == "8 continuations after … could visit"
         for _ in range(4):
             idle.gate.release()
@@ -75,7 +75,7 @@ def test_eight_ways_on_from_a_token_stream_side_by_side(in_window: Play, idle: F
         idle.refusal = "an answer is on its way here"
         panel.area.ensureWidgetVisible(panel.cards[2].keep)
         QTest.mouseClick(panel.cards[2].keep, Qt.MouseButton.LeftButton)
-        # then all stay where that is refused, and go once it is shown
+        # then all stay if that is refused, and are closed once it is shown
         await until(lambda: "on its way" in window.parts.composer.notice.words)
         assert panel.isVisible()
         QTest.mouseClick(panel.cards[2].keep, Qt.MouseButton.LeftButton)
@@ -88,7 +88,7 @@ def test_eight_ways_on_from_a_token_stream_side_by_side(in_window: Play, idle: F
 
 
 @pytest.mark.slow
-def test_no_column_can_be_kept_while_another_is_being_written(in_window: Play, idle: FakeWorkbench) -> None:
+def test_no_column_can_be_kept_while_another_streams(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel, run = window.parts.columns, idle.views[TRIP].turns[-1].run
         done, written = Column(901, run, running=False), Column(902, run)
@@ -104,7 +104,7 @@ def test_no_column_can_be_kept_while_another_is_being_written(in_window: Play, i
 
 
 @pytest.mark.slow
-def test_beams_have_their_score_and_number_keys_of_the_menu_work(in_window: Play, idle: FakeWorkbench) -> None:
+def test_beams_show_their_scores_and_the_shortcuts_of_the_menu_work(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.columns
         node_id = await pinned(window, idle)
@@ -115,10 +115,10 @@ def test_beams_have_their_score_and_number_keys_of_the_menu_work(in_window: Play
         await until(lambda: len(panel.cards) == 4 and not window.controller.running)
         assert panel.title.text() == "4 beams after … could visit"
         assert [card.score.text() for card in panel.cards] == ["score −0.50", "score −0.75", "score −1.00", "score −1.25"]
-        window.resize(900, 700)  # where the columns are as narrow as they get, no number of their heads is cut
+        window.resize(900, 700)  # with the narrowest columns, no number in their heads is cut off
         await until(lambda: all(card.width() == LEAST_PX for card in panel.cards))
         assert all(label.shown == label.text() for card in panel.cards for label in (card.likely, card.score))
-        # closed by Escape, they are gone from sight
+        # Escape closes the columns
         panel.cards[0].keep.setFocus()
         QTest.keyClick(panel.cards[0].keep, Qt.Key.Key_Escape)
         assert not panel.isVisible()
@@ -132,7 +132,7 @@ def test_the_rules_of_a_beam_search_are_chosen_in_the_inspector(in_window: Play,
         rows = window.parts.inspector.token.beam_rows
         node_id = await pinned(window, idle)
         assert not rows.penalty.isVisible()
-        # when they are folded out and set by keys
+        # when they are unfolded and set by keys
         QTest.mouseClick(rows.more, Qt.MouseButton.LeftButton)
         assert rows.penalty.isVisible()
         rows.penalty.setFocus()
@@ -141,10 +141,10 @@ def test_the_rules_of_a_beam_search_are_chosen_in_the_inspector(in_window: Play,
         rows.ends.setFocus()
         QTest.keyClick(rows.ends, Qt.Key.Key_End)
         QTest.mouseClick(rows.ways.buttons[2], Qt.MouseButton.LeftButton)
-        # then the search goes by them
+        # then the search uses them
         asked = [(TRIP, node_id, 3, 2, BeamRules(-0.75, "never"))]
         await until(lambda: idle.asked("beams") == asked and not window.controller.running)
-        # also that of the menu, and after they are folded away
+        # also the search of the menu, and after they are folded again
         QTest.mouseClick(rows.more, Qt.MouseButton.LeftButton)
         assert not rows.penalty.isVisible()
         rows.ends.setCurrentIndex(1)
@@ -161,7 +161,7 @@ def test_without_a_pinned_token_the_end_of_the_answer_is_continued(in_window: Pl
         window.acts.two_ways.trigger()
         await until(lambda: idle.asked("continue_many") == [(TRIP, last, None, 2)])
         await until(lambda: not window.controller.running)
-        # a refusal is said in its place, and nothing is left of it
+        # a refusal is shown in the notice, and no panel is left
         idle.refusal = "the answer is complete"
         window.acts.two_ways.trigger()
         await until(lambda: window.parts.composer.notice.words == "the answer is complete")
@@ -170,7 +170,7 @@ def test_without_a_pinned_token_the_end_of_the_answer_is_continued(in_window: Pl
 
 
 @pytest.mark.slow
-def test_no_columns_for_the_users_own_words(in_window: Play, idle: FakeWorkbench) -> None:
+def test_continuations_are_not_offered_in_text_of_the_user(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         node_id = idle.views[TRIP].turns[0].node_id
         view = window.parts.transcript
@@ -196,14 +196,14 @@ def test_columns_belong_to_their_session(in_window: Play, idle: FakeWorkbench) -
         await until(lambda: window.controller.shown is not None and window.controller.shown.session_id == 3)
         assert not panel.isVisible()
         assert not window.controller.running
-        # then they are there again on coming back, with what was said meanwhile
+        # then they are shown again on return, with the tokens that arrived meanwhile
         for _ in range(20):
             idle.gate.release()
         await frames()
         window.controller.open(TRIP)
         await until(lambda: panel.isVisible())
         await until(lambda: panel.cards[0].text.text.endswith("chairs."))
-        # and news that takes them away does
+        # and an event that removes them closes them
         idle.emit(ColumnsChanged(TRIP, None))
         await until(lambda: not panel.isVisible())
 
@@ -211,7 +211,7 @@ def test_columns_belong_to_their_session(in_window: Play, idle: FakeWorkbench) -
 
 
 @pytest.mark.slow
-def test_news_of_columns_that_were_closed_does_not_open_them_again(in_window: Play, idle: FakeWorkbench) -> None:
+def test_events_about_closed_columns_do_not_open_them_again(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.columns
         await pinned(window, idle)
@@ -236,7 +236,7 @@ def test_news_of_columns_that_were_closed_does_not_open_them_again(in_window: Pl
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", [560, 900, 1360])
-def test_wide_they_share_the_room_narrow_they_scroll(in_window: Play, idle: FakeWorkbench, width: int) -> None:
+def test_columns_share_a_wide_panel_and_scroll_in_a_narrow_one(in_window: Play, idle: FakeWorkbench, width: int) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.columns
         window.resize(width, 800)
@@ -247,12 +247,12 @@ def test_wide_they_share_the_room_narrow_they_scroll(in_window: Play, idle: Fake
         tops = {card.mapTo(panel, QPoint(0, 0)).y() for card in panel.cards}
         assert len(tops) == 1
         assert all(card.width() >= LEAST_PX for card in panel.cards)
-        assert panel.area.horizontalScrollBar().maximum() > 0  # eight need more than there is
-        # every token of a column stands within it, and no column is cut off below
+        assert panel.area.horizontalScrollBar().maximum() > 0  # eight columns need more room
+        # every token is inside its column, and no column is cut off below
         for card in panel.cards:
             assert card.text.height() >= card.text.heightForWidth(card.text.width())
             assert card.rect().contains(card.text.geometry())
-        # the transcript is still there
+        # the transcript is still visible
         assert window.parts.transcript.height() > 100
 
     in_window(scene)
@@ -267,7 +267,7 @@ def test_two_columns_share_a_wide_panel(in_window: Play, idle: FakeWorkbench) ->
         await frames()
         assert panel.area.horizontalScrollBar().maximum() == 0
         assert abs(panel.cards[0].width() - panel.cards[1].width()) <= 1
-        # in a very narrow one they stand one under the other
+        # in a very narrow one they are one below the other
         panel.setFixedWidth(380)
         await frames()
         assert panel.cards[0].geometry().bottom() < panel.cards[1].geometry().top()
@@ -276,7 +276,7 @@ def test_two_columns_share_a_wide_panel(in_window: Play, idle: FakeWorkbench) ->
 
 
 @pytest.mark.slow
-def test_columns_are_coloured_as_the_transcript_is(in_window: Play, idle: FakeWorkbench) -> None:
+def test_columns_have_the_same_colours_as_the_transcript(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.columns
         window.acts.two_ways.trigger()
@@ -294,21 +294,21 @@ def test_columns_are_coloured_as_the_transcript_is(in_window: Play, idle: FakeWo
 @pytest.mark.parametrize(
     ("p", "words"), [(0.5, ".500"), (0.0021, ".002"), (4.2e-11, "4e−11"), (1e-300, "1e−300"), (9.99e-5, "9e−5")]
 )
-def test_a_joint_probability_in_a_few_figures(p: float, words: str) -> None:
+def test_a_joint_probability_is_shown_in_a_few_figures(p: float, words: str) -> None:
     assert joint(math.log(p)) == words
 
 
-def test_a_joint_probability_beyond_floats() -> None:
+def test_a_joint_probability_smaller_than_any_float_is_shown() -> None:
     assert joint(-2302.6) == "9e−1,001"
 
 
 @pytest.mark.slow
-def test_the_keyboard_stays_in_the_text_where_the_pin_is_lost(in_window: Play, idle: FakeWorkbench) -> None:
+def test_the_keyboard_focus_stays_in_the_text_when_the_pin_is_removed(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await pinned(window, idle)
         button = window.parts.inspector.token.draws.buttons[8]
         button.setFocus()
-        window.presenter.take_pin(None)  # as where a sample is left for a copy
+        window.presenter.take_pin(None)  # as when a sample is replaced by its copy
         await until(lambda: not button.isVisible())
         focused = window.focusWidget()
         assert focused is not None
@@ -318,7 +318,7 @@ def test_the_keyboard_stays_in_the_text_where_the_pin_is_lost(in_window: Play, i
 
 
 @pytest.mark.slow
-def test_short_columns_leave_the_room_to_the_transcript(in_window: Play, idle: FakeWorkbench) -> None:
+def test_short_columns_leave_room_to_the_transcript(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         # given two short continuations
         panel, view = window.parts.columns, window.parts.transcript
@@ -326,7 +326,7 @@ def test_short_columns_leave_the_room_to_the_transcript(in_window: Play, idle: F
         QTest.mouseClick(window.parts.inspector.token.draws.buttons[2], Qt.MouseButton.LeftButton)
         await until(lambda: len(panel.cards) == 2 and not window.controller.running)
         await frames()
-        # then the strip ends where the longest of them does, and nothing of it is cut
+        # then the strip ends at the end of the longest one, and nothing is cut off
         ends = [card.keep.mapTo(panel, QPoint(0, card.keep.height())).y() for card in panel.cards]
         assert panel.height() - max(ends) < 60
         assert panel.area.verticalScrollBar().maximum() == 0

@@ -1,4 +1,4 @@
-"""A second model beside the first: chosen, compared, looked at, closed; by mouse and keys."""
+"""Comparing with a second model: chosen, computed, inspected, closed; by mouse and keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: Fa
         assert [action.isEnabled() for action in entries] == [False, False, True, True]
         assert "mlx is not here" in entries[1].text()
         choose(popup, entries[-1])
-        # then its progress is told
+        # then its progress is shown
         bar = window.parts.second
         await until(lambda: bar.isVisible() and bar.more.text() == "loading Qwen3…")
         bench.gate.release()
@@ -59,17 +59,17 @@ def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: Fa
         assert bar.words.text().startswith("A SmolLM2 135M Instruct: perplexity ")
         assert "\nB Qwen3 <b>0.6B</b>: perplexity " in bar.words.text()
         assert bar.words.textFormat() is Qt.TextFormat.PlainText
-        left = window.parts.transcript.tokens.column()[0]  # its words stand over the text
+        left = window.parts.transcript.tokens.column()[0]  # its words are aligned with the text
         assert bar.words.mapTo(window, bar.words.rect().topLeft()).x() == bar.mapTo(window, bar.rect().topLeft()).x() + left
         assert bar.more.text() == "the likeliest token differs at 15 of 44 places"
-        # and nothing of it went into the session
+        # and the session is unchanged
         assert bench.views[TRIP].turns is turns
 
     in_window(scene)
 
 
 @pytest.mark.slow
-def test_closing_it_leaves_everything_as_it_was(in_window: Play) -> None:
+def test_closing_a_comparison_restores_the_colours_and_the_legend(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         window.presenter.colour_by(Measure.ENTROPY)
         before = marks(window)
@@ -92,14 +92,14 @@ def test_closing_it_leaves_everything_as_it_was(in_window: Play) -> None:
 
 
 @pytest.mark.slow
-def test_the_inspector_and_the_card_show_both(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_inspector_and_the_card_show_the_numbers_of_both_models(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         turn = bench.views[TRIP].turns[1]
         window.presenter.pin(turn.node_id, 3)
         rows = window.parts.inspector.token.compared
         assert rows.isHidden()
         await compared(window)
-        # then what was pinned before has its numbers at once
+        # then the token pinned before has the numbers at once
         found = bench.comparison.made(TRIP)
         span = 7 + 3
         assert found.found.kl is not None
@@ -133,7 +133,9 @@ def test_the_inspector_and_the_card_show_both(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
-def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_kl_of_all_tokens_can_be_requested_when_only_that_of_the_last_is_known(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     bench.kl_from = 15
 
     async def scene(window: MainWindow) -> None:
@@ -160,7 +162,7 @@ def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_windo
 
 
 @pytest.mark.slow
-def test_next_disagreement_goes_round(in_window: Play, bench: FakeWorkbench) -> None:
+def test_next_disagreement_wraps_round(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await compared(window)
         first, second, *_ = bench.views[TRIP].turns
@@ -181,7 +183,7 @@ def test_next_disagreement_goes_round(in_window: Play, bench: FakeWorkbench) -> 
 
 
 @pytest.mark.slow
-def test_two_tokens_of_one_span(in_window: Play, bench: FakeWorkbench) -> None:
+def test_tokens_aligned_by_bytes_share_the_numbers_of_their_span(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bench.by_bytes = True
         await compared(window)
@@ -189,7 +191,7 @@ def test_two_tokens_of_one_span(in_window: Play, bench: FakeWorkbench) -> None:
         turn = bench.views[TRIP].turns[0]
         shown = marks(window)[0]
         assert [mark & STEP for mark in shown[0::2]][:3] == [mark & STEP for mark in shown[1::2]]
-        assert not any(mark & RARE for mark in shown[1::2])  # only where a span begins
+        assert not any(mark & RARE for mark in shown[1::2])  # only at the beginning of a span
         window.presenter.pin(turn.node_id, 1)
         rows = window.parts.inspector.token.compared
         assert [cell.text() for cell in rows.cells["tokens"]] == ["2", "2"]

@@ -1,4 +1,4 @@
-"""A comparison with a second model comes to its end, or goes wrong; its place in the legend and its colours."""
+"""The end of a comparison with a second model: stopped, replaced, failed; its legend and colours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ui.controller.setup import MODEL
 
 
 @pytest.mark.slow
-def test_it_is_stopped_in_the_middle(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_running_comparison_can_be_stopped(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         before = marks(window)
         bench.gate = asyncio.Semaphore(1)
@@ -40,7 +40,7 @@ def test_it_is_stopped_in_the_middle(in_window: Play, bench: FakeWorkbench) -> N
     in_window(scene)
 
 
-def test_another_comparison_ends_the_one_before(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_new_comparison_replaces_the_previous_one(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await compared(window)
         bench.gate = asyncio.Semaphore(0)
@@ -53,7 +53,7 @@ def test_another_comparison_ends_the_one_before(in_window: Play, bench: FakeWork
     in_window(scene)
 
 
-def test_what_goes_wrong_is_said_in_the_line(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_failed_comparison_shows_the_reason_in_its_line(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bar = window.parts.second
         bench.refusal = ""
@@ -72,7 +72,7 @@ def test_what_goes_wrong_is_said_in_the_line(in_window: Play, bench: FakeWorkben
 
 
 @pytest.mark.slow
-def test_where_memory_is_short_it_can_be_tried_all_the_same(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_comparison_can_be_forced_when_memory_is_short(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bench.short_of_room = True
         await compare(window)
@@ -87,7 +87,7 @@ def test_where_memory_is_short_it_can_be_tried_all_the_same(in_window: Play, ben
 
 
 @pytest.mark.slow
-def test_another_session_ends_it(in_window: Play, bench: FakeWorkbench) -> None:
+def test_opening_another_session_ends_the_comparison(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await compared(window)
         window.controller.open(3)
@@ -106,7 +106,7 @@ def test_another_session_ends_it(in_window: Play, bench: FakeWorkbench) -> None:
     in_window(scene)
 
 
-def test_what_comes_meanwhile_has_no_colour(in_window: Play, bench: FakeWorkbench) -> None:
+def test_tokens_that_arrive_after_the_comparison_have_no_colour(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await compared(window)
         last = bench.views[TRIP].turns[-1]
@@ -124,7 +124,7 @@ def test_what_comes_meanwhile_has_no_colour(in_window: Play, bench: FakeWorkbenc
     in_window(scene)
 
 
-def test_the_legend_has_the_difference_while_there_is_one(in_window: Play) -> None:
+def test_the_legend_has_the_difference_while_a_comparison_is_open(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         legend, plain = window.parts.status.legend, marks(window)
         await compared(window)
@@ -168,7 +168,7 @@ def test_the_second_model_is_kept_on_request(in_window: Play, bench: FakeWorkben
 
 
 @pytest.mark.slow
-def test_the_models_popover_has_it_too(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_popover_of_the_model_offers_the_comparison_too(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         window.popover.open(MODEL)
         QTest.mouseClick(window.popover.model.compare_button, Qt.MouseButton.LeftButton)
@@ -186,7 +186,7 @@ def test_the_end_token_stays_hidden(in_window: Play, bench: FakeWorkbench) -> No
         turn = bench.views[TRIP].turns[1]
         turn.run.finish[-1] = int(Finish.EOS)
         await compared(window)
-        held = window.parts.transcript.turns[1].tokens.marks[-1]  # what is painted
+        held = window.parts.transcript.turns[1].tokens.marks[-1]  # the painted marks
         assert held & 0b1000_0000
 
     in_window(scene)
@@ -207,7 +207,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-# what is seen without red cones, and without green ones (Machado, Oliveira & Fernandes 2009, severity 1)
+# the colours as seen without red cones, and without green ones (Machado, Oliveira & Fernandes 2009, severity 1)
 BLIND = {
     "protan": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
     "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
@@ -216,7 +216,7 @@ BLIND = {
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("kind", BLIND)
-def test_the_colours_are_told_apart_and_read_on(palette: Palette, kind: str) -> None:
+def test_the_colours_are_distinguishable_and_text_on_them_has_enough_contrast(palette: Palette, kind: str) -> None:
     seen = [np.array(BLIND[kind]) @ rgb(c or palette.window) for c in palette.difference]
     for (i, one), (k, other) in combinations(enumerate(seen), 2):
         assert np.abs(one - other).max() > 0.04, (i, k)
@@ -224,11 +224,11 @@ def test_the_colours_are_told_apart_and_read_on(palette: Palette, kind: str) -> 
         assert seen[less][0] > seen[less][2] + 0.03, "warm"
         assert seen[less + 3][2] > seen[less + 3][0] + 0.03, "cool"
     assert all(contrast(palette.text, colour or palette.window) > 4.5 for colour in palette.difference)
-    for step in (1, 4):  # the stronger, the farther from the ground
+    for step in (1, 4):  # the stronger, the farther from the background
         grounds = [contrast(palette.window, palette.difference[i] or "") for i in range(step, step + 3)]
         assert grounds == sorted(grounds)
 
 
-def test_steps_of_a_difference() -> None:
+def test_a_difference_has_the_steps_of_the_legend() -> None:
     bits = np.array([np.nan, 0.0, 0.49, -0.49, 0.51, -0.51, 1.51, -1.51, 4.01, -4.01, np.inf, -np.inf])
     assert difference_steps(bits * np.log(2)).tolist() == [0, 0, 0, 0, 4, 1, 5, 2, 6, 3, 6, 3]

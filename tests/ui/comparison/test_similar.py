@@ -1,4 +1,4 @@
-"""The turns that are like one of them: asked for, listed, gone to, closed; by mouse and keys."""
+"""Similar turns: requested, listed, shown, closed; by mouse and keys."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_a_turn_is_compared_from_the_line_under_it(in_window: Play, bench: FakeW
         first, visit, why, last = bench.views[TRIP].turns
         await standing(window)
         bench.gate = asyncio.Semaphore(0)
-        # when it is asked for with the mouse
+        # when it is requested with the mouse
         press(window, 1, Action.SIMILAR)
         panel = window.parts.similar
-        # then the panel says which turn it is, and how far it is, over the conversation
+        # then the panel over the conversation names the turn and shows the progress
         assert panel.isVisible()
         assert panel.title.text().startswith("Similar to “You could visit Lisbon")
         await until(lambda: panel.note.text() == "comparing turns: 0 of 3")
@@ -52,7 +52,7 @@ def test_a_turn_is_compared_from_the_line_under_it(in_window: Play, bench: FakeW
     in_window(scene)
 
 
-def test_arrows_and_return_go_to_a_turn_and_escape_gives_the_keyboard_back(in_window: Play, bench: FakeWorkbench) -> None:
+def test_arrows_and_return_show_a_turn_and_escape_returns_the_keyboard_focus(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         first, _, why, last = bench.views[TRIP].turns
         await standing(window)
@@ -60,20 +60,20 @@ def test_arrows_and_return_go_to_a_turn_and_escape_gives_the_keyboard_back(in_wi
         window.activateWindow()
         field.setFocus()
         panel = await listed(window)
-        # the last turn is meant where no token is pinned
+        # without a pinned token the last turn is used
         assert bench.asked("similar_turns") == [(TRIP, last.node_id, "mean")]
         assert panel.list.hasFocus()
-        # when one goes down to another turn
+        # when the Down key selects another turn
         QTest.keyClick(panel.list, Key.Key_Down)
         QTest.keyClick(panel.list, Key.Key_Down)
         QTest.keyClick(panel.list, Key.Key_Return)
-        # then its beginning is marked, and the list keeps the keyboard
+        # then its beginning is marked, and the list keeps the keyboard focus
         assert panel.list.rows.rows[2].node_id == first.node_id
         assert tokens.selected_text == "Where should we go in April?"
         assert panel.list.hasFocus()
         assert panel.list.last_chosen == first.node_id
         assert bench.asked("show_turn") == []
-        # by mouse likewise, and over two branches side by side the conversation comes back
+        # by mouse likewise, and a comparison of branches is replaced by the conversation
         window.acts.compare.trigger()
         await until(window.parts.compare.isVisible)
         QTest.mouseClick(
@@ -82,7 +82,7 @@ def test_arrows_and_return_go_to_a_turn_and_escape_gives_the_keyboard_back(in_wi
         assert window.parts.compare.isHidden()
         assert tokens.selected_text == "Why there?"
         assert panel.list.last_chosen == why.node_id
-        # when it is closed, then nothing is marked and the message has the keyboard
+        # when it is closed, then nothing is marked and the message has the keyboard focus
         QTest.keyClick(panel.list, Key.Key_Escape)
         assert panel.isHidden()
         assert tokens.selected_text == ""
@@ -91,7 +91,7 @@ def test_arrows_and_return_go_to_a_turn_and_escape_gives_the_keyboard_back(in_wi
     in_window(scene)
 
 
-def test_the_turn_of_the_pinned_token_is_meant(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_turn_of_the_pinned_token_is_compared(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await standing(window)
         first = bench.views[TRIP].turns[0]
@@ -102,7 +102,7 @@ def test_the_turn_of_the_pinned_token_is_meant(in_window: Play, bench: FakeWorkb
     in_window(scene)
 
 
-def test_a_turn_of_another_branch_is_gone_to_and_that_can_be_undone(in_window: Play, bench: FakeWorkbench) -> None:
+def test_showing_a_turn_of_another_branch_can_be_undone(in_window: Play, bench: FakeWorkbench) -> None:
     bench.elsewhere = [ROME]
 
     async def scene(window: MainWindow) -> None:
@@ -125,7 +125,7 @@ def test_a_turn_of_another_branch_is_gone_to_and_that_can_be_undone(in_window: P
 
 
 @pytest.mark.slow
-def test_vectors_are_made_another_way(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_pooling_of_the_embeddings_can_be_changed(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = await listed(window)
         last = bench.views[TRIP].turns[-1]
@@ -134,7 +134,7 @@ def test_vectors_are_made_another_way(in_window: Play, bench: FakeWorkbench) -> 
         QTest.mouseClick(shown[1], Qt.MouseButton.LeftButton)
         await until(lambda: bench.asked("similar_turns")[1:] == [(TRIP, last.node_id, "last")])
         await frames()
-        # the rows before stay until the others are there; a model that was trained for it offers the first token
+        # the previous rows stay until the new ones arrive; only a model trained for it offers the first token
         bench.poolings = ("mean", "last", "max", "cls")
         QTest.keyClick(shown[2], Key.Key_Space)
         await until(lambda: panel.poolings.buttons[3].isVisible())
@@ -144,7 +144,7 @@ def test_vectors_are_made_another_way(in_window: Play, bench: FakeWorkbench) -> 
 
 
 @pytest.mark.slow
-def test_scripts_markup_and_invisible_characters_are_shown_as_they_are(in_window: Play, bench: FakeWorkbench) -> None:
+def test_scripts_markup_and_invisible_characters_are_shown_literally(in_window: Play, bench: FakeWorkbench) -> None:
     hostile = "<b>bold</b> & \x1b[31m\u202e 🐈‍⬛ 你好 مرحبا שלום"
     bench.elsewhere = [replace(ROME, words=hostile, branch=hostile, tokens=9120)]
 
@@ -162,7 +162,7 @@ def test_scripts_markup_and_invisible_characters_are_shown_as_they_are(in_window
             assert window.parts.transcript.height() > 40
             assert panel.list.height() >= panel.list.minimumSizeHint().height()
             assert not panel.grab().isNull()
-        # every part that takes the keyboard is named, the list among them
+        # every part that takes the keyboard focus has a name, including the list
         interface = QAccessible.queryAccessibleInterface(panel.list)
         assert interface is not None
         assert interface.text(QAccessible.Text.Name) == "Similar turns"

@@ -1,4 +1,4 @@
-"""The turns that are like one of them: stopped, failed, without a model, as the session changes."""
+"""Similar turns: stopped, failed, without a model, and while the session changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ui.widgets.labels import plain_tooltip
 
 
 @pytest.mark.slow
-def test_closing_it_ends_what_is_under_way(in_window: Play, bench: FakeWorkbench) -> None:
+def test_closing_the_panel_stops_a_running_comparison(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bench.gate = asyncio.Semaphore(0)
         panel = window.parts.similar
@@ -40,7 +40,7 @@ def test_closing_it_ends_what_is_under_way(in_window: Play, bench: FakeWorkbench
     in_window(scene)
 
 
-def test_what_went_wrong_is_told_with_one_way_on(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_failed_comparison_shows_the_reason_and_one_action(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.similar
         await until(lambda: bool(bench.asked("models")))
@@ -53,7 +53,7 @@ def test_what_went_wrong_is_told_with_one_way_on(in_window: Play, bench: FakeWor
         QTest.mouseClick(panel.action, Qt.MouseButton.LeftButton)
         await until(lambda: bool(panel.list.rows.rows))
         assert panel.action.isHidden()
-        # when there is no model, another one can be chosen
+        # without a model, one can be chosen
         bench.lacks_model = "smollm2 is not on this computer"
         ask(window)
         await until(lambda: panel.note.text() == "smollm2 is not on this computer")
@@ -64,7 +64,7 @@ def test_what_went_wrong_is_told_with_one_way_on(in_window: Play, bench: FakeWor
         menu = QApplication.activePopupWidget()
         assert menu is not None
         menu.close()
-        # and when it came, it is asked at once
+        # and once it is loaded, the comparison starts at once
         bench.lacks_model = ""
         for state in (EngineState.STARTING, EngineState.READY):
             bench.status = StatusView(state)
@@ -75,14 +75,14 @@ def test_what_went_wrong_is_told_with_one_way_on(in_window: Play, bench: FakeWor
     in_window(scene)
 
 
-def test_without_a_model_or_a_turn_the_menu_does_not_offer_it(in_window: Play, bench: FakeWorkbench) -> None:
+def test_without_a_model_or_a_turn_the_menu_entry_is_disabled(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         act = window.acts.similar
         assert act.isEnabled()
         bench.status = StatusView(EngineState.NONE, "smollm2 is not on this computer")
         bench.emit(StatusChanged(bench.status))
         await until(lambda: not act.isEnabled())
-        # the reason, and the way to another one, stand in the status bar
+        # the reason, and the choice of another model, are in the status bar
         assert act.statusTip() == "smollm2 is not on this computer"
         assert act.toolTip() == plain_tooltip(act.statusTip())
         assert window.parts.status.choose.isVisible()
@@ -95,10 +95,10 @@ def test_without_a_model_or_a_turn_the_menu_does_not_offer_it(in_window: Play, b
     in_window(scene)
 
 
-def test_it_follows_the_session_and_ends_with_it(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_list_follows_its_session_and_closes_with_it(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = await listed(window)
-        # when something is said, then it is in the list
+        # when a turn is added, then it is in the list
         view = bench.views[TRIP]
         bench.views[TRIP] = replace(view, turns=(*view.turns, bench.turn("user", ["And", " then", "?"])))
         bench.emit(SessionChanged(bench.views[TRIP]))
@@ -110,7 +110,7 @@ def test_it_follows_the_session_and_ends_with_it(in_window: Play, bench: FakeWor
         await until(lambda: window.parts.top.title.text() == "Another title")
         await frames()
         assert len(bench.asked("similar_turns")) == asked
-        # when another session is shown, it goes
+        # when another session is shown, the panel closes
         window.controller.open(3)
         await until(panel.isHidden)
 

@@ -1,4 +1,4 @@
-"""What stands around the message field before Send: the meter, files, how surprising the draft is, and room for it."""
+"""The message field before Send: the meter, files, the surprise of the draft, and room in the context."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ PARTS = (
 
 
 def seen(field: DraftField) -> QImage:
-    """The field as it stands in its window."""
+    """The field as painted in its window."""
     port, window = field.viewport(), field.window()
     return window.grab(QRect(port.mapTo(window, QPoint()), port.size())).toImage()
 
 
 def coloured(field: DraftField) -> list[tuple[str, int]]:
-    """What has colours on the screen."""
+    """The coloured pieces of the field on the screen, with their step."""
     picture = seen(field)
     ground = picture.pixelColor(picture.width() - 1, 4)
     found, cursor = [], field.textCursor()
@@ -56,7 +56,7 @@ def counting(bench: FakeWorkbench, composition: Composition) -> None:
         bench.calls.append(("compose", session_id, text))
         return composition
 
-    bench.drafts.compose = compose  # type: ignore[method-assign]  # the fake says what the test tells it to
+    bench.drafts.compose = compose  # type: ignore[method-assign]  # the fake returns the composition of the test
 
 
 def test_the_meter_opens_to_its_parts(in_window: Play, bench: FakeWorkbench) -> None:
@@ -86,7 +86,7 @@ def test_the_meter_opens_to_its_parts(in_window: Play, bench: FakeWorkbench) -> 
     in_window(scene)
 
 
-def test_a_chip_shows_its_number_whole_beside_a_long_name(app: QApplication, qtbot: QtBot) -> None:
+def test_a_chip_does_not_cut_off_its_number_beside_a_long_name(app: QApplication, qtbot: QtBot) -> None:
     chips = FileChips()
     qtbot.addWidget(chips)
     chips.show_files([TextFile("a very long name of a report about lighthouses.md", "text")])
@@ -99,7 +99,7 @@ def test_a_chip_shows_its_number_whole_beside_a_long_name(app: QApplication, qtb
 
 
 @pytest.mark.slow
-def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_draft_is_scored_after_a_pause_in_typing_and_not_after_send(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -107,7 +107,7 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
         QTest.keyClicks(composer.field, "two words")
         await until(lambda: "2 tokens, 3.1 bits each" in composer.meter.cost.text())
         assert bench.asked("score_draft") == [(TRIP, "two words")]
-        # one that is under way is cancelled by sending
+        # sending cancels a running scoring
         bench.slow_checks = asyncio.Event()
         QTest.keyClicks(composer.field, " more")
         await until(lambda: len(bench.asked("score_draft")) == 2)
@@ -116,14 +116,14 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
         bench.slow_checks.set()
         await asyncio.sleep(0.05)
         assert "bits" not in composer.meter.cost.text()
-        # and one that had not begun does not begin
+        # and prevents one that has not started
         bench.slow_checks = None
         QTest.keyClicks(composer.field, "x")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: composer.draft == "" and not window.controller.running)
         await asyncio.sleep(0.8)
         assert len(bench.asked("score_draft")) == 2
-        # why there are no colours stands behind the count
+        # the reason for missing colours is shown after the count
 
         async def refused(*_args: object) -> None:
             raise Refusal("not coloured")
@@ -135,7 +135,7 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
     in_window(scene)
 
 
-def test_more_text_than_any_context_holds_does_not_go_with_a_message(in_window: Play, bench: FakeWorkbench) -> None:
+def test_attaching_more_text_than_any_context_holds_is_refused(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     files = [TextFile(f"part {number}.txt", "a word " * 140_000) for number in range(3)]
 
@@ -148,21 +148,21 @@ def test_more_text_than_any_context_holds_does_not_go_with_a_message(in_window: 
         composer.chips.show_files([])
         composer.attach(TRIP, files[2])
         assert composer.chips.files == (files[2],)
-        assert composer.send_button.isEnabled()  # without a word beside them
+        assert composer.send_button.isEnabled()  # without any typed text
         composer.chips.show_files([])
         assert not composer.send_button.isEnabled()
 
     in_window(scene)
 
 
-def test_a_draft_is_coloured_when_what_kept_it_from_that_has_ended(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_draft_is_coloured_once_the_running_answer_has_ended(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     bench.surprises = {"rain": 9.0}
     gate = bench.gate = asyncio.Semaphore(0)
 
     async def scene(window: MainWindow) -> None:
         composer, colours = window.parts.composer, window.parts.composer.field.colours
-        # given what is typed while the model answers
+        # given a draft typed while the model answers
         QTest.keyClicks(composer.field, "Go on")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: window.controller.running and composer.draft == "")
@@ -174,7 +174,7 @@ def test_a_draft_is_coloured_when_what_kept_it_from_that_has_ended(in_window: Pl
         for _ in bench.answer:
             gate.release()
         await until(lambda: colours.spans == [("rain", 5)])
-        # and where it stands behind another path, its surprise is another one
+        # and after another path it has another surprise
         bench.surprises = {"rain": 1.0}
         QTest.keyClick(window, Qt.Key.Key_BracketLeft, Qt.KeyboardModifier.ControlModifier)
         await until(lambda: colours.spans == [("rain", 1)])
@@ -183,7 +183,7 @@ def test_a_draft_is_coloured_when_what_kept_it_from_that_has_ended(in_window: Pl
 
 
 @pytest.mark.slow
-def test_what_is_typed_is_coloured_as_it_settles(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_draft_is_coloured_after_a_pause_and_edits_remove_only_later_colours(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     bench.surprises = {"Now": 0.1, "🎉": 0.1, "it": 1.0, "rain": 9.0, "there": 0.1}
 
@@ -199,17 +199,17 @@ def test_what_is_typed_is_coloured_as_it_settles(in_window: Play, bench: FakeWor
         await until(lambda: len(colours.spans) == 5)
         picture, cursor = seen(composer.field), composer.field.textCursor()
         spans = set[str]()
-        for text, _ in colours.spans[1:]:  # each begins with a space
+        for text, _ in colours.spans[1:]:  # each starts with a space
             cursor.setPosition(composer.draft.index(text) + (text != " 🎉"))
             left = composer.field.cursorRect(cursor).x()
             spans |= {picture.pixelColor(left + x, 9).name() for x in (0, 1, 2)}
-        assert len(spans) == 1  # no line where spans meet
+        assert len(spans) == 1  # no line between adjacent spans
         corner, inside, ground = (picture.pixelColor(*at).lightness() for at in ((0, 0), (0, 9), (picture.width() - 1, 9)))
-        assert abs(corner - ground) < 3 < abs(inside - ground)  # it is round
+        assert abs(corner - ground) < 3 < abs(inside - ground)  # its corners are round
         bench.surprises = {"Now": 0.1, "🎉": 0.1, "it": 1.0, "rain": 9.0, "there": 0.1}
         composer.tell_draft()
         await until(lambda: colours.spans == [(" it", 1), (" rain", 5)])
-        # the colours are no text: none is sent or taken back, and what is typed on leaves those before it
+        # colours are no edits: they are not sent or undone, and typing keeps the colours before the cursor
         assert composer.draft == "Now 🎉 it rain there"
         QTest.keyClicks(composer.field, " x")
         assert colours.spans == [(" it", 1), (" rain", 5)]
@@ -231,7 +231,7 @@ def test_what_is_typed_is_coloured_as_it_settles(in_window: Play, bench: FakeWor
 
 
 @pytest.mark.slow
-def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+def test_a_file_is_sent_with_the_message_or_pinned(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     finish(bench)
     (tmp_path / "日本.txt").write_text("a boat\n")
     (tmp_path / "b.bin").write_bytes(b"ab\0")
@@ -253,7 +253,7 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         await choose("b.bin")
         await until(lambda: composer.notice.words == "b.bin is no text: byte 2 of 3 is 0")
         assert not composer.chips.files
-        # a text stands before what is written
+        # a text file is put before the typed text
         compose, counted = bench.drafts.compose, asyncio.Event()
 
         async def compose_later(
@@ -270,27 +270,27 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         assert chip.size_label.text() == "7 characters"
         counted.set()
         await until(lambda: chip.size_label.text() == "2 tokens")
-        # its words are shown by key as under the pointer
+        # its text is shown by key as under the pointer
         chip.preview.setFocus()
         QTest.keyClick(chip.preview, Qt.Key.Key_Space)
         await until(QToolTip.isVisible)
         assert QToolTip.text() == chip.toolTip() == plain_tooltip("a boat\n")
         assert chip.preview.accessibleDescription() == "a boat\n"
         QToolTip.hideText()
-        await choose("日本.txt")  # the same again is the same
+        await choose("日本.txt")  # the same file again changes nothing
         assert composer.chips.files == (boat,)
         QTest.keyClicks(composer.field, "Whose?")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("send") == [(TRIP, "[日本.txt]\na boat\n[end of 日本.txt]\n\nWhose?")])
         await until(lambda: composer.chips.files == () and composer.draft == "")
         await until(lambda: not window.controller.running)
-        # pinned, it leaves the message and stands before every turn
+        # a pinned file is removed from the message and put before every turn
         await choose("日本.txt")
         await until(lambda: len(composer.chips.chips) == 1)
         QTest.mouseClick(composer.chips.chips[0].pin, LEFT)
         await until(lambda: bench.asked("pin_files") == [(TRIP, (boat,))])
         await until(lambda: composer.chips.files == ())
-        # where it can be taken away again
+        # from where it can be removed again
         QTest.mouseClick(composer.setup_button, LEFT)
         pinned = window.popover.system.pinned
         await until(lambda: pinned.files == (boat,))
@@ -311,7 +311,9 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
 
 
 @pytest.mark.slow
-def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_message_that_turns_out_too_long_after_send_becomes_a_draft_with_choices(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     finish(bench)
     full = Composition(12, None, 8200, 8192)
 
@@ -319,7 +321,7 @@ def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_w
         composer = window.parts.composer
 
         async def refused(session_id: int, text: str, replaces: int | None = None) -> None:
-            """As a workbench whose engine was started by the message, and could not take it."""
+            """As a workbench whose engine was started by the message, which did not fit."""
             bench.calls.append(("send", session_id, text, replaces))
             view = bench.views[session_id]
             failed = replace(bench.turn("assistant", []), status=TurnStatus.PARTIAL, overflowed=True, can_retry=False)
@@ -331,12 +333,12 @@ def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_w
         bench.answers.send = refused  # type: ignore[method-assign]  # the fake's answers always fit
         QTest.keyClicks(composer.field, "Too long")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
-        # then the message is the draft again, and what can be done is asked as soon as it is counted
+        # then the message is the draft again, and the choices are offered as soon as it is counted
         await until(composer.overflow.isVisible)
         assert composer.draft == "Too long"
         assert "8 tokens too many for the context of 8,192" in composer.overflow.message.text()
         assert len(bench.asked("send")) == 1
-        # it is asked once
+        # the choices are offered once
         composer.overflow.dismiss.click()
         window.controller.drafts.compose(composer.message)
         await until(lambda: len(bench.asked("compose")) >= 3)
@@ -346,7 +348,7 @@ def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_w
     in_window(scene)
 
 
-def test_a_draft_that_cannot_be_counted_is_sent_though_the_one_before_was_too_long(
+def test_a_draft_that_cannot_be_counted_is_sent_although_the_previous_one_was_too_long(
     in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(bench)
@@ -374,7 +376,7 @@ def test_a_draft_that_cannot_be_counted_is_sent_though_the_one_before_was_too_lo
     in_window(scene)
 
 
-def test_a_message_that_no_session_has_room_for_is_to_be_shortened(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_message_too_long_for_any_session_has_to_be_shortened(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -387,7 +389,7 @@ def test_a_message_that_no_session_has_room_for_is_to_be_shortened(in_window: Pl
         assert "shorten it, or remove a file" in ways.message.text()
         assert not ways.leave_out.isVisible()
         assert not ways.new.isVisible()
-        # what was written before is in the way of a shorter one
+        # earlier turns leave no room for a shorter one
         counting(bench, Composition(12, None, 8200, 8192))
         QTest.keyClick(composer.field, Qt.Key.Key_Backspace)
         await until(lambda: "8 too many" in composer.meter.context.text().replace("908", ""))
@@ -399,7 +401,7 @@ def test_a_message_that_no_session_has_room_for_is_to_be_shortened(in_window: Pl
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_message_that_does_not_fit_offers_choices_before_send(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     full = Composition(12, None, 8200, 8192)
 
@@ -413,7 +415,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         assert "8 tokens too many for the context of 8,192" in composer.overflow.message.text()
         assert not composer.overflow.larger.isVisible()
         assert (bench.asked("send"), composer.draft) == ([], "Too long")
-        # leave out: by key, the button has the keyboard
+        # leave out: by key, the button has the keyboard focus
         QTest.keyClick(composer.overflow.leave_out, Qt.Key.Key_Space)
         await until(lambda: bench.asked("leave_out") == [(TRIP, "Too long")])
         await until(lambda: composer.notice.words.startswith("2 turns are left out"))
@@ -428,7 +430,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         QTest.mouseClick(composer.send_button, LEFT)
         QTest.mouseClick(composer.overflow.larger, LEFT)
         await until(lambda: bench.asked("grow_context") == [()])
-        # which is offered only where its KV has room; else the numbers say why not
+        # it is offered only if its KV fits; otherwise the numbers explain why not
         tight = replace(full, whole_context=32_768, whole_bytes=6_000_000_000, kv_budget=2_000_000_000)
         counting(bench, tight)
         window.controller.drafts.compose(composer.message)
@@ -436,7 +438,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         QTest.mouseClick(composer.send_button, LEFT)
         assert not composer.overflow.larger.isVisible()
         assert "32,768 tokens would take 6 GB of KV; 2 GB is set aside" in composer.overflow.too_large.text()
-        # or a new session: the draft is there already
+        # or a new session, which gets the draft
         QTest.mouseClick(composer.send_button, LEFT)
         QTest.mouseClick(composer.overflow.new, LEFT)
         await until(lambda: window.parts.top.title.text() == "New session")
@@ -450,7 +452,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
 
 
 @pytest.mark.slow
-def test_a_model_without_roles_says_so_where_the_message_is_written(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_composer_notes_a_model_without_chat_roles(in_window: Play, bench: FakeWorkbench) -> None:
     counting(bench, Composition(3, None, 3, 8192, takes_roles=False))
 
     async def scene(window: MainWindow) -> None:
@@ -460,7 +462,7 @@ def test_a_model_without_roles_says_so_where_the_message_is_written(in_window: P
         # when
         composer.roles.setFocus()
         QTest.keyClick(composer.roles, Qt.Key.Key_Space)
-        # then the row that changes it is there
+        # then the row that changes it is shown
         await until(lambda: window.settings.isVisible() and window.settings.engine.combos["chat_format"].count() == 4)
         counting(bench, Composition(3, None, 3, 8192))
         QTest.keyClicks(composer.field, " time")
@@ -470,7 +472,9 @@ def test_a_model_without_roles_says_so_where_the_message_is_written(in_window: P
 
 
 @pytest.mark.slow
-def test_a_file_goes_where_it_was_chosen_however_long_it_is_read(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+def test_a_slowly_read_file_is_attached_to_the_session_in_which_it_was_chosen(
+    in_window: Play, bench: FakeWorkbench, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("the boat is called Ada")
     reads = bench.drafts.read_file
@@ -480,7 +484,7 @@ def test_a_file_goes_where_it_was_chosen_however_long_it_is_read(in_window: Play
         await slow.wait()
         return await reads(path)
 
-    bench.drafts.read_file = read  # type: ignore[method-assign]  # slower than a hand
+    bench.drafts.read_file = read  # type: ignore[method-assign]  # slower than the user
 
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer

@@ -1,4 +1,4 @@
-"""The message field while an answer is under way, and another version of an earlier message."""
+"""The message field while an answer streams, and a new version of an earlier message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def says(composer: Composer, words: str) -> bool:
 
 
 @pytest.mark.slow
-def test_enter_while_an_answer_streams_says_what_to_do(in_window: Play, bench: FakeWorkbench) -> None:
+def test_return_while_an_answer_streams_shows_a_hint_and_sends_nothing(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -39,7 +39,7 @@ def test_enter_while_an_answer_streams_says_what_to_do(in_window: Play, bench: F
         assert composer.meter.busy.isVisible()
         assert composer.meter.busy.text().startswith("an answer is being written: stop it first (")
         assert not composer.meter.context.isVisible()
-        # the line goes with the next key, and with the answer
+        # the hint disappears with the next key, and with the end of the answer
         QTest.keyClicks(composer.field, " ")
         assert not composer.meter.busy.isVisible()
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
@@ -55,7 +55,7 @@ def test_enter_while_an_answer_streams_says_what_to_do(in_window: Play, bench: F
 
 
 @pytest.mark.slow
-def test_the_context_grows_while_an_answer_streams_without_asking(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_context_count_grows_during_a_stream_without_requests(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -66,7 +66,7 @@ def test_the_context_grows_while_an_answer_streams_without_asking(in_window: Pla
         await until(lambda: turns(window)[-1] == ("assistant", ""))
         await until(lambda: composer.meter.context.text() == "context 45 of 8,192" and composer.draft == "")
         asked = -1
-        while asked != len(bench.asked("compose")):  # the question about the emptied field is behind us
+        while asked != len(bench.asked("compose")):  # the request for the emptied field has been made
             asked = len(bench.asked("compose"))
             await asyncio.sleep(2 * COMPOSE_DELAY_MS / 1000)
         for words in ("context 46 of 8,192", "context 47 of 8,192", "context 48 of 8,192"):
@@ -82,7 +82,7 @@ def test_the_context_grows_while_an_answer_streams_without_asking(in_window: Pla
 
 
 @pytest.mark.slow
-def test_edit_begins_another_version_with_the_whole_text(in_window: Play, bench: FakeWorkbench) -> None:
+def test_edit_starts_a_new_version_with_the_whole_text(in_window: Play, bench: FakeWorkbench) -> None:
     # given: a message that failed, so that there is no answer to it
     view = bench.views[TRIP]
     failed = replace(view.turns[-1], run=view.turns[-1].run[:0], status=TurnStatus.PARTIAL, note="9,012 tokens are too many")

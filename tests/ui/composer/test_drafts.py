@@ -1,4 +1,4 @@
-"""What is written and not sent: kept with its session, never carried into another, never lost."""
+"""Drafts that are not sent yet: kept with their session, never moved into another, never lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def begin(window: MainWindow, index: int) -> None:
     window.parts.pinned.open()
 
 
-def test_blank_drafts_are_none_and_only_the_latest_are_kept() -> None:
+def test_blank_drafts_are_not_saved_and_only_the_latest_are() -> None:
     drafts = Drafts()
     drafts.put(1, Draft(" \n"))
     for key in range(2, MOST_KEPT + 4):
@@ -46,7 +46,7 @@ def test_blank_drafts_are_none_and_only_the_latest_are_kept() -> None:
     drafts.put(5, Draft("again", files=(TextFile("a", "one"), TextFile("a", "two"))))
     kept = drafts.kept()
     assert len(kept) == MOST_KEPT
-    assert Drafts(json.loads(json.dumps(kept))).kept() == kept  # the files too
+    assert Drafts(json.loads(json.dumps(kept))).kept() == kept  # including the files
     assert kept[-1] == (5, "again", "a", "one", "a", "two")
     assert kept[0] == (4, "text 4")
     drafts.drop(5, "something else")
@@ -64,7 +64,7 @@ def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -
         window.parts.transcript.edit_requested.emit(answer.node_id)
         QTest.keyClicks(composer.field, "!")
         begun = composer.draft
-        # a second version in place of a first one, which the field's undo brings back
+        # a second version replaces the first one, which undo in the field restores
         window.parts.transcript.edit_requested.emit(question.node_id)
         composer.field.undo()
         assert composer.draft == begun
@@ -78,16 +78,16 @@ def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -
         await opened(window, TRIP)
         assert composer.draft == "Where should we go in April? half"
         assert composer.version.words == "Another version of “Where should we go in April?”"
-        # and goes on where it was left: the cursor, and what it is another version of
+        # and continues with the same cursor and the same edited turn
         QTest.keyClicks(composer.field, " done")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("send") == [(TRIP, "Where should we go in April? half done", question.node_id)])
         await until(lambda: not window.controller.running)
-        # then what was written before comes back, one after the other
+        # then the earlier drafts are restored, one after the other
         assert composer.draft == begun
         composer.version.dismiss()
         assert (composer.draft, composer.version.words) == ("my own", "")
-        # and a version in which nothing was written leaves nothing behind
+        # and a version without changes leaves no draft
         assert window.controller.shown is not None
         for turn in window.controller.shown.view.turns[-2:]:
             window.parts.transcript.edit_requested.emit(turn.node_id)
@@ -99,7 +99,7 @@ def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -
     in_window(scene)
 
 
-def test_a_message_that_was_sent_is_no_draft_when_one_comes_back(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_sent_message_is_not_restored_as_a_draft_on_return(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -109,7 +109,7 @@ def test_a_message_that_was_sent_is_no_draft_when_one_comes_back(in_window: Play
             await saved.wait()
             await send(session_id, text, replaces)
 
-        bench.answers.send = slow  # type: ignore[method-assign]  # a store that takes its time
+        bench.answers.send = slow  # type: ignore[method-assign]  # a slow store
         QTest.keyClicks(composer.field, "Go")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await opened(window, OTHER)
@@ -121,7 +121,9 @@ def test_a_message_that_was_sent_is_no_draft_when_one_comes_back(in_window: Play
     in_window(scene)
 
 
-def test_a_new_session_keeps_its_draft_through_its_first_message(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_draft_typed_while_the_first_message_is_sent_belongs_to_the_new_session(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer
         QTest.keyClicks(composer.field, "for the trip")
@@ -129,7 +131,7 @@ def test_a_new_session_keeps_its_draft_through_its_first_message(in_window: Play
         await until(lambda: window.parts.top.title.text() == "New session")
         assert composer.draft == ""
         QTest.keyClicks(composer.field, "Hell")
-        assert composer.drafts() == ((TRIP, "for the trip"), (NEW, "Hell"))  # and that changes nothing:
+        assert composer.drafts() == ((TRIP, "for the trip"), (NEW, "Hell"))  # and reading them changes nothing:
         QTest.keyClicks(composer.field, "o")
         await opened(window, TRIP)
         assert composer.draft == "for the trip"
@@ -143,7 +145,7 @@ def test_a_new_session_keeps_its_draft_through_its_first_message(in_window: Play
         for _ in bench.answer:
             bench.gate.release()
         await until(lambda: not window.controller.running)
-        # then that belongs to the session, not to the next new one
+        # then the draft belongs to the session, not to the next new one
         window.acts.new_session.trigger()
         await until(lambda: composer.draft == "")
         assert [text for key, text in composer.drafts() if key not in (TRIP, NEW)] == ["next"]
@@ -151,7 +153,7 @@ def test_a_new_session_keeps_its_draft_through_its_first_message(in_window: Play
     in_window(scene)
 
 
-def test_a_draft_for_the_recording_goes_on_in_its_copy(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_draft_of_the_sample_continues_in_its_copy(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     make_sample(bench)
 
@@ -167,7 +169,7 @@ def test_a_draft_for_the_recording_goes_on_in_its_copy(in_window: Play, bench: F
     in_window(scene)
 
 
-def test_a_version_of_a_turn_of_the_recording_is_one_of_the_copy_s_turn(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_new_version_of_a_turn_of_the_sample_replaces_the_turn_of_the_copy(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     make_sample(bench)
 
@@ -189,7 +191,7 @@ def test_a_version_of_a_turn_of_the_recording_is_one_of_the_copy_s_turn(in_windo
     in_window(scene)
 
 
-def test_news_of_a_session_leaves_a_message_that_is_not_in_the_store_yet(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_update_of_the_session_keeps_a_message_that_is_not_stored_yet(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -199,7 +201,7 @@ def test_news_of_a_session_leaves_a_message_that_is_not_in_the_store_yet(in_wind
             await full.wait()
             raise Refusal("the disk is full")
 
-        bench.answers.send = refused  # type: ignore[method-assign]  # a store without room, that takes its time
+        bench.answers.send = refused  # type: ignore[method-assign]  # a slow store without room
         QTest.keyClicks(composer.field, "Go")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: window.controller.running)
@@ -213,7 +215,7 @@ def test_news_of_a_session_leaves_a_message_that_is_not_in_the_store_yet(in_wind
     in_window(scene)
 
 
-def test_messages_of_two_sessions_on_their_way_are_two(in_window: Play, bench: FakeWorkbench) -> None:
+def test_messages_of_two_sessions_can_be_sent_at_the_same_time(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -223,7 +225,7 @@ def test_messages_of_two_sessions_on_their_way_are_two(in_window: Play, bench: F
             await saved.wait()
             await send(session_id, text, replaces)
 
-        bench.answers.send = slow  # type: ignore[method-assign]  # a store that takes its time
+        bench.answers.send = slow  # type: ignore[method-assign]  # a slow store
         for session_id, text in ((TRIP, "first"), (OTHER, "second")):
             await opened(window, session_id)
             QTest.keyClicks(composer.field, text)
@@ -238,7 +240,7 @@ def test_messages_of_two_sessions_on_their_way_are_two(in_window: Play, bench: F
     in_window(scene)
 
 
-def test_a_window_that_closes_takes_no_draft_of_a_session_on_its_way(arun: Arun, bench: FakeWorkbench) -> None:
+def test_a_closing_window_does_not_take_the_draft_of_a_session_that_is_opening(arun: Arun, bench: FakeWorkbench) -> None:
     async def play() -> None:
         window = MainWindow(bench)
         window.show()
@@ -255,7 +257,7 @@ def test_a_window_that_closes_takes_no_draft_of_a_session_on_its_way(arun: Arun,
             await come.wait()
             return await open_session(session_id)
 
-        bench.sessions.open = slow  # type: ignore[method-assign]  # an engine that is busy
+        bench.sessions.open = slow  # type: ignore[method-assign]  # as with a busy engine
         window.controller.open(TRIP)
         await asyncio.sleep(0)
         window.close()
@@ -271,7 +273,7 @@ def test_a_window_that_closes_takes_no_draft_of_a_session_on_its_way(arun: Arun,
 
 
 @pytest.mark.slow
-def test_the_next_window_has_the_drafts(arun: Arun, bench: FakeWorkbench) -> None:
+def test_drafts_are_restored_in_the_next_window(arun: Arun, bench: FakeWorkbench) -> None:
     async def play() -> None:
         kept: list[WindowState] = []
         window = MainWindow(bench, keep_state=kept.append)
@@ -288,7 +290,7 @@ def test_the_next_window_has_the_drafts(arun: Arun, bench: FakeWorkbench) -> Non
         await opened(window, OTHER)
         window.parts.composer.field.setPlainText("and another")
         await closed(window, bench)
-        # when the state comes back from where settings are kept
+        # when the state is read back from the settings
         state = WindowState(**json.loads(json.dumps(asdict(kept[0]))))
         bench.closed = False
         again = MainWindow(bench, state=state)

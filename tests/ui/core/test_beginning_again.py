@@ -1,4 +1,4 @@
-"""A listener to the end of something may begin the next one at once, and stop that."""
+"""A slot that receives the end of an operation may start the next operation at once, and stop it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMOL = "smollm2"
 
 
 class Once:
-    """Begins the next one, behind a closed gate, when the first end is told; the others are noted."""
+    """Starts the next operation, behind a closed gate, at the first end signal; records the later signals too."""
 
     def __init__(self, bench: FakeWorkbench, begin: Callable[[], None]) -> None:
         self._bench, self._begin = bench, begin
@@ -32,7 +32,9 @@ class Once:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", ["", "model.safetensors is another file"])
-def test_a_model_is_verified_again_and_that_is_stopped(problem: str, in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_verification_started_by_the_end_of_another_can_be_stopped(
+    problem: str, in_window: Play, bench: FakeWorkbench
+) -> None:
     bench.problem = problem
 
     async def scene(window: MainWindow) -> None:
@@ -51,7 +53,9 @@ def test_a_model_is_verified_again_and_that_is_stopped(problem: str, in_window: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", ["", "the disk is full"])
-def test_a_model_is_quantised_again_and_that_is_stopped(problem: str, in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_quantisation_started_by_the_end_of_another_can_be_stopped(
+    problem: str, in_window: Play, bench: FakeWorkbench
+) -> None:
     bench.problem = problem
 
     async def scene(window: MainWindow) -> None:
@@ -70,7 +74,7 @@ def test_a_model_is_quantised_again_and_that_is_stopped(problem: str, in_window:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("refusal", ["", "a.gguf: not a GGUF file"])
-def test_another_file_is_imported_and_that_is_stopped(refusal: str, in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_import_started_by_the_end_of_another_can_be_stopped(refusal: str, in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         shelf, refused = window.controller.shelf, list[str]()
         again = Once(bench, lambda: shelf.import_gguf(Path("b.gguf"), False))
@@ -87,7 +91,7 @@ def test_another_file_is_imported_and_that_is_stopped(refusal: str, in_window: P
     in_window(scene)
 
 
-def test_a_second_import_waits_for_nobody_and_is_not_begun(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_second_import_is_not_started_before_the_first_has_ended(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         shelf, ended = window.controller.shelf, list[str]()
         shelf.import_ended.connect(ended.append)
@@ -104,7 +108,7 @@ def test_a_second_import_waits_for_nobody_and_is_not_begun(in_window: Play, benc
     in_window(scene)
 
 
-def test_kv_is_taken_by_who_is_offered_it_at_once(
+def test_kv_can_be_accepted_from_within_its_offer(
     in_window: Play, bench: FakeWorkbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(window: MainWindow) -> None:
@@ -129,7 +133,7 @@ def test_kv_is_taken_by_who_is_offered_it_at_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["refused", "stopped"])
-def test_a_file_is_written_by_who_hears_that_another_was_not(
+def test_an_import_can_start_from_within_the_message_that_another_failed(
     end: str, in_window: Play, bench: FakeWorkbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = {"refused": "in.json: not ours", "stopped": "stopped; nothing was kept"}[end]

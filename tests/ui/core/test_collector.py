@@ -13,7 +13,7 @@ from ui.core.collector import Collector
 
 
 class Ring(QWidget):
-    """A widget that only a collector can free; it notes in which thread it went."""
+    """A widget that only the cycle collector can free; records the thread in which it is freed."""
 
     def __init__(self, gone: list[threading.Thread]) -> None:
         super().__init__()
@@ -31,28 +31,28 @@ def collector(app: QApplication) -> Iterator[Collector]:
 
 
 def busy() -> None:
-    """Makes what a collector counts, far more of it than any threshold."""
+    """Allocates far more objects that the collector counts than any threshold."""
     held: list[list[int]] = [[] for _ in range(200_000)]
     held.clear()
 
 
-def test_widgets_go_in_the_windows_thread_however_busy_others_are(collector: Collector, qtbot: QtBot) -> None:
+def test_widgets_are_collected_in_the_windows_thread_while_another_thread_allocates(collector: Collector, qtbot: QtBot) -> None:
     # given a widget without references
     gone: list[threading.Thread] = []
     Ring(gone)
-    # when another thread makes objects
+    # when another thread allocates objects
     other = threading.Thread(target=busy)
     other.start()
     other.join()
     assert gone == []
-    # then it goes when the window's thread has a look
+    # then it is freed when the window's thread collects
     kept = [[index] for index in range(1000)]
     qtbot.waitUntil(lambda: bool(gone), timeout=20_000)
     assert gone == [threading.main_thread()]
     assert len(kept) == 1000
 
 
-def test_a_window_that_is_closed_collects_as_before(app: QApplication) -> None:
+def test_stop_restores_whether_python_collects_by_itself(app: QApplication) -> None:
     for before in (True, False):
         (gc.enable if before else gc.disable)()
         collector = Collector()
@@ -62,8 +62,8 @@ def test_a_window_that_is_closed_collects_as_before(app: QApplication) -> None:
 
 
 @pytest.mark.slow
-def test_without_it_a_busy_thread_takes_what_lies_about(app: QApplication) -> None:
-    gc.collect()  # else so much may lie about that this thread is due as soon as it may collect
+def test_without_the_collector_an_allocating_thread_frees_cycles_of_other_threads(app: QApplication) -> None:
+    gc.collect()  # else this thread may have enough garbage to collect as soon as that is enabled
 
     class Plain:
         pass
@@ -83,7 +83,7 @@ def test_without_it_a_busy_thread_takes_what_lies_about(app: QApplication) -> No
     assert gone == [other]
 
 
-def test_young_objects_are_looked_at_before_they_are_so_many_that_it_takes_long(app: QApplication) -> None:
+def test_young_objects_are_examined_in_small_batches(app: QApplication) -> None:
     # given a window's collector, and a few thousand objects more than when it last looked
     gc.collect()
     collector = Collector()

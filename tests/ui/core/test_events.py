@@ -34,7 +34,7 @@ def tokens(vocabulary: Vocabulary, node: int, word: str) -> TokensArrived:
     return TokensArrived(1, node, run_of(vocabulary, [word]))
 
 
-def test_tokens_of_a_turn_are_joined_and_order_is_kept_around_other_news() -> None:
+def test_tokens_of_a_turn_are_joined_and_order_is_kept_around_other_events() -> None:
     vocabulary = Vocabulary()
     turn = FakeWorkbench().turn("assistant", ["x"])
     events: list[Event] = [
@@ -49,19 +49,19 @@ def test_tokens_of_a_turn_are_joined_and_order_is_kept_around_other_news() -> No
     assert said == [(7, "ab"), (8, "A"), "turn", (7, "c")]
 
 
-def test_of_many_statuses_the_last_one_stands() -> None:
+def test_only_the_last_of_several_statuses_is_delivered() -> None:
     first, last = StatusChanged(StatusView(EngineState.STARTING)), StatusChanged(StatusView(EngineState.READY))
     assert list(merged([first, SessionsChanged(), last])) == [SessionsChanged(), last]
 
 
-def test_of_downloads_the_last_news_stands_and_no_tokens_are_parted_for_it() -> None:
+def test_only_the_last_download_event_is_delivered_and_tokens_around_it_are_joined() -> None:
     vocabulary = Vocabulary()
     first, last = (DownloadsChanged((Download("org/tiny", done=done),)) for done in (1, 2))
     left = list(merged([tokens(vocabulary, 7, "a"), first, tokens(vocabulary, 7, "b"), last]))
     assert [event.run.text if isinstance(event, TokensArrived) else event for event in left] == [last, "ab"]
 
 
-def test_the_queue_delivers_together_and_its_timer_rests(arun: Arun) -> None:
+def test_queued_events_are_delivered_together_and_a_closed_queue_delivers_none(arun: Arun) -> None:
     async def play() -> None:
         vocabulary, got, owner = Vocabulary(), list[Event](), QObject()
         queue = EventQueue(got.append, owner)
@@ -72,10 +72,10 @@ def test_the_queue_delivers_together_and_its_timer_rests(arun: Arun) -> None:
         await until(lambda: got)
         assert [e.run.text for e in got if isinstance(e, TokensArrived)] == ["abcdefgh"]
         await until(lambda: queue.idle)
-        # what is pushed while news is delivered comes with the next frame
+        # an event that is pushed after a delivery comes with the next frame
         queue.push(SessionsChanged())
         await until(lambda: len(got) == 2)
-        # closed, it takes and keeps nothing
+        # a closed queue accepts no events and holds none
         queue.push(SessionsChanged())
         queue.close()
         queue.push(SessionsChanged())
@@ -108,7 +108,7 @@ def test_a_bug_in_one_event_does_not_swallow_the_rest(arun: Arun, caplog: pytest
     arun(play())
 
 
-def test_of_the_views_of_a_session_the_last_one_stands() -> None:
+def test_only_the_last_view_of_a_session_is_delivered() -> None:
     bench = FakeWorkbench()
     bench.add(SessionSummary(1, "one", 0.0, 1, pinned=False, is_sample=False))
     bench.add(SessionSummary(2, "two", 0.0, 1, pinned=False, is_sample=False))
@@ -118,10 +118,10 @@ def test_of_the_views_of_a_session_the_last_one_stands() -> None:
     assert [event.view.title if isinstance(event, SessionChanged) else "said" for event in left] == ["two", "said", "1"]
 
 
-def test_news_that_takes_long_to_show_is_shown_in_several_turns_of_the_loop(
+def test_events_that_are_slow_to_show_are_spread_over_several_turns_of_the_loop(
     arun: Arun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a frame that is over with every event
+    # given frames that end after each event
     monkeypatch.setattr("ui.core.events.SLICE_SECONDS", 0.0)
     bench = FakeWorkbench()
     turns = [bench.turn("user", [word]) for word in "abcd"]
@@ -146,7 +146,7 @@ def test_news_that_takes_long_to_show_is_shown_in_several_turns_of_the_loop(
         beside.start(0)
         await until(lambda: "d" in told)
         beside.stop()
-        # then others have their turn between them, and the order is kept, also where all of it is asked for in the middle
+        # then a timer runs between the events, and their order is kept, also across a flush in the middle
         said = "".join(told).strip("|")
         assert "a|" in said
         assert "b|" in said

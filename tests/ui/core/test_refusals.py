@@ -1,4 +1,4 @@
-"""What the window says in place of the commands that messages of the library and the store name."""
+"""The places of the window that replace the commands named in messages of the library and the store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ui import Refusal, in_window
 NAMED = re.compile(
     r"elsewise (ask|models|sessions|doctor|serve) (--)?\w|\b(make setup|pip install)\b|\bset \W?[A-Z]+_[A-Z]+"
     r"|(?<=[ (`])--(?!max-logprobs|merge)[a-z]+(-[a-z]+)* ?[A-Z`),]"
-)  # a command, a variable to set, an option; those of other programs are no matter of ours
+)  # a command, a variable to set, an option; those of other programs are not replaced
 
 
 def sentences(path: Path) -> Iterator[str]:
-    """The strings of a source file, f-strings with a name in each gap."""
+    """The strings of a source file; each gap of an f-string is filled with a name."""
     tree = ast.parse(path.read_text("utf-8"))
     inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     inner |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
@@ -66,5 +66,5 @@ def test_no_message_that_the_window_may_show_names_a_command() -> None:
         ("unknown option 'top_p' in /a/top_p.json", "unknown option 'top_p' in /a/top_p.json"),
     ],
 )
-def test_the_window_names_its_own_places(message: str, shown: str) -> None:
+def test_commands_in_messages_are_replaced_by_places_of_the_window(message: str, shown: str) -> None:
     assert str(Refusal(message)) == in_window(message) == shown

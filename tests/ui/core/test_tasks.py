@@ -21,7 +21,7 @@ async def refuse() -> None:
     raise Refusal("not now; try later")
 
 
-def test_a_refusal_goes_to_the_caller_or_to_the_default(arun: Arun) -> None:
+def test_a_refusal_is_passed_to_the_callers_handler_or_to_the_default_one(arun: Arun) -> None:
     async def play() -> None:
         shown, own = list[str](), list[str]()
         tasks = Tasks(shown.append)
@@ -33,7 +33,7 @@ def test_a_refusal_goes_to_the_caller_or_to_the_default(arun: Arun) -> None:
     arun(play())
 
 
-def test_a_bug_is_logged_with_its_traceback_and_said(arun: Arun, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_is_logged_with_its_traceback_and_reported(arun: Arun, caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise ZeroDivisionError
 
@@ -48,7 +48,7 @@ def test_a_bug_is_logged_with_its_traceback_and_said(arun: Arun, caplog: pytest.
     arun(play())
 
 
-def test_what_a_moved_bundle_lacks_is_no_bug(
+def test_a_missing_module_of_a_moved_bundle_is_reported_as_a_move(
     arun: Arun, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
@@ -82,7 +82,7 @@ def test_a_running_task_survives_garbage_collection(arun: Arun) -> None:
     arun(play())
 
 
-def test_the_latest_of_a_kind_ends_the_one_before(arun: Arun) -> None:
+def test_a_new_task_of_a_kind_cancels_the_previous_one(arun: Arun) -> None:
     async def play() -> None:
         answered = list[str]()
 
@@ -119,7 +119,7 @@ def test_cancel_ends_everything_but_the_caller(arun: Arun) -> None:
     arun(play())
 
 
-def test_ended_waits_for_all_that_runs_and_for_what_is_begun_meanwhile(arun: Arun) -> None:
+def test_ended_waits_for_all_running_tasks_and_those_started_meanwhile(arun: Arun) -> None:
     async def play() -> None:
         tasks, ended = Tasks(lambda _words: None), list[str]()
 
@@ -135,7 +135,7 @@ def test_ended_waits_for_all_that_runs_and_for_what_is_begun_meanwhile(arun: Aru
         tasks.run(first())
         await tasks.ended()
         assert ended == ["first", "later"]
-        # and what has ended already delays nothing
+        # and tasks that have ended already cause no delay
         done = tasks.run(first())
         await until(done.done)
         await tasks.ended()
@@ -145,7 +145,7 @@ def test_ended_waits_for_all_that_runs_and_for_what_is_begun_meanwhile(arun: Aru
 
 
 class Told:
-    """What is told of one kind of work, and whether that was over by then."""
+    """Records the reports about one kind of work, and whether the work was over by then."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, object, bool]] = []
@@ -181,7 +181,7 @@ async def broken() -> int:
     raise ZeroDivisionError
 
 
-def test_an_end_is_told_once_and_when_it_is_over(arun: Arun, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_work_is_reported_once_after_it_is_over(arun: Arun, caplog: pytest.LogCaptureFixture) -> None:
     async def play() -> None:
         told = Told()
         for work in (seven, refused, broken):
@@ -195,7 +195,7 @@ def test_an_end_is_told_once_and_when_it_is_over(arun: Arun, caplog: pytest.LogC
         await asyncio.sleep(0)
         told.running.stop("count")
         await until(lambda: "count" not in told.running)
-        told.running.stop("count")  # nothing is there to be stopped
+        told.running.stop("count")  # no work is left to stop
         assert told.heard == [
             ("done", 7, True),
             ("refused", "not now; try later", True),
@@ -208,7 +208,7 @@ def test_an_end_is_told_once_and_when_it_is_over(arun: Arun, caplog: pytest.LogC
     arun(play())
 
 
-def test_what_runs_is_not_begun_again_and_is_waited_for_when_it_is_cancelled(arun: Arun) -> None:
+def test_running_work_is_not_started_twice_and_cancel_waits_for_its_end(arun: Arun) -> None:
     async def play() -> None:
         told, begun = Told(), list[int]()
 
@@ -221,6 +221,6 @@ def test_what_runs_is_not_begun_again_and_is_waited_for_when_it_is_cancelled(aru
         await asyncio.sleep(0)
         await told.running.cancel()
         assert (begun, told.heard) == ([1], [("stopped", None, True)])
-        await told.running.cancel()  # nothing is there
+        await told.running.cancel()  # no work is left
 
     arun(play())

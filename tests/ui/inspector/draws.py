@@ -1,4 +1,4 @@
-"""Tokens drawn by the real sampler, with their stages, for tests of what is shown of them."""
+"""Tokens drawn by the real sampler, with their stages, for tests of their display."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELD = 64
 
 
 def row_of(probabilities: Sequence[float], vocab: int, first: int = 0) -> npt.NDArray[np.float32]:
-    """``(vocab,)`` log-probabilities: these from id `first` on, and what is left in equal parts for the others."""
+    """``(vocab,)`` log-probabilities: these from id `first` on, the rest in equal parts for the others."""
     given = np.array(probabilities, np.float64)
     row = np.full(vocab, (1.0 - given.sum()) / (vocab - len(given)))
     row[first : first + len(given)] = given
@@ -60,6 +60,6 @@ def drawn_run(
 
 
 def drawing_of(sampling: SamplingOptions | None, *, history: Sequence[int] = (1, 2, 3), **more: Any) -> Drawing:
-    """What the workbench knows of such a token."""
+    """The drawing that the workbench returns for such a token."""
     made = Drawing(sampling, 7, 0, np.array(history, np.int32), MODEL, "", can_ask=False)
     return replace_struct(made, **more)

@@ -1,4 +1,4 @@
-"""Alternatives of a token: chosen by mouse and number keys, as a branch or as a draft, and gone back from."""
+"""Alternatives of a token: chosen by mouse and number keys, as a branch or as a draft, and undone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_rank_of_a_token_is_not_cut_off(app: QApplication, qtbot: QtBot) -> 
     assert pictures[0] != pictures[1]  # in the last digit
 
 
-def test_an_alternative_in_ones_own_words_opens_a_draft_and_sends_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_alternative_in_text_of_the_user_opens_a_draft_and_sends_nothing(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     question = bench.views[TRIP].turns[0]
 
@@ -55,11 +55,11 @@ def test_an_alternative_in_ones_own_words_opens_a_draft_and_sends_nothing(in_win
         QTest.keyClicks(composer.field, "half a thought")
         window.parts.transcript.token_pinned.emit((question.node_id, 4))
         QTest.mouseClick(window.parts.inspector.token.alternatives.buttons[9], Qt.MouseButton.LeftButton)
-        # then the draft is the turn up to there
+        # then the draft is the turn up to the alternative
         assert composer.draft == "Where should we go Oslo"
         assert composer.version.words == "Another version of “Where should we go in April?”"
         assert bench.asked("branch") == bench.asked("send") == []
-        # and it is sent beside the old one
+        # and it is sent as a sibling of the old turn
         composer.field.setPlainText("Where should we go from Oslo?")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("send") == [(TRIP, "Where should we go from Oslo?", question.node_id)])
@@ -78,7 +78,7 @@ def test_number_keys_choose_alternatives_but_not_while_typing(in_window: Play, b
         window.activateWindow()
         await until(window.isActiveWindow)
         window.parts.transcript.token_pinned.emit((answer.node_id, 3))
-        # in the message field a digit is a digit
+        # in the message field a digit is text
         window.parts.composer.field.setFocus()
         QTest.keyClicks(window.parts.composer.field, "1")
         await frames()
@@ -94,7 +94,7 @@ def test_number_keys_choose_alternatives_but_not_while_typing(in_window: Play, b
     in_window(scene)
 
 
-def test_a_digit_branches_only_where_the_token_is_seen(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_digit_branches_only_where_the_token_is_visible(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     answer = bench.views[TRIP].turns[1]
 
@@ -103,7 +103,7 @@ def test_a_digit_branches_only_where_the_token_is_seen(in_window: Play, bench: F
         await until(window.isActiveWindow)
         parts = window.parts
         parts.transcript.token_pinned.emit((answer.node_id, 3))
-        # in the whole tree it begins a search
+        # in the whole tree it starts a search
         window.acts.tree.trigger()
         await until(parts.tree.view.hasFocus)
         QTest.keyClick(parts.tree.view, Qt.Key.Key_2)
@@ -124,7 +124,7 @@ def test_a_digit_branches_only_where_the_token_is_seen(in_window: Play, bench: F
     in_window(scene)
 
 
-def test_variants_are_reached_by_chip_and_undone(in_window: Play, bench: FakeWorkbench) -> None:
+def test_variants_are_shown_with_the_branch_chip_and_undone(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:

@@ -33,7 +33,7 @@ def press(button: QPushButton) -> None:
 
 
 @pytest.mark.slow
-def test_it_shows_the_trie_while_somebody_looks(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_cache_tab_updates_the_trie_only_while_it_is_visible(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         assert bench.asked("cache") == []  # out of sight
         cache = await opened(window)
@@ -49,8 +49,8 @@ def test_it_shows_the_trie_while_somebody_looks(in_window: Play, bench: FakeWork
         (first, size), (second, under) = cache.edges.texts.items()
         assert (first, size) == ("1  …in April?", "40 · 1.8 MB")
         assert under == "12 · 552 kB · poet × 0.5"
-        assert second.endswith("<b>rains</b>ESC[31m")  # what a model said is shown, not obeyed
-        # and what changes is seen by itself
+        assert second.endswith("<b>rains</b>ESC[31m")  # text of a model is shown, not interpreted
+        # and changes are shown without a request of the user
         assert bench.trie is not None
         bench.trie = replace(bench.trie, edges=5, working_bytes=3_000_000)
         await until(lambda: cache.trie.texts["edges"] == "5")
@@ -59,14 +59,14 @@ def test_it_shows_the_trie_while_somebody_looks(in_window: Play, bench: FakeWork
         press(window.parts.inspector.tabs[0])
         asked = len(bench.asked("cache"))
         await asyncio.sleep(0.05)
-        assert not any(timer.isActive() for timer in cache.findChildren(QTimer))  # else it would look for ever
+        assert not any(timer.isActive() for timer in cache.findChildren(QTimer))  # else it would poll for ever
         assert len(bench.asked("cache")) == asked
 
     in_window(scene)
 
 
 @pytest.mark.slow
-def test_it_is_emptied_and_a_path_is_pinned(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_cache_tab_clears_the_cache_and_pins_the_path(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         cache = await opened(window)
         press(cache.keep_button)
@@ -82,7 +82,7 @@ def test_it_is_emptied_and_a_path_is_pinned(in_window: Play, bench: FakeWorkbenc
         assert cache.edges.isHidden()
         assert not cache.ended.isVisible()
         await until(lambda: cache.said.text().startswith("cache cleared: 14 MB freed"))
-        # what is refused is said there, and goes with what is done next
+        # a refusal is shown in the tab, and is hidden by the next action
         bench.refusal = "nothing of this path is in memory yet"
         press(cache.keep_button)
         await until(lambda: cache.said.text() == "nothing of this path is in memory yet")
@@ -102,7 +102,7 @@ def test_the_path_is_checked_without_the_cache(in_window: Play, bench: FakeWorkb
         bench.gate.release()
         said = "after 313 tokens the 49,152 log-probabilities differ by 3.1e-06 nats at most; the same token is first"
         await until(lambda: cache.said.text() == said)
-        # it is of that path alone
+        # the result belongs to that path only
         bench.gate = None
         window.controller.new_session()
         await until(lambda: not cache.said.isVisible())
@@ -110,7 +110,7 @@ def test_the_path_is_checked_without_the_cache(in_window: Play, bench: FakeWorkb
     in_window(scene)
 
 
-def test_without_an_engine_it_says_so_with_one_thing_to_do(in_window: Play, bench: FakeWorkbench) -> None:
+def test_without_an_engine_the_cache_tab_offers_only_to_choose_a_model(in_window: Play, bench: FakeWorkbench) -> None:
     bench.trie = None
     bench.status = StatusView(EngineState.NONE)
 
@@ -126,7 +126,7 @@ def test_without_an_engine_it_says_so_with_one_thing_to_do(in_window: Play, benc
     in_window(scene)
 
 
-def test_the_menu_empties_it_and_says_what_came_of_it(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_menu_clears_the_cache_and_reports_the_result(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         current_theme().show(OwnColours.HALF, developer=True)
         action, notice = window.acts.clear_cache, window.parts.composer.notice
@@ -144,7 +144,7 @@ def test_the_menu_empties_it_and_says_what_came_of_it(in_window: Play, bench: Fa
         bench.refusal = "the engine is busy with another model"
         await choose()
         await until(lambda: notice.words == "the engine is busy with another model")
-        # where no model runs there is nothing to empty
+        # without a running model the action is disabled
         bench.emit(StatusChanged(StatusView(EngineState.NONE)))
         await until(lambda: not action.isEnabled())
 

@@ -1,4 +1,4 @@
-"""The Depth tab: where a token takes the lead, what the pointer adds, when it is asked for and what is refused."""
+"""The Depth tab: the layer from which a token leads, the note under the pointer, requests and refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def layers_of(vocabulary: Vocabulary, lisbon: list[int] = LISBON) -> LensRun:
     ],
     ids=str,
 )
-def test_the_layer_that_takes_the_lead_is_named(
+def test_the_layer_from_which_the_token_leads_is_shown(
     ranks: list[int], words: str, inspector: Inspector, vocabulary: Vocabulary
 ) -> None:
     spot = spot_of(run_of(vocabulary, [" Lisbon"], [3.0]))
@@ -65,27 +65,27 @@ def test_the_layer_that_takes_the_lead_is_named(
     assert "layer 0: " in inspector.layers.layers.accessibleDescription()
 
 
-def test_the_pointer_tells_of_the_token_under_it(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_the_note_describes_the_token_under_the_pointer(inspector: Inspector, vocabulary: Vocabulary) -> None:
     spot = spot_of(run_of(vocabulary, [" Lisbon"], [3.0]))
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
     QTest.mouseClick(inspector.tabs[4], Qt.MouseButton.LeftButton)
     tab = inspector.layers
     tab.show_depth(spot.node_id, spot.index, layers_of(vocabulary))
     resting = tab.note.text()
-    # given the likeliest of the first row, an alternative: when the pointer comes to it
+    # given the likeliest token of the first row, an alternative: when the pointer is moved to it
     table = tab.layers
     at = next(QPoint(x, y) for y in range(table.height()) for x in range(0, 200, 4) if table.cell_at(x, y) is not None)
     QTest.mouseMove(table, at)
-    # then its rank is told, and a cell without a column, or none, tells how to read the table
+    # then the note has its rank, and outside such cells the note explains the table
     assert tab.note.text() == "␣Rome: rank 2 after the last layer"
     QTest.mouseMove(table, QPoint(table.width() - 3, at.y()))
     assert tab.note.text() == resting
-    # and another token's answer, which comes late, is passed over
+    # and a late answer about another token is ignored
     tab.show_depth(spot.node_id, spot.index + 1, layers_of(vocabulary, [1, 1, 1, 1, 1]))
     assert tab.verdict.text() == "leads from layer 3 of 4"
 
 
-def test_the_window_asks_only_while_it_can_be_seen_and_says_what_is_refused(in_window: Play, bench: FakeWorkbench) -> None:
+def test_depth_is_requested_only_while_its_tab_is_visible_and_a_refusal_is_shown(in_window: Play, bench: FakeWorkbench) -> None:
     answer = bench.turn("assistant", [], run=run_of(bench.vocabulary, [" Lisbon", " Rome"], [3.0, 1.0]))
     bench.views[TRIP] = SessionView(TRIP, "A spring trip", (bench.turn("user", ["Where", "?"]), answer), ())
     bench.layers = layers_of(bench.vocabulary)
@@ -99,7 +99,7 @@ def test_the_window_asks_only_while_it_can_be_seen_and_says_what_is_refused(in_w
         QTest.mouseClick(window.parts.inspector.tabs[4], Qt.MouseButton.LeftButton)
         await until(lambda: depth.verdict.text() == "leads from layer 3 of 4")
         assert bench.asked("depth") == [(TRIP, answer.node_id, 0)]
-        # an answer that begins and ends asks for nothing but what the turn would take by now
+        # the start and end of an answer request only the current cost of the turn
         told: list[EngineState] = []
         window.controller.status_changed.connect(lambda status: told.append(status.engine))
         for engine in (EngineState.BUSY, EngineState.READY):
@@ -107,7 +107,7 @@ def test_the_window_asks_only_while_it_can_be_seen_and_says_what_is_refused(in_w
             await until(partial(told.count, engine))
         await until(lambda: len(bench.asked("turn_depth_cost")) == 2 and not len(window.controller.tasks))
         assert bench.asked("depth") == [(TRIP, answer.node_id, 0)]
-        # when the model changes, it is asked again, and a refusal stands in the table's place
+        # when the model changes, depth is requested again, and a refusal replaces the table
         bench.refusal = "these tokens are those of A, and B is in use"
         bench.emit(StatusChanged(StatusView(EngineState.STARTING)))
         await until(lambda: depth.note.text() == "these tokens are those of A, and B is in use")
@@ -117,7 +117,7 @@ def test_the_window_asks_only_while_it_can_be_seen_and_says_what_is_refused(in_w
     in_window(scene)
 
 
-def test_the_keyboard_goes_from_cell_to_cell_and_what_has_no_ranks_is_asked_for(in_window: Play, bench: FakeWorkbench) -> None:
+def test_arrow_keys_move_between_cells_and_missing_ranks_are_requested(in_window: Play, bench: FakeWorkbench) -> None:
     answer = bench.turn("assistant", [], run=run_of(bench.vocabulary, [" Lisbon", " Rome"], [3.0, 1.0]))
     bench.views[TRIP] = SessionView(TRIP, "A spring trip", (bench.turn("user", ["Where", "?"]), answer), ())
     first = bench.layers = layers_of(bench.vocabulary)
@@ -130,7 +130,7 @@ def test_the_keyboard_goes_from_cell_to_cell_and_what_has_no_ranks_is_asked_for(
         QTest.mouseClick(tab, Qt.MouseButton.LeftButton)
         await until(lambda: depth.layers.run is not None)
         resting, table = depth.note.text(), depth.layers
-        # given the keyboard on the tab, when it goes on, then it comes to the layer that takes the lead
+        # given focus on the tab, when Tab moves it into the table, then the cell of the leading layer is current
         tab.setFocus()
         for _ in range(20):
             QTest.keyClick(window.focusWidget(), Qt.Key.Key_Tab)
@@ -138,14 +138,14 @@ def test_the_keyboard_goes_from_cell_to_cell_and_what_has_no_ranks_is_asked_for(
                 break
         assert depth.note.text() == "␣Lisbon: leads from layer 3"
         assert table.accessibleName() == "layer 3: ␣Lisbon"
-        # when it goes to a stored alternative, then its ranks are told and its line is drawn
+        # when the current cell is a stored alternative, then its rank is shown and its line is drawn
         without = table.grab().toImage()
         QTest.keyClick(table, Qt.Key.Key_Right)
         assert depth.note.text() == "␣Rome: rank 2 after the last layer"
         assert table.token == rome
         assert table.grab().toImage() != without
         assert bench.asked("depth") == [(TRIP, answer.node_id, 0)]
-        # and when it goes to a token that was not stored, then it is asked for with the others, once, and the cell stays
+        # and when it is a token without stored ranks, then these are requested with the others, once, and the cell stays
         more = np.array([[8], [7], [4], [3], [3]], np.int32)[None]
         bench.layers = replace(
             first,
@@ -160,9 +160,9 @@ def test_the_keyboard_goes_from_cell_to_cell_and_what_has_no_ranks_is_asked_for(
             QTest.keyClick(table, key)
             assert table.accessibleName() == name
         QTest.keyClick(table, Qt.Key.Key_End)
-        QTest.keyClick(table, Qt.Key.Key_Down)  # there is nothing below
+        QTest.keyClick(table, Qt.Key.Key_Down)  # there is no cell below
         assert table.accessibleName() == "layer 4: ␣Rome"
-        # and a click goes to a cell too; without the keyboard the table is as before
+        # and a click selects a cell too; without focus the table is as before
         QTest.mouseClick(table, Qt.MouseButton.LeftButton, pos=QPoint(40, table.height() - 5))
         assert table.accessibleName() == "layer 4: ␣Lisbon"
         tab.setFocus()
@@ -191,12 +191,12 @@ def test_a_turn_is_coloured_by_layer_on_request(in_window: Play, bench: FakeWork
         row, tokens = window.parts.inspector.layers.turn, window.parts.transcript.tokens.viewport()
         QTest.mouseClick(window.parts.inspector.tabs[4], Qt.MouseButton.LeftButton)
         QTest.mouseClick(tokens, Qt.MouseButton.LeftButton, pos=centre(window.parts.transcript, answer.node_id, 1))
-        # given: the cost is told first, and nothing is computed
+        # given: the cost is shown first, and nothing is computed
         await until(lambda: row.isVisible())
         assert "412 tokens: as much work as reading 3,100" in row.words.text()
         assert bench.asked("turn_depth") == []
         before = steps_of(window, answer.node_id)
-        # when it is begun, it says how far it is, and can be stopped
+        # when it is started, it shows its progress, and can be stopped
         QTest.mouseClick(row.button, Qt.MouseButton.LeftButton)
         gate.release()
         gate.release()
@@ -205,23 +205,23 @@ def test_a_turn_is_coloured_by_layer_on_request(in_window: Play, bench: FakeWork
         QTest.mouseClick(row.button, Qt.MouseButton.LeftButton)
         await until(lambda: row.button.text() == "Colour the turn by layer")
         assert steps_of(window, answer.node_id) == before
-        # and when it is begun again and comes to its end
+        # and when it is started again and completes
         for _ in range(9):
             gate.release()
         QTest.mouseClick(row.button, Qt.MouseButton.LeftButton)
         await until(lambda: not row.button.isVisible())
-        # then that turn is coloured by the layers, the strongest where the token does not lead, and no other turn is
+        # then only that turn is coloured by layer, most strongly where the token never leads
         assert window.parts.status.legend.measure is Measure.LAYER
         assert steps_of(window, answer.node_id) == [0, 0, 1, 4, 5]
         assert set(steps_of(window, question.node_id)) == {0}
         assert "the token does not lead" in window.parts.status.legend.accessibleName()
-        # and another measure, and back, needs no model
+        # and changing the measure and back needs no model
         window.presenter.colour_by(Measure.SURPRISAL)
         assert steps_of(window, answer.node_id) == before
         window.presenter.colour_by(Measure.LAYER)
         assert steps_of(window, answer.node_id) == [0, 0, 1, 4, 5]
         assert len(bench.asked("turn_depth")) == 2
-        # and when the answer has grown since, it is offered again
+        # and when the answer has grown, it is offered again
         row.show_cost(answer.node_id, TurnDepthCost(500, 4_000))
         assert row.button.isVisible()
 
@@ -229,7 +229,9 @@ def test_a_turn_is_coloured_by_layer_on_request(in_window: Play, bench: FakeWork
 
 
 @pytest.mark.slow
-def test_a_turn_that_is_refused_says_why_and_another_session_stops_the_work(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_refused_colouring_shows_the_reason_and_another_session_stops_a_running_one(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     answer = bench.turn("assistant", [], run=run_of(bench.vocabulary, [" Lisbon", " Rome"], [3.0, 1.0]))
     bench.views[TRIP] = SessionView(TRIP, "A spring trip", (bench.turn("user", ["Where", "?"]), answer), ())
     bench.layers, bench.turn_layers = layers_of(bench.vocabulary), TurnDepth(np.array([1, 2], np.int32), 4)

@@ -1,4 +1,4 @@
-"""What the inspector says about tokens, paths and the cache."""
+"""The inspector's display of tokens, paths and the cache."""
 
 from __future__ import annotations
 
@@ -57,24 +57,26 @@ def test_a_token_and_its_numbers(inspector: Inspector, vocabulary: Vocabulary) -
     assert said[2] == "␣Lisbon, probability .098, rank 3, chosen"
 
 
-def test_pressing_an_alternative_names_turn_place_and_token(inspector: Inspector, vocabulary: Vocabulary, qtbot: QtBot) -> None:
+def test_pressing_an_alternative_emits_turn_place_and_token(inspector: Inspector, vocabulary: Vocabulary, qtbot: QtBot) -> None:
     spot = spot_of(run_of(vocabulary, [" Lisbon"], [3.0]))
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
     buttons = inspector.token.alternatives.buttons
     with qtbot.waitSignal(inspector.token.alternative_chosen) as asked:
         QTest.mouseClick(buttons[0], Qt.MouseButton.LeftButton)
     assert asked.args == [spot.node_id, spot.index, vocabulary.id_of(" Paris")]
-    # the token that stands there is no alternative
+    # the token itself is no alternative
     with qtbot.assertNotEmitted(inspector.token.alternative_chosen):
         QTest.mouseClick(buttons[2], Qt.MouseButton.LeftButton)
-    # and where no branch can be made nothing can be pressed
+    # and without a possible branch a press emits nothing
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=False)
     with qtbot.assertNotEmitted(inspector.token.alternative_chosen):
         QTest.mouseClick(buttons[0], Qt.MouseButton.LeftButton)
         inspector.token.alternatives.press(1)
 
 
-def test_what_the_model_cannot_do_at_a_token_is_said_beside_it(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_actions_that_the_model_does_not_support_are_named_in_the_token_tab(
+    inspector: Inspector, vocabulary: Vocabulary
+) -> None:
     token, ready = inspector.token, StatusView(EngineState.READY, model="big at host")
     spot = spot_of(run_of(vocabulary, [" Lisbon"], [3.0]))
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True, can_continue=True)
@@ -92,7 +94,7 @@ def test_what_the_model_cannot_do_at_a_token_is_said_beside_it(inspector: Inspec
     assert token.lacking.isHidden()
 
 
-def test_a_token_outside_the_top_stands_last(vocabulary: Vocabulary) -> None:
+def test_a_token_outside_the_top_is_listed_last(vocabulary: Vocabulary) -> None:
     record = run_of(vocabulary, [" Reykjavik"], [12.0]).record(0)
     made = alternatives_of(record, vocabulary.bytes_of)
     assert len(made) == 11
@@ -101,7 +103,9 @@ def test_a_token_outside_the_top_stands_last(vocabulary: Vocabulary) -> None:
     assert made[0].share == 1.0
 
 
-def test_what_a_form_or_a_ban_forbids_is_grey_and_says_why(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_alternatives_forbidden_by_a_grammar_or_a_ban_are_grey_with_the_reason(
+    inspector: Inspector, vocabulary: Vocabulary
+) -> None:
     run = run_of(vocabulary, [" Lisbon"], [math.log2(1 / 0.098)])
     spot = spot_of(run)
     ids = spot.record.top_ids[:4]
@@ -110,7 +114,7 @@ def test_what_a_form_or_a_ban_forbids_is_grey_and_says_why(inspector: Inspector,
         Stage("raw", 100, 1.0, None, ids, raw, raw, raw),
         Stage("grammar", 50, 1.0, None, ids, raw, (0.0, 0.5, 0.2, 0.1), raw),
         Stage("bias", 49, 1.0, None, ids, raw, (0.0, 0.0, 0.4, 0.2), raw),
-        Stage("top_k", 1, 1.0, None, ids, raw, (0.0, 0.0, 1.0, 0.0), raw),  # which forbids nothing
+        Stage("top_k", 1, 1.0, None, ids, raw, (0.0, 0.0, 1.0, 0.0), raw),  # a cut that forbids no token
     )
     spot = replace_struct(spot, record=replace(spot.record, stages=stages))
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
@@ -120,7 +124,7 @@ def test_what_a_form_or_a_ban_forbids_is_grey_and_says_why(inspector: Inspector,
     ]  # fmt: skip
     assert buttons[0].accessibleName() == "␣Paris, probability .412, rank 1, not allowed by the format"
     assert "banned" in buttons[1].toolTip()
-    # and drawn: its bar has not the colour of one that could have come
+    # and drawn: its bar does not have the colour of a possible token
     colours = {QColor(image.pixel(x, y)).name() for image in [buttons[0].grab().toImage()]
                for x in range(image.width()) for y in range(image.height())}  # fmt: skip
     assert current_theme().palette.bar_rest not in colours
@@ -130,7 +134,7 @@ def test_what_a_form_or_a_ban_forbids_is_grey_and_says_why(inspector: Inspector,
     }
 
 
-def test_without_a_vocabulary_ids_stand_for_words(vocabulary: Vocabulary) -> None:
+def test_without_a_vocabulary_ids_are_shown_for_words(vocabulary: Vocabulary) -> None:
     record = run_of(vocabulary, [" Lisbon"], [3.0]).record(0)
 
     def unknown(_ids: Sequence[int]) -> list[bytes]:
@@ -140,7 +144,7 @@ def test_without_a_vocabulary_ids_stand_for_words(vocabulary: Vocabulary) -> Non
     assert (made[0].data, made[2].data) == (b"#1000", b" Lisbon")
 
 
-def test_an_unscored_token_says_so_and_invents_nothing(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_an_unscored_token_is_marked_as_such_and_shows_no_numbers(inspector: Inspector, vocabulary: Vocabulary) -> None:
     run = TokenRun.unscored([7], [b"<|im_start|>"], ["<|im_start|>"], Origin.TEMPLATE)
     inspector.show_spot(spot_of(run), vocabulary.bytes_of, can_choose=True)
     tab = inspector.token
@@ -150,7 +154,7 @@ def test_an_unscored_token_says_so_and_invents_nothing(inspector: Inspector, voc
     assert [b for b in tab.alternatives.buttons if b.isVisible()] == []
 
 
-def test_no_token_shows_what_to_do(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_without_a_token_the_tab_shows_its_empty_state(inspector: Inspector, vocabulary: Vocabulary) -> None:
     inspector.show_spot(spot_of(run_of(vocabulary, ["a"])), vocabulary.bytes_of, can_choose=True)
     inspector.show_spot(None, vocabulary.bytes_of, can_choose=False)
     assert inspector.token.empty.isVisible()
@@ -158,7 +162,7 @@ def test_no_token_shows_what_to_do(inspector: Inspector, vocabulary: Vocabulary)
     assert not inspector.token.alternatives.isVisible()
 
 
-def test_why_an_answer_ended(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_the_reason_why_an_answer_ended_is_shown(inspector: Inspector, vocabulary: Vocabulary) -> None:
     run = ended(run_of(vocabulary, ["a"], origin=Origin.PICKED), Finish.ENGINE_DIED)
     inspector.show_spot(spot_of(run), vocabulary.bytes_of, can_choose=True)
     texts = inspector.why.why.texts
@@ -178,7 +182,7 @@ def test_why_an_answer_ended(inspector: Inspector, vocabulary: Vocabulary) -> No
         (b"x" * 1_000_000, "x" * 40 + "…"),
     ],
 )
-def test_tokens_are_shown_so_that_nothing_hides(data: bytes, shown: str) -> None:
+def test_invisible_characters_of_tokens_are_shown(data: bytes, shown: str) -> None:
     assert words.token(data) == shown
 
 
@@ -188,7 +192,7 @@ MADE = Made(
 )
 
 
-def test_the_path_tab_says_how_the_last_answer_was_made(inspector: Inspector) -> None:
+def test_the_path_tab_shows_the_provenance_of_the_last_answer(inspector: Inspector) -> None:
     bench, asked = FakeWorkbench(), []
     turns = (bench.turn("user", ["Why", "?"]), bench.turn("assistant", ["So"]), bench.turn("user", ["And", "?"]))
 
@@ -196,26 +200,26 @@ def test_the_path_tab_says_how_the_last_answer_was_made(inspector: Inspector) ->
         asked.append(node_id)
         return MADE
 
-    # nothing is asked for while the tab cannot be seen
+    # nothing is requested while the tab is hidden
     inspector.show_path(turns, how_made)
     assert asked == []
     inspector.tabs[1].click()
     making = inspector.path.making
     assert asked == [turns[1].node_id]
     assert making.facts.texts == dict(MADE.facts)
-    # the options are there on request, by the keyboard too
+    # the options are shown on request, by the keyboard too
     assert not making.settings.isVisible()
     making.more.setFocus()
     QTest.keyClick(making.more, Qt.Key.Key_Space)
     assert making.settings.isVisible()
     assert making.settings.texts == {"temperature": "0.8 · preset", "grammar": "none · default"}
     assert making.more.text() == "Hide options"
-    # an answer of which it was not stored says nothing
+    # an answer without stored provenance shows none
     inspector.show_path(turns, lambda _node: None)
     assert not making.isVisible()
 
 
-def test_path_numbers_count_the_models_tokens() -> None:
+def test_path_sums_include_only_tokens_of_the_model() -> None:
     bench = FakeWorkbench()
     turns = (bench.turn("user", ["a", "b"], [1, 1]), bench.turn("assistant", ["c", "d"], [2, 4]))
     numbers = numbers_of(turns)
@@ -226,7 +230,7 @@ def test_path_numbers_count_the_models_tokens() -> None:
     assert np.array_equal(numbers.entropies, np.concatenate([turn.run.entropy for turn in turns]))
 
 
-def test_tokens_whose_rank_is_not_known_count(inspector: Inspector) -> None:
+def test_tokens_without_a_rank_are_counted_as_scored(inspector: Inspector) -> None:
     turn = FakeWorkbench().turn("assistant", ["c", "d"], [2, 4])
     unranked = replace_struct(turn, run=replace(turn.run, rank=np.zeros_like(turn.run.rank)))
     assert numbers_of((unranked,)).logprob == numbers_of((turn,)).logprob == pytest.approx(-6 * math.log(2))
@@ -235,7 +239,7 @@ def test_tokens_whose_rank_is_not_known_count(inspector: Inspector) -> None:
     assert inspector.token.empty.button.text() == "Show an uncertain token"
 
 
-def test_the_path_tab_adds_up_and_its_timeline_goes_to_a_token(inspector: Inspector, qtbot: QtBot) -> None:
+def test_the_path_tab_shows_sums_and_a_click_on_its_timeline_chooses_a_token(inspector: Inspector, qtbot: QtBot) -> None:
     bench = FakeWorkbench()
     turns = (bench.turn("user", ["a", "b"], [1, 1]), bench.turn("assistant", ["c", "d"], [2, 4]))
     inspector.show_path(turns)
@@ -252,12 +256,12 @@ def test_the_path_tab_adds_up_and_its_timeline_goes_to_a_token(inspector: Inspec
     assert path.empty.isVisible()
 
 
-def test_no_timeline_is_shown_where_no_entropy_is_known(inspector: Inspector) -> None:
+def test_no_timeline_is_shown_without_entropies(inspector: Inspector) -> None:
     bench = FakeWorkbench()
     turn = bench.turn("assistant", ["a", "b", "c"], [1, 2, 4])
     nothing = np.full(3, np.nan, np.float32)
     for entropies, shown in ((nothing, False), (np.array([0.5, np.nan, 1.5], np.float32), True), (nothing, False)):
-        inspector.show_path((replace_struct(turn, run=replace(turn.run, entropy=entropies)),))  # a server says none of its own
+        inspector.show_path((replace_struct(turn, run=replace(turn.run, entropy=entropies)),))  # a server returns none
         inspector.tabs[1].click()
         assert inspector.path.timeline.isVisible() is shown
         assert ("mean entropy" in inspector.path.facts.texts) is shown
@@ -274,7 +278,7 @@ def test_a_timeline_of_many_tokens_is_drawn_by_its_peaks(inspector: Inspector) -
     assert not inspector.path.timeline.grab().isNull()
 
 
-def test_the_cache_tab_says_what_the_status_says(inspector: Inspector) -> None:
+def test_the_cache_tab_shows_the_numbers_of_the_status(inspector: Inspector) -> None:
     cache = inspector.cache
     inspector.show_status(StatusView(EngineState.NONE))
     assert not cache.empty.isHidden()

@@ -1,4 +1,4 @@
-"""The inspector beside the transcript: mass so far, what is selected, and what to do where a tab is empty."""
+"""The inspector beside the transcript: cumulative mass, sums of the selection, and the action of an empty tab."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Play = Callable[[Scene], None]
 
 
 @pytest.mark.slow
-def test_each_alternative_says_the_mass_up_to_it(in_window: Play, bench: FakeWorkbench) -> None:
+def test_each_alternative_shows_the_cumulative_mass_up_to_it(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -52,7 +52,7 @@ def test_alternatives_have_room_for_their_words_at_any_text_size(
 
     async def scene(window: MainWindow) -> None:
         window.presenter.pin(bench.views[TRIP].turns[1].node_id, 3)
-        for scale in (1.0, 2.0, 1.0):  # while it is shown
+        for scale in (1.0, 2.0, 1.0):  # while the tab is shown
             resize_text(app, scale)
             await frames()
             metrics = QFontMetrics(mono_font(weight=QFont.Weight.DemiBold))
@@ -64,7 +64,7 @@ def test_alternatives_have_room_for_their_words_at_any_text_size(
 
 
 @pytest.mark.slow
-def test_what_is_selected_is_added_up(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_path_tab_shows_the_sums_of_the_selection(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -72,7 +72,7 @@ def test_what_is_selected_is_added_up(in_window: Play, bench: FakeWorkbench) -> 
         path, pane = window.parts.inspector.path, window.parts.transcript.tokens
         await until(lambda: not path.facts.isHidden())
         assert not path.range.isVisible()
-        # when some words of an answer are marked with the mouse
+        # when some words of an answer are selected with the mouse
         turn = bench.views[TRIP].turns[1]
         first, last = pane.token_box(turn.node_id, 2), pane.token_box(turn.node_id, 4)
         assert first is not None
@@ -83,18 +83,18 @@ def test_what_is_selected_is_added_up(in_window: Play, bench: FakeWorkbench) -> 
         QTest.mouseMove(port, last.topRight() + (last.bottomRight() - last.topRight()) / 2)
         QTest.mouseRelease(port, Qt.MouseButton.LeftButton, pos=last.topRight() + (last.bottomRight() - last.topRight()) / 2)
         await until(path.range.isVisible)
-        # then their own sums stand there
+        # then their sums are shown
         wanted = numbers_of((replace(turn, run=turn.run[2:5]),))
         assert path.range.texts["tokens"] == "3"
         assert path.range.texts["perplexity"] == f"{wanted.perplexity:,.2f}"
         assert path.range.texts["joint log-probability"] == f"−{-wanted.logprob:.1f} nats"
-        # and over everything that is marked, of any role, by keys
+        # and the sums of the whole selection, of any role, selected by keys
         pane.setFocus()
         QTest.keyClick(pane, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
         whole = numbers_of(tuple(replace(each, role="assistant") for each in bench.views[TRIP].turns))
         await until(lambda: path.range.texts["scored"] == str(whole.scored))
         assert math.isclose(float(path.range.texts["perplexity"].replace(",", "")), whole.perplexity, abs_tol=0.01)
-        # until nothing is
+        # until the selection is cleared
         QTest.keyClick(pane, Qt.Key.Key_Escape)
         await until(lambda: not path.range.isVisible())
 
@@ -106,14 +106,14 @@ def press(empty: Empty) -> None:
 
 
 @pytest.mark.slow
-def test_an_empty_tab_has_one_thing_to_do(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_empty_tab_offers_exactly_one_action(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
         inspector = window.parts.inspector
         window.activateWindow()
         await until(window.isActiveWindow)
-        # where there are tokens it goes to one
+        # with tokens, it pins one
         for place, tab, mode in ((0, inspector.token, window.acts.tokens), (3, inspector.why, window.acts.read)):
             mode.trigger()
             inspector.tabs[place].click()
@@ -126,7 +126,7 @@ def test_an_empty_tab_has_one_thing_to_do(in_window: Play, bench: FakeWorkbench)
             window.parts.transcript.setFocus()
             QTest.keyClick(window.parts.transcript.tokens, Qt.Key.Key_Escape)
             await until(lambda: inspector.token.spot is None)
-        # where there are none, to where one writes
+        # without tokens, it focuses the message field
         window.controller.new_session()
         await until(lambda: window.controller.shown is not None and window.controller.shown.session_id != TRIP)
         own = (inspector.token.empty, inspector.path.empty, inspector.why.empty, inspector.layers.empty)

@@ -1,4 +1,4 @@
-"""Space shows what an alternative would lead to, in grey, in its place; any move takes it away."""
+"""Space previews the continuation of an alternative, in grey, at its place; any move removes the preview."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_space_previews_one_alternative_after_the_other(in_window: Play, idle: F
         paris, rome = idle.vocabulary.id_of(" Paris"), idle.vocabulary.id_of(" Rome")
         # when
         QTest.keyClick(tokens, Qt.Key.Key_Space)
-        # then the alternative stands there at once, its words as soon as they are known
+        # then the alternative is shown at once, its continuation as soon as it is computed
         assert tokens.ghost is not None
         assert tokens.ghost.text == " Paris…"
         await until(lambda: idle.asked("preview") == [(TRIP, node_id, 3, paris, 8)])
@@ -48,9 +48,9 @@ def test_space_previews_one_alternative_after_the_other(in_window: Play, idle: F
         await until(lambda: idle.asked("preview")[-1] == (TRIP, node_id, 3, rome, 8))
         idle.gate.release()
         await until(lambda: tokens.ghost is not None and tokens.ghost.text == " Rome when it rains")
-        # nothing was made of it
+        # no branch was made
         assert idle.asked("branch") == []
-        # Escape takes it away and leaves the token pinned
+        # Escape removes it and keeps the token pinned
         QTest.keyClick(tokens, Qt.Key.Key_Escape)
         assert tokens.ghost is None
         assert tokens.pin == (node_id, 3)
@@ -59,7 +59,7 @@ def test_space_previews_one_alternative_after_the_other(in_window: Play, idle: F
 
 
 @pytest.mark.slow
-def test_return_takes_the_alternative_that_is_previewed(in_window: Play, idle: FakeWorkbench) -> None:
+def test_return_chooses_the_previewed_alternative(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         tokens = window.parts.transcript.tokens
         node_id = await pinned(window, idle)
@@ -74,7 +74,7 @@ def test_return_takes_the_alternative_that_is_previewed(in_window: Play, idle: F
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("move", [Qt.Key.Key_Right, Qt.Key.Key_Left, Qt.Key.Key_Escape])
-def test_any_move_cancels_the_question(in_window: Play, idle: FakeWorkbench, move: Qt.Key) -> None:
+def test_any_move_cancels_the_request(in_window: Play, idle: FakeWorkbench, move: Qt.Key) -> None:
     async def scene(window: MainWindow) -> None:
         tokens = window.parts.transcript.tokens
         await pinned(window, idle)
@@ -82,7 +82,7 @@ def test_any_move_cancels_the_question(in_window: Play, idle: FakeWorkbench, mov
         QTest.keyClick(tokens, Qt.Key.Key_Space)
         await until(lambda: len(idle.asked("preview")) == 1)
         QTest.keyClick(tokens, move)
-        # then the answer is no longer wanted, and none is shown
+        # then the request is cancelled, and no preview is shown
         await until(lambda: len(window.controller.tasks) == 0)
         idle.gate.release()
         await frames()
@@ -107,7 +107,7 @@ def test_space_on_a_bar_of_the_inspector_previews_it_and_return_chooses(in_windo
 
 
 @pytest.mark.slow
-def test_a_refused_preview_says_why_and_leaves_the_word(in_window: Play, idle: FakeWorkbench) -> None:
+def test_a_refused_preview_shows_the_reason_and_keeps_the_word(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await pinned(window, idle)
         idle.refusal = "no model runs"
@@ -115,13 +115,13 @@ def test_a_refused_preview_says_why_and_leaves_the_word(in_window: Play, idle: F
         await until(lambda: window.parts.composer.notice.words == "no model runs")
         ghost = window.parts.transcript.tokens.ghost
         assert ghost is not None
-        assert ghost.text == " Paris"  # nothing is waited for any more
+        assert ghost.text == " Paris"  # no continuation is pending any more
 
     in_window(scene)
 
 
 @pytest.mark.slow
-def test_your_own_words_have_no_preview(in_window: Play, idle: FakeWorkbench) -> None:
+def test_text_of_the_user_has_no_preview(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         view = window.parts.transcript
         await until(lambda: view.tokens.page.boxes and all(box.body.done for box in view.tokens.page.boxes))
@@ -137,11 +137,11 @@ def test_your_own_words_have_no_preview(in_window: Play, idle: FakeWorkbench) ->
 
 
 @pytest.mark.slow
-def test_the_text_is_painted_as_it_was_once_the_ghost_is_gone(in_window: Play, idle: FakeWorkbench) -> None:
+def test_the_text_is_painted_as_before_once_the_preview_is_removed(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         tokens = window.parts.transcript.tokens
         await pinned(window, idle)
-        window.parts.pinned.close_again()  # with the caret of what is typed into it
+        window.parts.pinned.close_again()  # and with it the caret of its field
         await frames()
         before = tokens.viewport().grab().toImage()
         QTest.keyClick(tokens, Qt.Key.Key_Space)
@@ -155,14 +155,14 @@ def test_the_text_is_painted_as_it_was_once_the_ghost_is_gone(in_window: Play, i
     in_window(scene)
 
 
-def test_alternatives_go_round_without_the_token_itself() -> None:
+def test_stepping_through_alternatives_wraps_round_and_skips_the_token_itself() -> None:
     assert next_alternative((5, 6, 7), 6, None) == 5
     assert next_alternative((5, 6, 7), 6, 5) == 7
     assert next_alternative((5, 6, 7), 6, 7) == 5
     assert next_alternative((6,), 6, None) is None
 
 
-def test_a_ghost_shows_what_could_hide_or_act() -> None:
+def test_a_preview_makes_hidden_and_control_characters_visible() -> None:
     ghost = ghost_of(1, 0, 9, b"\x1b[31m").with_tail("\u202eevil\n".encode())
     assert ghost.text == "ESC[31mRLOevil↵ "
     assert ghost_of(1, 0, 9, b"").word == "#9"

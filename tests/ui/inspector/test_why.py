@@ -1,4 +1,4 @@
-"""The Why tab: a draw as it was, and what other settings would have drawn with the same number."""
+"""The Why tab: a draw as it was, and the draws of other settings with the same random number."""
 
 from __future__ import annotations
 
@@ -59,22 +59,22 @@ def move(row: DialRow, place: int) -> None:
     handle = slider.style().subControlRect(QStyle.ComplexControl.CC_Slider, option, QStyle.SubControl.SC_SliderHandle, slider)
     start = handle.center()
     span = slider.width() - handle.width()
-    beyond = {0: -20, 1000: 20}.get(place, 0)  # pixels past the end, as a hurried hand drags
+    beyond = {0: -20, 1000: 20}.get(place, 0)  # pixels past the end, as in a hasty drag
     end = QPoint(round(span * place / 1000 + handle.width() / 2) + beyond, start.y())
     QTest.mousePress(slider, Qt.MouseButton.LeftButton, pos=start)
     QTest.mouseMove(slider, end)
     QTest.mouseRelease(slider, Qt.MouseButton.LeftButton, pos=end)
 
 
-def test_as_drawn_the_stages_stand_as_they_were_stored(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_the_stored_stages_are_shown_until_a_slider_moves(inspector: Inspector, vocabulary: Vocabulary) -> None:
     tab, run = show(inspector, vocabulary)
     record = run.record(0)
     assert record.stages is not None
-    # then the sliders stand at the settings in force
+    # then the sliders have the settings in force
     assert {name: row.slider.setting for name, row in tab.dials.rows.items() if not row.isHidden()} == {
         "repetition_penalty": 1.0, "temperature": 0.8, "top_k": 0.0, "top_p": 0.95, "min_p": 0.05, "typical_p": 1.0,
     }  # fmt: skip
-    # and each stage that is on says what it left, and what the token had after it
+    # and each active stage shows how many tokens it kept, and the probability of the token after it
     kept = {stage.name: stage.kept for stage in record.stages}
     rows = tab.dials.rows
     assert tab.dials.raw.kept.text() == f"{kept['raw']:,}"
@@ -90,23 +90,23 @@ def test_as_drawn_the_stages_stand_as_they_were_stored(inspector: Inspector, voc
     assert tab.source.text() == f"numbers of {MODEL} · seed 7, position 3"
 
 
-def test_a_slider_draws_again_with_the_same_number(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_a_slider_draws_again_with_the_same_random_number(inspector: Inspector, vocabulary: Vocabulary) -> None:
     tab, run = show(inspector, vocabulary)
     # when top-p is dragged to its lower end
     move(tab.dials.rows["top_p"], 0)
-    # then only the likeliest is left, and it is drawn
+    # then only the likeliest token is left, and it is drawn
     assert tab.dials.sampling.top_p == pytest.approx(0.01, abs=0.02)
     assert tab.dials.rows["top_p"].kept.text() == "1"
     assert tab.outcome.token == FIRST
-    assert tab.outcome.u == run.record(0).stages[-1].u  # type: ignore[index]  # it has stages
+    assert tab.outcome.u == run.record(0).stages[-1].u  # type: ignore[index]  # the record has stages
     assert run.ids[0] != FIRST
     assert "would draw ␣Paris instead" in tab.verdict.text()
-    # and it says what cut the others
+    # and the stage that cut the others is named
     cut = {line.candidate.token: line.candidate.cut_by for line in tab.table.lines}
     assert cut[FIRST] == ""
     assert set(cut.values()) == {"", "top_p"}
     assert "␣Rome: raw .200, after the sampler cut by top-p" in tab.table.accessibleDescription()
-    # when it is taken back
+    # when it is reset
     assert tab.reset.isVisible()
     QTest.mouseClick(tab.reset, Qt.MouseButton.LeftButton)
     assert tab.dials.sampling == IN_FORCE
@@ -117,7 +117,7 @@ def test_a_slider_draws_again_with_the_same_number(inspector: Inspector, vocabul
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"])
 @pytest.mark.parametrize("keys", [Qt.Key.Key_PageDown, Qt.Key.Key_PageUp])
-def test_every_slider_moves_by_keys_and_gives_what_the_runtime_gives(
+def test_every_slider_moves_by_keys_and_gives_the_same_draw_as_the_runtime(
     inspector: Inspector, vocabulary: Vocabulary, name: str, keys: Qt.Key
 ) -> None:
     tab, run = show(inspector, vocabulary)
@@ -127,38 +127,38 @@ def test_every_slider_moves_by_keys_and_gives_what_the_runtime_gives(
     for _ in range(3):
         QTest.keyClick(row.slider, keys)
     at_an_end = (row.slider.setting, keys) if row.slider.setting == before else None
-    # then what is shown is what the runtime replays, with the same history
+    # then the shown draw is the replay of the runtime, with the same history
     if at_an_end is None:
         expected = replay_draw(run.record(0), tab.dials.sampling, position=3, history=[1, 2, 3])
         assert tab.outcome.token == expected.token
         assert tab.outcome.stages == expected.stages
-    else:  # it stood there already: nothing moved, nothing changed
+    else:  # it was at that end already: nothing moved or changed
         assert tab.dials.sampling == IN_FORCE
         assert tab.outcome.as_drawn
 
 
-def test_an_answer_beyond_the_stored_head_is_not_invented(inspector: Inspector, vocabulary: Vocabulary) -> None:
-    # given a number close to 1, so that without cuts something rare is drawn
+def test_a_draw_beyond_the_stored_top_tokens_is_not_guessed(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    # given a random number close to 1, so that without cuts a rare token is drawn
     seed = next(s for s in range(200) if make_sampler(SamplingOptions(), s).draw(ROW, 3)[1] > 0.97)
     run = drawn_run(vocabulary, ROW, IN_FORCE, seed=seed)
     spot = spot_of(run)
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
     tab = inspector.why
     tab.show_drawing(spot.node_id, spot.index, drawing_of(IN_FORCE, seed=seed, can_ask=True))
-    # when every cut is lifted
+    # when every cut is switched off
     move(tab.dials.rows["top_p"], 1000)
     move(tab.dials.rows["min_p"], 0)
     move(tab.dials.rows["temperature"], 1000)
     assert tab.outcome.token is None
     assert tab.verdict.text() == "Draws a token that is not among the 64 stored."
     assert "based on the 64 likeliest tokens" in tab.note.text()
-    # when the model is asked for the whole row
+    # when the whole row is requested from the model
     asked: list[tuple[int, int]] = []
     tab.row_wanted.connect(lambda node, index: asked.append((node, index)))
     QTest.mouseClick(tab.ask, Qt.MouseButton.LeftButton)
     assert asked == [(spot.node_id, spot.index)]
     tab.show_row(spot.node_id, spot.index, ROW)
-    # then the token is named, the one that the sampler itself draws with this seed
+    # then the token is shown that the sampler itself draws with this seed
     settings = tab.dials.sampling
     assert tab.outcome.token == make_sampler(settings, seed).draw(ROW, 3)[0]
     assert tab.outcome.whole
@@ -166,7 +166,7 @@ def test_an_answer_beyond_the_stored_head_is_not_invented(inspector: Inspector, 
     assert tab.ask.isHidden()
 
 
-def test_greedy_has_no_number_and_no_cuts(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_a_greedy_draw_shows_the_likeliest_and_no_cuts(inspector: Inspector, vocabulary: Vocabulary) -> None:
     tab, _ = show(inspector, vocabulary)
     move(tab.dials.rows["temperature"], 0)
     assert tab.dials.sampling.temperature == 0.0
@@ -175,20 +175,22 @@ def test_greedy_has_no_number_and_no_cuts(inspector: Inspector, vocabulary: Voca
     assert tab.dials.rows["top_p"].kept.text() == ""
 
 
-def test_what_a_beam_search_found_says_that_nothing_was_drawn(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_a_token_of_a_beam_search_shows_that_nothing_was_drawn(inspector: Inspector, vocabulary: Vocabulary) -> None:
     tab, _ = show(inspector, vocabulary, beams=4, sampling=None, seed=None)
     assert tab.source.text() == f"numbers of {MODEL} · found by a beam search of 4 beams"
     assert "what sampling would have done" in tab.note.text()
 
 
-def test_stale_numbers_say_so_and_no_row_is_asked_for(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_numbers_of_another_model_are_marked_as_outdated_and_no_row_is_offered(
+    inspector: Inspector, vocabulary: Vocabulary
+) -> None:
     tab, _ = show(inspector, vocabulary, stale="Qwen3 0.6B")
     assert tab.stale.words == "outdated: Qwen3 0.6B is in use now and may differ"
     assert tab.ask.isHidden()
     assert tab.dials.isVisible()  # the stored draw can be replayed all the same
 
 
-def test_a_token_without_stages_says_why_there_is_nothing(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_a_token_without_stages_shows_the_reason_and_can_be_recomputed(inspector: Inspector, vocabulary: Vocabulary) -> None:
     run = drawn_run(vocabulary, ROW, IN_FORCE)
     bare = TokenRun.from_columns({k: v for k, v in run.to_columns().items() if not k.startswith("stage_")})
     spot = spot_of(bare)
@@ -197,7 +199,7 @@ def test_a_token_without_stages_says_why_there_is_nothing(inspector: Inspector, 
     tab.show_drawing(spot.node_id, spot.index, drawing_of(IN_FORCE, can_ask=True))
     assert tab.missing.text() == "No sampler stages are stored with this token. A model on a server draws its tokens there."
     assert not tab.dials.isVisible()
-    # but a model that runs can be asked, and then the stored seed draws the same token again
+    # but a running model can compute the row, and then the stored seed draws the same token again
     assert tab.ask.isVisible()
     tab.show_row(spot.node_id, spot.index, ROW)
     assert tab.dials.isVisible()
@@ -217,7 +219,7 @@ def test_the_same_token_again_keeps_the_sliders(inspector: Inspector, vocabulary
     move(tab.dials.rows["temperature"], 900)
     moved = tab.dials.sampling
     inspector.show_spot(spot_of(run), vocabulary.bytes_of, can_choose=True)  # another node id each time
-    assert tab.dials.sampling == moved  # until its drawing is there
+    assert tab.dials.sampling == moved  # until its drawing arrives
     spot = inspector.token.spot
     assert spot is not None
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
@@ -225,7 +227,7 @@ def test_the_same_token_again_keeps_the_sliders(inspector: Inspector, vocabulary
 
 
 def test_a_row_of_a_large_vocabulary_is_quick_enough_for_a_slider(vocabulary: Vocabulary) -> None:
-    """How often the sampler is asked, not how long it takes: seconds are measured by the bench."""
+    """Counts the calls of the sampler, not their time: the benchmarks measure seconds."""
     rng = np.random.default_rng(0)
     row = rng.normal(0, 3, 50_000)
     row = (row - np.log(np.exp(row).sum())).astype(np.float32)
@@ -234,11 +236,11 @@ def test_a_row_of_a_large_vocabulary_is_quick_enough_for_a_slider(vocabulary: Vo
     assert outcome.whole
     began = time.thread_time()
     shown = candidates(outcome, 12, spot.record.token_id)
-    assert time.thread_time() - began < 5  # seconds: a loop over the vocabulary would be seen
+    assert time.thread_time() - began < 5  # seconds: a loop over the vocabulary would take longer
     assert len(shown) == 12
 
 
-def test_emoji_chinese_and_right_to_left_tokens_stand_in_the_bars(inspector: Inspector) -> None:
+def test_emoji_chinese_and_right_to_left_tokens_are_shown_in_the_bars(inspector: Inspector) -> None:
     strange = Vocabulary(())
     for word in ("说", " 🎨", " שלום", " مرحبا", "\u202e", "\x1b[31m", " Rome", "a" * 400):
         strange.id_of(word)
@@ -254,7 +256,7 @@ def test_emoji_chinese_and_right_to_left_tokens_stand_in_the_bars(inspector: Ins
 
 
 @pytest.mark.slow
-def test_the_window_asks_for_a_draw_only_while_it_can_be_seen(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_draw_is_requested_only_while_its_tab_is_visible(in_window: Play, bench: FakeWorkbench) -> None:
     run = drawn_run(bench.vocabulary, ROW, IN_FORCE)
     answer = bench.turn("assistant", [], run=run)
     bench.views[TRIP] = SessionView(TRIP, "A spring trip", (bench.turn("user", ["Where", "?"]), answer), ())
@@ -283,11 +285,11 @@ def test_the_window_asks_for_a_draw_only_while_it_can_be_seen(in_window: Play, b
         move(why.dials.rows["temperature"], 800)
         assert why.outcome.stages
         assert not why.outcome.as_drawn
-        # a row that is refused says why, in its place
+        # the reason of a refused row is shown in its place
         bench.refusal = "no model runs"
         why.row_wanted.emit(answer.node_id, 0)
         await until(lambda: why.note.text() == "no model runs")
-        # the Token tab asks too, where numbers are those of a model on a server, and names it and the server
+        # the Token tab requests it too for numbers of a model on a server, and names the model and the server
         token, far = window.parts.inspector.token, StatusView(EngineState.READY, model="<big> at host", lacks=frozenset({"kv"}))
         bench.drawn = replace(bench.drawn, model="<big> at host")
         QTest.mouseClick(window.parts.inspector.tabs[0], Qt.MouseButton.LeftButton)
@@ -300,7 +302,7 @@ def test_the_window_asks_for_a_draw_only_while_it_can_be_seen(in_window: Play, b
     in_window(scene)
 
 
-def test_what_would_have_been_drawn_is_one_press_away(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_token_drawn_with_other_settings_can_be_branched_to_with_one_press(in_window: Play, bench: FakeWorkbench) -> None:
     run = drawn_run(bench.vocabulary, ROW, IN_FORCE)
     answer = bench.turn("assistant", [], run=run)
     bench.views[TRIP] = SessionView(TRIP, "A spring trip", (bench.turn("user", ["Where", "?"]), answer), ())
@@ -319,7 +321,7 @@ def test_what_would_have_been_drawn_is_one_press_away(in_window: Play, bench: Fa
         # when it is pressed
         QTest.mouseClick(why.branch, Qt.MouseButton.LeftButton)
         await until(lambda: bench.asked("branch") == [(TRIP, answer.node_id, 0, FIRST)])
-        # then the model goes on from there, and the inspector follows: the same place, in the branch
+        # then the model continues from there, and the inspector shows the same place in the branch
         await until(lambda: bench.views[TRIP].turns[-1].status is TurnStatus.COMPLETE)
         branch = bench.views[TRIP].turns[-1].node_id
         await until(lambda: transcript.pinned == (branch, 0) and not window.controller.running)

@@ -1,4 +1,4 @@
-"""The stages of a draw in the Why tab: each can be chosen and shows what it did; each dial draws again as replay says."""
+"""The stages of a draw in the Why tab: each can be chosen and shows its effect; each dial draws the same as a replay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL = SamplingOptions(
     frequency_penalty=0.1, dry_multiplier=0.4, dry_breakers=(), temperature=0.8, top_k=40, top_p=0.9, min_p=0.01,
     typical_p=0.97, xtc_probability=0.9, xtc_threshold=0.1,
 )  # fmt: skip
-SAID = (FIRST, FIRST + 2, FIRST + 3, FIRST, FIRST + 2)  # what came before: the third may come again, as it did
+SAID = (FIRST, FIRST + 2, FIRST + 3, FIRST, FIRST + 2)  # the history: it repeats tokens, for the penalties
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def inspector(inspector: Inspector) -> Inspector:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5, 2.0])
-def test_the_numbers_of_a_stage_are_never_cut(app: QApplication, qtbot: QtBot, scale: float) -> None:
+def test_the_numbers_of_a_stage_are_never_cut_off(app: QApplication, qtbot: QtBot, scale: float) -> None:
     row = StageRow("raw")
     qtbot.addWidget(row)
     row.show()
@@ -72,7 +72,7 @@ NAMES = ("raw", "bias", "penalties", "dry", "temperature", "top_k", "top_p", "mi
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
-def test_each_stage_shows_what_it_did_to_the_likeliest(inspector: Inspector, vocabulary: Vocabulary, name: str) -> None:
+def test_each_stage_shows_its_effect_on_the_likeliest_tokens(inspector: Inspector, vocabulary: Vocabulary, name: str) -> None:
     tab, run = show(inspector, vocabulary, ALL)
     assert tuple(stages_of(run)) == NAMES
     # when its row is pressed
@@ -83,11 +83,11 @@ def test_each_stage_shows_what_it_did_to_the_likeliest(inspector: Inspector, voc
     shown = [line.candidate for line in tab.table.lines]
     assert tab.table.stage == name
     assert {one.token: (one.before, one.after, one.cumulative) for one in shown}.items() <= reported.items()
-    # the likeliest before it are all among them, and the token that stands there
+    # the likeliest tokens before it are among them, and the chosen token
     alive = [token for token, before in zip(stage.ids, stage.before, strict=True) if before > 0]
     assert [one.token for one in shown][:5] == alive[:5]
     assert run.record(0).token_id in {one.token for one in shown}
-    # what it cut says so, what an earlier one cut says that one
+    # tokens that it cut name it, tokens that an earlier stage cut name that one
     for one in shown:
         if one.token in stage.cut:
             assert one.cut_by == name
@@ -102,7 +102,7 @@ def test_each_stage_shows_what_it_did_to_the_likeliest(inspector: Inspector, voc
     assert not tab.did.isVisible()
 
 
-def test_a_cut_says_how_many_are_left_and_of_which_mass(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_a_cut_shows_how_many_tokens_are_left_and_their_mass(inspector: Inspector, vocabulary: Vocabulary) -> None:
     tab, run = show(inspector, vocabulary, SamplingOptions(top_p=0.69))
     QTest.mouseClick(row_of_stage(tab, "top_p").name, Qt.MouseButton.LeftButton)
     assert stages_of(run)["top_p"].kept == 4
@@ -118,7 +118,7 @@ def test_a_cut_says_how_many_are_left_and_of_which_mass(inspector: Inspector, vo
         (False, 0.1, "is not below its chance of .500: it did nothing."),
     ],
 )
-def test_the_number_that_xtc_drew_is_shown(
+def test_the_random_number_of_xtc_is_shown(
     inspector: Inspector, vocabulary: Vocabulary, acts: bool, threshold: float, said: str
 ) -> None:
     sampling = SamplingOptions(xtc_probability=0.5, xtc_threshold=threshold)
@@ -133,7 +133,9 @@ def test_the_number_that_xtc_drew_is_shown(
     assert f"u\u00a0=\u00a0{number} {said}" in tab.did.text()
 
 
-def test_a_stage_is_chosen_with_the_keyboard_and_stays_for_the_next_token(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_a_stage_is_chosen_with_the_keyboard_and_stays_chosen_for_the_next_token(
+    inspector: Inspector, vocabulary: Vocabulary
+) -> None:
     tab, _ = show(inspector, vocabulary, SamplingOptions(temperature=0.8, top_p=0.9))
     row = row_of_stage(tab, "top_p")
     row.name.setFocus()
@@ -142,7 +144,7 @@ def test_a_stage_is_chosen_with_the_keyboard_and_stays_for_the_next_token(inspec
     # when another token is shown that it also cut
     show(inspector, vocabulary, SamplingOptions(temperature=0.8, top_p=0.5))
     assert tab.table.stage == "top_p"
-    # when one is shown that was drawn without it, then all stages together; its row cannot be pressed
+    # when a token drawn without it is shown, then all stages are shown together; its row cannot be pressed
     show(inspector, vocabulary, SamplingOptions(temperature=0.8))
     assert tab.table.stage == ""
     assert not row.name.isEnabled()
@@ -153,7 +155,7 @@ def test_a_stage_is_chosen_with_the_keyboard_and_stays_for_the_next_token(inspec
     assert row.name.isChecked()
 
 
-def test_the_rows_stand_in_the_order_in_which_the_stages_acted(inspector: Inspector, vocabulary: Vocabulary) -> None:
+def test_the_rows_are_in_the_order_in_which_the_stages_were_applied(inspector: Inspector, vocabulary: Vocabulary) -> None:
     tab, _ = show(inspector, vocabulary, SamplingOptions(temperature=0.8, top_p=0.9, order=("min_p", "top_p", "temperature")))
     inspector.grab()  # lays it out
     rows = sorted((row.y(), row.stage) for row in tab.dials.findChildren(StageRow) if not row.isHidden())
@@ -166,7 +168,7 @@ def test_the_rows_stand_in_the_order_in_which_the_stages_acted(inspector: Inspec
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("setting", [dial.setting for dial in DIALS])
-def test_every_dial_that_is_dragged_draws_what_replay_draws(inspector: Inspector, vocabulary: Vocabulary, setting: str) -> None:
+def test_dragging_a_dial_gives_the_same_draw_as_a_replay(inspector: Inspector, vocabulary: Vocabulary, setting: str) -> None:
     tab, run = show(inspector, vocabulary, ALL)
     before = tab.dials.rows[setting].slider.setting
     drawn = set()
@@ -174,16 +176,16 @@ def test_every_dial_that_is_dragged_draws_what_replay_draws(inspector: Inspector
         # when the handle is dragged there
         move(tab.dials.rows[setting], place)
         settings = tab.dials.sampling
-        # then what is shown is what the runtime draws with these settings and the stored numbers
+        # then the shown draw is that of the runtime with these settings and the stored numbers
         expected = replay_draw(run.record(0), settings, position=len(SAID), history=SAID)
         if getattr(settings, setting) != before:
             assert (tab.outcome.token, tab.outcome.stages) == (expected.token, expected.stages)
         drawn.add((tab.outcome.token, tuple(stage.kept for stage in tab.outcome.stages)))
         words = "drew" if tab.outcome.as_drawn else "draw" if tab.outcome.token is not None else "beyond"
         assert words in tab.verdict.text()
-    # and not always the same
+    # and the draws differ
     assert len(drawn) > 1 or setting in ("presence_penalty", "frequency_penalty", "dry_multiplier", "repetition_penalty")
-    # and a penalty changes the shares of what was said
+    # and a penalty changes the shares of tokens of the history
     if setting.endswith("penalty"):
         said = next(line.candidate for line in tab.table.lines if line.candidate.token == FIRST)
         move(tab.dials.rows[setting], 0)

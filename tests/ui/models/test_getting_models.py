@@ -34,7 +34,7 @@ async def opened(window: MainWindow) -> ModelsPage:
 
 
 @pytest.mark.slow
-def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_plan_is_shown_before_any_download(in_window: Play, bench: FakeWorkbench) -> None:
     bench.asking = asyncio.Event()
     bench.plan = replace(PLAN, kept=100_000_700)
 
@@ -60,14 +60,14 @@ def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: Fake
             if label.isVisible() and label.text()[-4:] in ("json", "sors")
         ]
         assert names == ["config.json", "model.safetensors"]
-        # another context: one that does not fit may be taken all the same
+        # another context: one that does not fit can be chosen nevertheless
         bench.plan = replace(PLAN, fit=replace(FIT, context=32_768))
         place = card.context.findData(40_960)
         assert card.context.itemText(place) == "40,960 tokens: too many"
         card.context.setFocus()
         QTest.keyClick(card.context, Qt.Key.Key_End)
         await until(lambda: bench.asked("fit") == [(40_960,)])
-        # it alone can be loaded with it
+        # only this model is loaded with that context
         await until(lambda: card.context.currentData() == 40_960)
         QTest.mouseClick(card.own_button, LEFT)
         await until(lambda: bench.asked("remember_context") == [(PLAN.name, 40_960)])
@@ -84,7 +84,7 @@ def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: Fake
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_says_so_and_may_be_fetched_anyway(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_model_that_does_not_fit_is_marked_and_can_be_downloaded_anyway(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
         card = page.get.card
@@ -96,7 +96,7 @@ def test_what_does_not_fit_says_so_and_may_be_fetched_anyway(in_window: Play, be
         look_up(page, replace(PLAN, fit=None, engines=("mlx",)), bench)
         await until(lambda: card.fit_words.text() == "no engine on this machine can run it; mlx could")
         assert not card.bar.isVisible()
-        # of one that is here already nothing is fetched
+        # a model that is here already is not downloaded
         look_up(page, replace(PLAN, here=True), bench)
         await until(lambda: card.download_button.text() == "Open")
         QTest.mouseClick(card.download_button, LEFT)
@@ -121,7 +121,7 @@ def test_a_refused_plan_names_the_cause(in_window: Play, bench: FakeWorkbench) -
         QTest.mouseClick(page.get.look_button, LEFT)
         await until(lambda: "needs CUDA libraries" in page.get.looking.text())
         assert (page.get.card.isVisible(), page.get.look_button.isEnabled()) == (False, True)
-        # what is typed next is another question
+        # other typed text is a new look-up
         QTest.keyClicks(page.get.field, "x")
         assert not page.get.looking.isVisible()
 
@@ -129,7 +129,7 @@ def test_a_refused_plan_names_the_cause(in_window: Play, bench: FakeWorkbench) -
 
 
 @pytest.mark.slow
-def test_a_download_moves_pauses_goes_on_and_is_cancelled(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_download_shows_progress_and_can_be_paused_resumed_and_cancelled(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page, link = await opened(window), window.parts.status.downloads
         assert not link.isVisible()
@@ -138,7 +138,7 @@ def test_a_download_moves_pauses_goes_on_and_is_cancelled(in_window: Play, bench
         row = page.downloads["org/big"]
         assert row.numbers.text() == "15 % · 31 MB/s · 3 min 40 s left"
         assert row.detail.text() == "1.2 GB of 8 GB · model.safetensors: 120 MB of 4 GB"
-        # the status bar says it too, also when the page is left
+        # the status bar shows it too, also when the page is closed
         window.settings.close()
         assert link.text() == "big 15 % · 31 MB/s"
         QTest.mouseClick(link, LEFT)
@@ -170,7 +170,7 @@ def test_a_download_moves_pauses_goes_on_and_is_cancelled(in_window: Play, bench
 
 
 @pytest.mark.slow
-def test_a_download_that_is_done_is_opened(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_completed_download_can_be_opened(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
         done = replace(BIG, state=DownloadState.DONE, name="org/big@1", done=BIG.total)
@@ -190,7 +190,7 @@ def test_a_download_that_is_done_is_opened(in_window: Play, bench: FakeWorkbench
 
 
 @pytest.mark.slow
-def test_proposals_have_one_button_each(in_window: Play, bench: FakeWorkbench) -> None:
+def test_proposals_are_downloaded_or_looked_up_with_one_button_each(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
         small, best, large = page.get.offers.rows
@@ -204,7 +204,7 @@ def test_proposals_have_one_button_each(in_window: Play, bench: FakeWorkbench) -
         await until(lambda: best.get_button.text() == "fetching")
         assert bench.asked("download") == [("org/qwen3",)]
         assert not best.get_button.isEnabled()
-        # what does not simply work is looked up first
+        # a model with obstacles is looked up first
         QTest.mouseClick(large.get_button, LEFT)
         await until(lambda: bench.asked("plan_model") == [("org/llama",)])
         assert len(bench.asked("download")) == 1
@@ -213,7 +213,7 @@ def test_proposals_have_one_button_each(in_window: Play, bench: FakeWorkbench) -
 
 
 @pytest.mark.slow
-def test_the_hub_is_searched_when_somebody_asks(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_hub_is_searched_only_on_request(in_window: Play, bench: FakeWorkbench) -> None:
     bench.asking = asyncio.Event()
 
     async def scene(window: MainWindow) -> None:
@@ -229,10 +229,10 @@ def test_the_hub_is_searched_when_somebody_asks(in_window: Play, bench: FakeWork
         good, bad = get.finds.rows
         assert good.facts.text() == "12 M parameters · 4 bit (mlx) · mit · 1,200 downloads last month"
         assert (good.problem.isVisible(), "needs CUDA" in bad.problem.text()) == (False, True)
-        # one of them is looked up like any other
+        # a result is looked up like any other name
         QTest.mouseClick(good.look_button, LEFT)
         await until(lambda: bench.asked("plan_model") == [("org/tiny",)] and get.card.isVisible())
-        # nothing found, and no hub
+        # no results, and an unreachable hub
         bench.finds = []
         QTest.mouseClick(get.search_button, LEFT)
         await until(lambda: get.looking.text() == "No results on Hugging Face for org/tiny")

@@ -1,4 +1,4 @@
-"""Before a model is loaded: what it takes, what is chosen for it alone; what it is quantised into; the hub's token."""
+"""Before a model is loaded: its memory, the settings of this model; its quantisation; the token of the hub."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def card_of(window: MainWindow, name: str) -> LoadCard:
 
 
 @pytest.mark.slow
-def test_a_model_is_opened_after_its_bar_was_seen(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_model_is_opened_after_its_memory_bar_was_shown(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         card = await card_of(window, QWEN)
         assert card.bar.accessibleName() == "About 2.2 GB of 8 GB of memory"
@@ -50,7 +50,7 @@ def test_a_model_is_opened_after_its_bar_was_seen(in_window: Play, bench: FakeWo
 
 
 @pytest.mark.slow
-def test_one_that_does_not_fit_is_opened_only_when_it_is_said_again(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_model_that_does_not_fit_is_opened_only_after_confirmation(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
 
     async def scene(window: MainWindow) -> None:
@@ -70,7 +70,7 @@ def test_one_that_does_not_fit_is_opened_only_when_it_is_said_again(in_window: P
 
 
 @pytest.mark.slow
-def test_one_that_is_chosen_from_the_menu_and_does_not_fit_shows_its_bar_first(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_model_from_the_menu_that_does_not_fit_shows_its_memory_bar_first(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
 
     async def scene(window: MainWindow) -> None:
@@ -91,7 +91,7 @@ def test_one_that_is_chosen_from_the_menu_and_does_not_fit_shows_its_bar_first(i
 
 
 @pytest.mark.slow
-def test_so_does_one_that_was_fetched(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_downloaded_model_that_does_not_fit_shows_its_memory_bar_first(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
 
     async def scene(window: MainWindow) -> None:
@@ -123,7 +123,7 @@ def test_a_context_and_weights_are_chosen_for_one_model_and_remembered(in_window
         assert card.weights.currentData() == "float16"
         QTest.mouseClick(card.open_button, LEFT)
         await until(lambda: bench.asked("open_model") == [(SMOL, LoadChoice(2048, "float16"))])
-        # it is remembered: the card begins with it
+        # it is saved: the card starts with it
         row = window.settings.models.models[SMOL]
         QTest.mouseClick(row.open_button, LEFT)
         await until(card.isVisible)
@@ -133,7 +133,7 @@ def test_a_context_and_weights_are_chosen_for_one_model_and_remembered(in_window
 
 
 @pytest.mark.slow
-def test_where_weights_have_one_form_none_is_asked_for(in_window: Play, bench: FakeWorkbench) -> None:
+def test_no_choice_of_weights_is_shown_when_there_is_only_one(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit = replace(FIT, engine="mlx")
 
     async def scene(window: MainWindow) -> None:
@@ -152,7 +152,7 @@ def test_where_weights_have_one_form_none_is_asked_for(in_window: Play, bench: F
 
 
 @pytest.mark.slow
-def test_weights_that_are_set_for_all_models_and_have_no_effect_are_said_so(in_window: Play, bench: FakeWorkbench) -> None:
+def test_weights_set_for_all_models_that_have_no_effect_are_named(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit, bench.set_weights = replace(FIT, engine="mlx"), "int8"
 
     async def scene(window: MainWindow) -> None:
@@ -169,7 +169,7 @@ def test_weights_that_are_set_for_all_models_and_have_no_effect_are_said_so(in_w
 
 
 @pytest.mark.slow
-def test_weights_that_were_chosen_for_a_model_can_be_taken_back(in_window: Play, bench: FakeWorkbench) -> None:
+def test_weights_chosen_for_a_model_can_be_reset(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit, bench.own[QWEN] = replace(FIT, engine="mlx"), LoadChoice(2048, "int8")
 
     async def scene(window: MainWindow) -> None:
@@ -191,7 +191,7 @@ def test_a_model_is_quantised_in_its_row(in_window: Play, bench: FakeWorkbench) 
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
         row = page.models[SMOL]
-        assert not page.models[QWEN].quantise_action.isVisible()  # it is quantised already
+        assert not page.models[QWEN].quantise_action.isVisible()  # this model is quantised already
         pick(row, row.quantise_action)
         QTest.keyClick(row.quantise.do_button, Qt.Key.Key_Escape)
         assert (row.quantise.isVisible(), row.more_button.hasFocus()) == (False, True)
@@ -201,11 +201,11 @@ def test_a_model_is_quantised_in_its_row(in_window: Play, bench: FakeWorkbench) 
         bench.gate.release()  # type: ignore[union-attr]  # set above
         await until(lambda: row.state.text() == "quantising… 25 %")
         assert (row.bar.accessibleDescription(), row.verify_action.isEnabled()) == ("25 %", False)
-        # it is stopped
+        # the quantisation is stopped
         QTest.mouseClick(row.stop_button, LEFT)
         await until(lambda: row.state.text() == "stopped; no model was created")
         assert row.quantise_action.isEnabled()
-        # and done
+        # and completes
         pick(row, row.quantise_action)
         QTest.mouseClick(row.quantise.do_button, LEFT)
         for _ in range(2):
@@ -224,7 +224,7 @@ def test_a_model_is_quantised_in_its_row(in_window: Play, bench: FakeWorkbench) 
 
 
 @pytest.mark.slow
-def test_a_token_goes_into_the_keychain_and_is_never_shown(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_token_is_saved_in_the_keychain_and_never_shown(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         part = (await opened(window)).get.token
         assert not part.field.isVisible()
@@ -242,13 +242,13 @@ def test_a_token_goes_into_the_keychain_and_is_never_shown(in_window: Play, benc
         assert part.keep_button.text() == "Replace"
         QTest.mouseClick(part.forget_button, LEFT)
         await until(lambda: bench.kept_token == "" and not part.forget_button.isVisible())
-        # a keychain that refuses is named; what was typed is gone
+        # a refusal of the keychain is shown, and the field is cleared
         bench.problem = "this machine has no system keychain"
         QTest.keyClicks(part.field, "hf_other")
         QTest.mouseClick(part.keep_button, LEFT)
         await until(lambda: part.state.text() == "this machine has no system keychain")
         assert (part.field.text(), part.keep_button.isEnabled()) == ("", True)
-        # and typed words do not outlive the row that was closed
+        # and closing the row clears the field
         QTest.keyClicks(part.field, "hf_typed")
         QTest.mouseClick(part.open_button, LEFT)
         QTest.mouseClick(part.open_button, LEFT)
@@ -257,7 +257,7 @@ def test_a_token_goes_into_the_keychain_and_is_never_shown(in_window: Play, benc
     in_window(scene)
 
 
-def test_a_token_that_is_typed_before_the_keychain_answers_stays(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_token_typed_before_the_keychain_answers_stays_in_the_field(in_window: Play, bench: FakeWorkbench) -> None:
     answers, ask = asyncio.Event(), bench.shelf.hub_token
 
     async def slow() -> TokenView:
@@ -278,7 +278,7 @@ def test_a_token_that_is_typed_before_the_keychain_answers_stays(in_window: Play
     in_window(scene)
 
 
-def test_a_card_that_was_left_does_not_come_back_with_a_late_answer(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_closed_card_is_not_reopened_by_a_late_answer(in_window: Play, bench: FakeWorkbench) -> None:
     goes, plan = asyncio.Event(), bench.models.load_plan
 
     async def slow(name: str, choice: LoadChoice | None = None) -> LoadPlan:

@@ -1,4 +1,4 @@
-"""The list under the model's name, and what is said of models that wrote a session."""
+"""The menu of models under the model's name, and the notice about the model that wrote a session."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_name_lists_the_models_with_fit_and_last_use(in_window: Play, bench:
         assert [a.isChecked() for a in menu.actions() if a.isCheckable()][:2] == [True, False]
         QTest.keyClick(menu, Qt.Key.Key_Escape)
         await until(lambda: QApplication.activePopupWidget() is None)
-        # the settings of the session are one entry of it
+        # one entry opens the settings of the session
         menu = await listed(window)
         entry = next(action for action in menu.actions() if action.text().startswith("Model and adapters"))
         QTest.mouseClick(menu, LEFT, pos=menu.actionGeometry(entry).center())
@@ -57,11 +57,11 @@ def test_the_name_lists_the_models_with_fit_and_last_use(in_window: Play, bench:
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="the time zone is the system's")
-def test_days_are_those_of_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_days_of_last_use_are_counted_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
-        evening = time.mktime((2026, 3, 18, 21, 0, 0, 0, 0, -1))  # which is the next day elsewhere
+        evening = time.mktime((2026, 3, 18, 21, 0, 0, 0, 0, -1))  # which is the next day in UTC
         assert used_words(evening - 5 * 3600, evening) == "used today"
         assert used_words(evening - 22 * 3600, evening) == "used yesterday"
     finally:
@@ -69,7 +69,7 @@ def test_days_are_those_of_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch
         time.tzset()
 
 
-def test_a_long_name_leaves_the_list_in_a_small_window(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_long_name_does_not_widen_the_menu_beyond_a_small_window(in_window: Play, bench: FakeWorkbench) -> None:
     name = "org/通义千问 🐈‍⬛ with a very long name that goes on and on until nothing is left of the window-Q4"
     bench.choices[1] = replace(bench.choices[1], label=name)
 
@@ -78,14 +78,14 @@ def test_a_long_name_leaves_the_list_in_a_small_window(in_window: Play, bench: F
         menu = await listed(window)
         assert menu.width() <= window.width()
         long = next(action for action in menu.actions() if action.text().startswith("org/"))
-        assert long.text().partition("\t")[0].endswith("window-Q4")  # what tells it from others of its kind stays
+        assert long.text().partition("\t")[0].endswith("window-Q4")  # the end of the name, which distinguishes it, is kept
         assert name in long.toolTip()
         menu.close()
 
     in_window(scene)
 
 
-def test_a_key_of_the_window_closes_the_list_and_does_what_it_does(in_window: Play) -> None:
+def test_a_shortcut_of_the_window_closes_the_menu_and_runs_its_action(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         menu = await listed(window)
         QTest.keyClick(menu, Qt.Key.Key_N, CONTROL)
@@ -97,7 +97,9 @@ def test_a_key_of_the_window_closes_the_list_and_does_what_it_does(in_window: Pl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["send", "new", "choose"])
-def test_the_settings_of_a_session_close_when_it_is_left(in_window: Play, bench: FakeWorkbench, way: str) -> None:
+def test_the_popover_closes_when_the_session_or_the_model_changes_or_a_message_is_sent(
+    in_window: Play, bench: FakeWorkbench, way: str
+) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -122,7 +124,7 @@ def test_the_settings_of_a_session_close_when_it_is_left(in_window: Play, bench:
 
 
 @pytest.mark.slow
-def test_another_model_than_the_one_that_wrote_a_session_is_told_once(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_model_other_than_the_one_that_wrote_the_session_is_reported_once(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -134,7 +136,7 @@ def test_another_model_than_the_one_that_wrote_a_session_is_told_once(in_window:
         bench.emit(StatusChanged(replace(told, tokens_per_second=40.0)))
         await frames()
         assert writer.words == ""
-        # of another pair it is told, and the list is one click away
+        # another pair of models is reported, and the menu is one click away
         bench.emit(StatusChanged(replace(told, model="Llama")))
         await until(lambda: writer.words == "written with SmolLM2; Llama would continue it")
         button = next(each for each in writer.findChildren(QPushButton) if each.text() == "Choose a model")
@@ -143,7 +145,7 @@ def test_another_model_than_the_one_that_wrote_a_session_is_told_once(in_window:
         menu = QApplication.activePopupWidget()
         assert menu is not None
         menu.close()
-        # a file may name any model: nothing in its name acts
+        # a file may contain any name: markup and control characters in it have no effect
         bench.emit(StatusChanged(replace(told, written_by="\u202e<b>evil")))
         await until(lambda: writer.words == "written with RLO<b>evil; Qwen3 would continue it")
         bench.emit(StatusChanged(replace(told, model="SmolLM2", written_by="")))
@@ -154,7 +156,7 @@ def test_another_model_than_the_one_that_wrote_a_session_is_told_once(in_window:
 
 
 @pytest.mark.slow
-def test_what_is_here_is_not_offered(in_window: Play, bench: FakeWorkbench) -> None:
+def test_models_that_are_installed_are_not_proposed(in_window: Play, bench: FakeWorkbench) -> None:
     bench.proposed = [replace(bench.proposed[0], here=True), *bench.proposed[1:]]
 
     async def scene(window: MainWindow) -> None:

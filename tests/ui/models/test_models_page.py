@@ -1,4 +1,4 @@
-"""The page of models: the shelf, what is fetched for it, and what is known before anything is fetched."""
+"""The page of models: the shelf, imports, removal, and the keyboard."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ async def opened(window: MainWindow) -> ModelsPage:
 
 
 def pick(row: ShelfRow, action: QAction) -> None:
-    """Chooses it in the row's menu, with the mouse."""
+    """Chooses the action in the menu of the row, with the mouse."""
     QTest.mouseClick(row.more_button, LEFT)
     QTest.mouseClick(row.menu, LEFT, pos=row.menu.actionGeometry(action).center())
 
 
 @pytest.mark.slow
-def test_the_shelf_says_what_each_model_is(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_shelf_shows_the_facts_and_problems_of_each_model(in_window: Play, bench: FakeWorkbench) -> None:
     bench.on_shelf[1] = replace(bench.on_shelf[1], title="<b>qwen</b>\n\x1b[31m", problem="model.safetensors is missing")
     bench.on_shelf.append(ShelfModel("me/pirate@1", "me/pirate", "/p", 3_000_000, "adapter, for org/base", kind="adapter"))
 
@@ -77,10 +77,10 @@ def test_a_model_is_verified_in_its_row(in_window: Play, bench: FakeWorkbench) -
         bench.gate.release()  # type: ignore[union-attr]  # set above
         await until(lambda: row.state.text() == "reading 100 MB of 638 MB…")
         assert row.bar.accessibleDescription() == "16 %"
-        # it is stopped
+        # the verification is stopped
         QTest.keyClick(row.stop_button, Qt.Key.Key_Space)
         await until(lambda: row.state.text() == "stopped before every file was checked")
-        # and done
+        # and completes
         bench.gate = None
         pick(row, row.verify_action)
         await until(lambda: row.state.text().startswith("every file is intact"))
@@ -101,10 +101,10 @@ def test_a_model_is_removed_after_a_question_in_its_row(in_window: Play, bench: 
         pick(row, row.remove_action)
         assert row.ask.words == "delete it permanently? This frees 335 MB."
         assert row.ask.keep_button.hasFocus()
-        QTest.keyClick(row.ask.keep_button, Qt.Key.Key_Escape)  # which leaves the window open
+        QTest.keyClick(row.ask.keep_button, Qt.Key.Key_Escape)  # the window stays open
         assert (row.ask.words, row.more_button.hasFocus(), window.settings.isVisible()) == ("", True, True)
         assert bench.asked("remove_model") == []
-        # one that is loaded stays, and it is said why
+        # a loaded model is not removed, with the reason
         bench.refusal = IN_USE
         QTest.keyClick(row.more_button, Qt.Key.Key_Space)
         QTest.mouseClick(row.menu, LEFT, pos=row.menu.actionGeometry(row.remove_action).center())
@@ -119,7 +119,7 @@ def test_a_model_is_removed_after_a_question_in_its_row(in_window: Play, bench: 
     in_window(scene)
 
 
-def test_the_keyboard_is_not_taken_when_a_removal_ends(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_end_of_a_removal_moves_the_keyboard_focus_only_if_it_was_in_the_row(in_window: Play, bench: FakeWorkbench) -> None:
     goes, remove = asyncio.Event(), bench.shelf.remove
 
     async def slow(name: str) -> int:
@@ -136,7 +136,7 @@ def test_the_keyboard_is_not_taken_when_a_removal_ends(in_window: Play, bench: F
         goes.set()
         await until(lambda: page.notice.words == "removed; 335 MB freed" and QWEN not in page.models)
         assert settings.focusWidget() is page.get.field
-        # where it was in the row, it goes to what adds models
+        # focus in the removed row moves to the button that adds models
         pick(page.models[SMOL], page.models[SMOL].remove_action)
         QTest.mouseClick(page.models[SMOL].ask.do_button, LEFT)
         await until(lambda: SMOL not in page.models)
@@ -165,7 +165,7 @@ def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkb
         assert not page.import_button.isEnabled()
         await frames()
         stop = page.stop_import_button
-        assert (stop.isVisible(), stop.width()) == (True, stop.sizeHint().width())  # the words take the rest
+        assert (stop.isVisible(), stop.width()) == (True, stop.sizeHint().width())  # the text takes the remaining width
         bench.gate.release()
         await until(lambda: page.notice.words == "some is installed")
         assert page.import_button.isEnabled()
@@ -173,7 +173,7 @@ def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkb
     in_window(scene)
 
 
-def test_a_folder_that_is_added_leaves_the_import_that_runs_in_sight(
+def test_adding_a_folder_keeps_the_progress_of_a_running_import_visible(
     in_window: Play, bench: FakeWorkbench, tmp_path: Path
 ) -> None:
     bench.gate = asyncio.Semaphore(2)
@@ -193,7 +193,7 @@ def test_a_folder_that_is_added_leaves_the_import_that_runs_in_sight(
     in_window(scene)
 
 
-def test_what_ends_after_the_settings_were_closed_is_said_in_the_window(in_window: Play, bench: FakeWorkbench) -> None:
+def test_work_that_ends_after_the_settings_were_closed_is_reported_in_the_window(in_window: Play, bench: FakeWorkbench) -> None:
     gate = bench.gate = asyncio.Semaphore(0)
 
     async def scene(window: MainWindow) -> None:
@@ -210,7 +210,7 @@ def test_what_ends_after_the_settings_were_closed_is_said_in_the_window(in_windo
         bench.problem = "the disk is full"
         window.controller.shelf.quantise(SMOL, 4)
         await until(lambda: parts.composer.notice.words == "smollm2 was not quantised: the disk is full")
-        # while the page is in sight, it says so itself
+        # while the page is visible, it reports the end itself
         parts.composer.notice.clear()
         window.settings.open_models()
         await until(page.isVisible)
@@ -224,7 +224,9 @@ def test_what_ends_after_the_settings_were_closed_is_said_in_the_window(in_windo
 
 
 @pytest.mark.slow
-def test_the_form_of_a_ggufs_weights_is_asked_for_where_there_is_a_choice(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_import_of_a_gguf_asks_for_the_form_of_its_weights_if_there_is_a_choice(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     bench.gguf = (
         130_000_000,
         538_000_000,
@@ -252,12 +254,12 @@ def test_the_form_of_a_ggufs_weights_is_asked_for_where_there_is_a_choice(in_win
         QTest.mouseClick(form.do_button, LEFT)
         await until(lambda: bench.asked("import_gguf") == [(Path("/files/some.gguf"), True)])
         await until(lambda: page.notice.words == "some is installed")
-        # where mlx runs models it is the other way round
+        # with mlx it is the other way round
         bench.gguf = (*bench.gguf[:2], True, "")
         choose(page, page.import_button, "/files/some.gguf")
         await until(form.isVisible)
         assert form.choice.place == 0
-        # and what cannot be read is refused before anything is asked
+        # and a file that cannot be read is refused before the question
         form.leave()
         bench.refusal = "some.gguf: not a GGUF file"
         choose(page, page.import_button, "/files/some.gguf")
@@ -294,7 +296,7 @@ def test_a_folder_is_revealed(in_window: Play, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_the_keyboard_goes_from_top_to_bottom(in_window: Play, bench: FakeWorkbench) -> None:
+def test_tab_moves_through_the_page_from_top_to_bottom(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
         bench.show_download(BIG)
@@ -318,7 +320,7 @@ def test_the_keyboard_goes_from_top_to_bottom(in_window: Play, bench: FakeWorkbe
 
 
 @pytest.mark.slow
-def test_more_models_lead_here(in_window: Play, bench: FakeWorkbench) -> None:
+def test_more_models_opens_this_page(in_window: Play, bench: FakeWorkbench) -> None:
     bench.choices = []
 
     async def scene(window: MainWindow) -> None:
@@ -328,7 +330,7 @@ def test_more_models_lead_here(in_window: Play, bench: FakeWorkbench) -> None:
         QTest.mouseClick(window.popover.model.more_button, LEFT)
         await until(lambda: settings.isVisible() and settings.models.get.field.hasFocus())
         settings.close()
-        # and from where a model is to be chosen and there is none
+        # and from the menu of models, when there are none
         QTest.mouseClick(window.popover.model.change_button, LEFT)
         await until(settings.isVisible)
         assert settings.tabs[MODELS].isChecked()

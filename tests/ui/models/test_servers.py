@@ -18,14 +18,14 @@ UNENCRYPTED = "http:// to vllm.example sends prompts, answers and the key unencr
 
 
 @pytest.mark.slow
-def test_a_server_is_connected_opened_and_taken_off_the_list(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_server_is_connected_opened_and_removed_from_the_list(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
         form = page.server_form
         assert not form.isVisible()
         QTest.mouseClick(page.server_button, LEFT)
         await until(form.url.hasFocus)
-        QTest.keyClick(form.url, Qt.Key.Key_Return)  # nothing is asked without an address
+        QTest.keyClick(form.url, Qt.Key.Key_Return)  # no request without an address
         QTest.keyClicks(form.url, "http://vllm.example:8000")
         QTest.keyClicks(form.name, "big")
         QTest.keyClicks(form.key, "sk-secret")
@@ -33,12 +33,12 @@ def test_a_server_is_connected_opened_and_taken_off_the_list(in_window: Play, be
         bench.problem = UNENCRYPTED
         QTest.keyClick(form.key, Qt.Key.Key_Return)
         await until(lambda: form.said.text() == UNENCRYPTED)
-        # only now is it asked whether that is wanted
+        # only now is unencrypted access offered
         assert form.plain_http.isVisible()
         assert form.connect_button.isEnabled()
         bench.problem = ""
         form.plain_http.setChecked(True)
-        form.url.setText("http://other.example:8000")  # it was for another address
+        form.url.setText("http://other.example:8000")  # the consent was for another address
         assert (form.plain_http.isChecked(), form.plain_http.isVisible()) == (False, False)
         form.url.setText("http://vllm.example:8000")
         bench.problem = UNENCRYPTED
@@ -72,7 +72,7 @@ def test_a_server_is_connected_opened_and_taken_off_the_list(in_window: Play, be
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_answer_is_not_waited_for(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_form_of_a_server_that_does_not_answer_can_be_closed(in_window: Play, bench: FakeWorkbench) -> None:
     bench.asking = asyncio.Event()
 
     async def scene(window: MainWindow) -> None:

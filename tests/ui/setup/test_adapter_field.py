@@ -17,7 +17,7 @@ Play = Callable[[Scene], None]
 
 
 @pytest.mark.slow
-def test_an_adapter_is_got_by_its_name(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_adapter_is_fetched_by_its_name(in_window: Play, bench: FakeWorkbench) -> None:
     bench.gate = asyncio.Semaphore(0)
 
     async def scene(window: MainWindow) -> None:
@@ -29,7 +29,7 @@ def test_an_adapter_is_got_by_its_name(in_window: Play, bench: FakeWorkbench) ->
         QTest.keyClick(part.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("get_adapter") == [(TRIP, "me/pirate")])
         assert part.state.text() == "getting me/pirate…"
-        QTest.mouseClick(part.get_button, Qt.MouseButton.LeftButton)  # once is enough
+        QTest.mouseClick(part.get_button, Qt.MouseButton.LeftButton)  # a second click while it is fetched has no effect
         bench.show_download(Download("me/pirate", done=1_000_000, total=4_000_000))
         await until(part.bar.isVisible)
         assert part.bar.accessibleDescription() == "25 %"
@@ -42,7 +42,7 @@ def test_an_adapter_is_got_by_its_name(in_window: Play, bench: FakeWorkbench) ->
 
 
 @pytest.mark.slow
-def test_a_refusal_stands_under_the_field_and_keeps_what_was_typed(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_refusal_is_shown_under_the_field_and_keeps_the_typed_name(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         window.popover.open()
         part = window.popover.model.adapter_field

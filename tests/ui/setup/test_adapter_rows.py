@@ -1,4 +1,4 @@
-"""The adapters of a session in the popover: added, scaled, moved, taken off, each in its own session."""
+"""The adapters of a session in the popover: added, scaled, moved, removed, each in its own session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ui.controller.setup import SAMPLING
 
 
 @pytest.mark.slow
-def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(
+def test_an_adapter_is_added_from_a_folder_scaled_moved_and_removed(
     in_window: Play, bench: FakeWorkbench, tmp_path: Path
 ) -> None:
     for name in ("pirate", "poet"):
@@ -30,7 +30,7 @@ def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(
             QTest.mouseClick(page.add_button, LEFT)
             dialog = window.findChild(QFileDialog)
             assert dialog is not None
-            assert dialog.isVisible()  # and it does not block: this goes on
+            assert dialog.isVisible()  # and it does not block the event loop
             dialog.setDirectory(str(tmp_path))
             dialog.selectFile(str(tmp_path / name))
             dialog.accept()
@@ -42,7 +42,7 @@ def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(
         for _ in range(5):
             QTest.keyClick(first.slider, Qt.Key.Key_PageDown)
         await until(lambda: bool(bench.asked("set_adapters")))
-        assert len(bench.asked("set_adapters")) == 1  # when the slider stood still
+        assert len(bench.asked("set_adapters")) == 1  # after the slider came to rest
         assert [c.scale for c in bench.asked("set_adapters")[0][1]] == [0.5, 1.0]  # type: ignore[attr-defined]  # choices
         QTest.mouseClick(page.adapters.rows[0].down, LEFT)
         await until(lambda: [r.choice.name for r in page.adapters.rows] == ["poet", "pirate"])
@@ -50,7 +50,7 @@ def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(
         await until(lambda: [c.on for c in bench.asked("set_adapters")[-1][1]] == [True, False])  # type: ignore[attr-defined]  # choices
         QTest.mouseClick(page.adapters.rows[0].remove, LEFT)
         await until(lambda: [r.choice.name for r in page.adapters.rows] == ["pirate"])
-        # a folder without one is refused inline
+        # a folder without an adapter is refused inline
         window.setup.change(lambda w, s: w.add_adapter(s, str(tmp_path)))
         await until(lambda: "holds no adapter" in window.popover.notice.words)
 
@@ -71,11 +71,11 @@ def test_a_scale_keeps_its_digits_until_it_is_moved(in_window: Play, bench: Fake
         page = (await opened(window)).model
         row = page.adapters.rows[0]
         assert row.scale.text().replace(",", ".") == shown
-        # when something else of it is changed
+        # when another property of the adapter is changed
         QTest.mouseClick(row.on, LEFT, pos=QPoint(8, row.on.height() // 2))
         await until(lambda: bool(bench.asked("set_adapters")))
         assert bench.asked("set_adapters")[0][1] == (AdapterChoice("/adapters/pirate", "pirate", scale, False),)
-        # and when a number is written
+        # and when a number is typed
         row.scale.setFocus()
         row.scale.selectAll()
         QTest.keyClicks(row.scale, "0.0625")
@@ -87,7 +87,7 @@ def test_a_scale_keeps_its_digits_until_it_is_moved(in_window: Play, bench: Fake
 
 
 @pytest.mark.slow
-def test_what_is_changed_as_another_session_comes_stays_in_its_own(in_window: Play, bench: FakeWorkbench) -> None:
+def test_changes_made_just_before_another_session_is_shown_stay_in_their_session(in_window: Play, bench: FakeWorkbench) -> None:
     stacked(bench, TRIP, 1.0)
     stacked(bench, 3, 1.5)
 
@@ -100,14 +100,14 @@ def test_what_is_changed_as_another_session_comes_stays_in_its_own(in_window: Pl
         QTest.keyClicks(field, "0.3")
         slider = popover.model.adapters.rows[0].slider
         slider.setValue(40)
-        # when another session is shown before either was told
+        # when another session is shown before either change was sent
         window.controller.open(3)
         await until(lambda: popover.model.adapters.rows[0].scale.value() == 1.5)
         QTest.keyClick(field, Qt.Key.Key_Return)
         popover.model.setFocus()
         await until(lambda: bool(bench.asked("set_adapters")))
         await frames(2)
-        # then what was moved is the old one's, and what was being written is gone
+        # then the moved scale is that of the old session, and the unfinished text is discarded
         assert [(call[0], call[1][0].scale) for call in bench.asked("set_adapters")] == [(TRIP, 0.4)]  # type: ignore[index]  # choices
         assert field.text() == ""
         assert not bench.asked("set_option")

@@ -1,4 +1,4 @@
-"""The settings window: each row says when it holds, and is stored when it is changed."""
+"""The settings window: each row shows when it takes effect, and is saved when it is changed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def choose(combo: QComboBox, steps: int) -> None:
 
 
 @pytest.mark.slow
-def test_weights_in_fewer_bits_are_a_row_of_their_own(in_window: Play, bench: FakeWorkbench) -> None:
+def test_quantised_weights_have_their_own_row(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         combo = settings.engine.combos["weights"]
@@ -55,7 +55,7 @@ def test_weights_in_fewer_bits_are_a_row_of_their_own(in_window: Play, bench: Fa
 
 
 @pytest.mark.slow
-def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> None:
+def test_the_settings_are_non_modal_and_each_row_shows_when_it_takes_effect(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         assert not settings.isModal()
@@ -78,7 +78,7 @@ def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> Non
             "kv_cache_bytes", "preset", "scheme", "contrast", "motion", "text_percent", "colours",
             "own_colours", "developer", "titles",
         }  # fmt: skip
-        # the window behind it goes on, and Escape closes it
+        # the window behind stays usable, and Escape closes the settings
         QTest.keyClicks(window.parts.composer.field, "still here")
         assert window.parts.composer.draft == "still here"
         QTest.keyClick(settings, Qt.Key.Key_Escape)
@@ -88,7 +88,7 @@ def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> Non
 
 
 @pytest.mark.slow
-def test_what_holds_after_a_reload_offers_one(in_window: Play, bench: FakeWorkbench) -> None:
+def test_settings_that_take_effect_after_a_reload_offer_one(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         assert settings.reload.words == ""
@@ -99,7 +99,7 @@ def test_what_holds_after_a_reload_offers_one(in_window: Play, bench: FakeWorkbe
         field.setFocus()
         field.selectAll()
         QTest.keyClicks(field, "4096")
-        assert len(bench.asked("change_setting")) == 1  # not with every key
+        assert len(bench.asked("change_setting")) == 1  # not on every key
         QTest.keyClick(field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("change_setting")[-1] == ("context_length", 4096))
         await until(lambda: "other settings" in settings.reload.words)
@@ -114,7 +114,7 @@ def test_what_holds_after_a_reload_offers_one(in_window: Play, bench: FakeWorkbe
 def test_a_page_that_fits_has_no_scroll_bar_and_one_that_does_not_can_be_scrolled(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
-        for head in settings.tabs[1:]:  # that of the models is as long as there are models
+        for head in settings.tabs[1:]:  # the page of models grows with their number
             QTest.mouseClick(head, LEFT)
             await frames(2)
             area = next(a for a in settings.findChildren(QScrollArea) if a.isVisible() and isinstance(a.widget(), Page))
@@ -128,7 +128,7 @@ def test_a_page_that_fits_has_no_scroll_bar_and_one_that_does_not_can_be_scrolle
 
 
 @pytest.mark.slow
-def test_a_page_goes_down_to_the_end_of_the_window_unless_something_is_said_there(in_window: Play) -> None:
+def test_a_page_fills_the_window_down_to_the_notice_if_there_is_one(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         areas = settings.findChildren(QScrollArea)
@@ -143,7 +143,7 @@ def test_a_page_goes_down_to_the_end_of_the_window_unless_something_is_said_ther
         ground = settings.grab().toImage()
         middle, inset = settings.notice.geometry().center().y(), 12
         seen = [ground.pixelColor(x, middle) == ground.pixelColor(1, middle) for x in (inset - 1, inset + 1)]
-        assert seen == [True, False]  # and has room around it
+        assert seen == [True, False]  # and it has a margin
 
     in_window(scene)
 
@@ -167,7 +167,7 @@ def test_memory_is_in_megabytes_and_refusals_are_inline(in_window: Play, bench: 
 
 
 @pytest.mark.slow
-def test_appearance_holds_at_once(in_window: Play, bench: FakeWorkbench) -> None:
+def test_appearance_takes_effect_at_once(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         QTest.mouseClick(settings.tabs[APPEARANCE], LEFT)
@@ -196,14 +196,14 @@ def test_appearance_holds_at_once(in_window: Play, bench: FakeWorkbench) -> None
         await until(lambda: window.parts.transcript.tokens.page.faces.scale == 1.5 * before)
         for _ in range(12):
             QTest.keyClick(field, Qt.Key.Key_Down)
-        await until(lambda: window.parts.transcript.tokens.page.faces.scale == 0.8 * before)  # and no smaller
+        await until(lambda: window.parts.transcript.tokens.page.faces.scale == 0.8 * before)  # the minimum
         choose(settings.appearance.combos["colours"], +1)
         assert window.parts.transcript.measure is not Measure.SURPRISAL
 
     in_window(scene)
 
 
-def test_the_colours_that_hold_are_shown_whichever_way_the_settings_are_opened(in_window: Play) -> None:
+def test_the_current_colours_are_shown_however_the_settings_are_opened(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         QTest.mouseClick(window.parts.top.model, LEFT)
         await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
@@ -222,7 +222,7 @@ def test_the_colours_that_hold_are_shown_whichever_way_the_settings_are_opened(i
 
 
 @pytest.mark.slow
-def test_data_is_named_and_verified(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_data_page_shows_the_folder_and_verifies_the_store(in_window: Play, bench: FakeWorkbench) -> None:
     bench.damage = ("session 3, turn 2: its tokens fail their checksum",)
 
     async def scene(window: MainWindow) -> None:
@@ -240,7 +240,7 @@ def test_data_is_named_and_verified(in_window: Play, bench: FakeWorkbench) -> No
 
 
 @pytest.mark.slow
-def test_a_backup_is_made_at_once_and_says_where_it_is(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_backup_is_made_at_once_and_its_path_is_shown(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window)).data
         QTest.mouseClick(window.settings.tabs[DATA], LEFT)
@@ -253,7 +253,7 @@ def test_a_backup_is_made_at_once_and_says_where_it_is(in_window: Play, bench: F
         await until(lambda: page.backed_up.text().endswith("sessions.by-hand.2026-11-22.db, 12 MB; "
                                                             "the copy was verified"))  # fmt: skip
         assert page.back_up_button.isEnabled()
-        # one that fails says why, and nothing of the last one is claimed of it
+        # a failed backup shows the reason, and not the result of the last one
         bench.refusal = "no backup was made, rows of nodes are damaged"
         QTest.mouseClick(page.back_up_button, LEFT)
         await until(lambda: window.settings.notice.words.startswith("no backup was made"))
@@ -263,7 +263,7 @@ def test_a_backup_is_made_at_once_and_says_where_it_is(in_window: Play, bench: F
 
 
 @pytest.mark.slow
-def test_a_template_of_ones_own_is_a_chat_format(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+def test_a_template_of_the_user_can_be_chosen_as_chat_format(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     own = tmp_path / "mine.jinja"
     own.write_text("{{ messages }}")
 
@@ -274,12 +274,12 @@ def test_a_template_of_ones_own_is_a_chat_format(in_window: Play, bench: FakeWor
         combo.setFocus()
         QTest.keyClick(combo, Qt.Key.Key_End)
         dialog = next(d for d in settings.findChildren(QFileDialog) if d.isVisible())
-        await until(lambda: combo.currentData() == "auto")  # until a file is chosen, what holds is shown
+        await until(lambda: combo.currentData() == "auto")  # until a file is chosen, the current format is shown
         dialog.fileSelected.emit(str(own))
         dialog.close()
         await until(lambda: bench.held.values.chat_template_file == str(own))
         await until(lambda: combo.currentText() == "your template: mine.jinja")
-        # another format is one step away, and is told as a format
+        # another format is one step away, and is saved as a format
         combo.setCurrentIndex(combo.findData("chatml"))
         combo.activated.emit(combo.currentIndex())
         await until(lambda: bench.asked("change_setting")[-1] == ("chat_format", "chatml"))
@@ -288,8 +288,8 @@ def test_a_template_of_ones_own_is_a_chat_format(in_window: Play, bench: FakeWor
 
 
 @pytest.mark.slow
-def test_all_text_of_the_window_has_the_size_that_is_set(in_window: Play, bench: FakeWorkbench) -> None:
-    """Labels, fields, lists, painted parts and fixed heights alike; what is made later too, and back again."""
+def test_all_text_of_the_window_has_the_chosen_size(in_window: Play, bench: FakeWorkbench) -> None:
+    """Labels, fields, lists, painted parts and fixed heights alike; also widgets made later, and back again."""
 
     async def scene(window: MainWindow) -> None:
         parts = window.parts
@@ -330,8 +330,8 @@ def test_all_text_of_the_window_has_the_size_that_is_set(in_window: Play, bench:
     in_window(scene)
 
 
-def test_a_choice_is_as_low_again_when_the_text_is_smaller_again(app: QApplication, qtbot: QtBot) -> None:
-    # given one that is seen first while all text is large
+def test_a_combo_is_as_low_as_before_when_the_text_is_small_again(app: QApplication, qtbot: QtBot) -> None:
+    # given a combo that is first shown while all text is large
     resize_text(app, 2.0)
     page, combo = QWidget(), Combo("Colours")
     combo.addItems(["light", "dark"])
@@ -341,14 +341,14 @@ def test_a_choice_is_as_low_again_when_the_text_is_smaller_again(app: QApplicati
     qtbot.addWidget(page)
     page.show()
     large = combo.height()
-    # when it is small again
+    # when the text is small again
     resize_text(app, 1.0)
-    # then so is what it stands in
+    # then the combo is low again
     qtbot.waitUntil(lambda: combo.height() < large)
     assert combo.height() == combo.sizeHint().height()
 
 
-def test_the_list_of_a_choice_has_one_frame(app: QApplication, qtbot: QtBot) -> None:
+def test_the_list_of_a_combo_has_one_frame(app: QApplication, qtbot: QtBot) -> None:
     choice = Combo("choice")
     qtbot.addWidget(choice)
     choice.addItems(["one", "two"])
@@ -357,11 +357,11 @@ def test_the_list_of_a_choice_has_one_frame(app: QApplication, qtbot: QtBot) -> 
     picture = choice.view().window().grab().toImage()
     beside_items = [picture.pixelColor(3, y).name() for y in range(picture.height())]
     choice.hidePopup()
-    assert len([*groupby(beside_items)]) == 3  # its upper edge, its ground, its lower edge
+    assert len([*groupby(beside_items)]) == 3  # its upper edge, its background, its lower edge
 
 
 @pytest.mark.slow
-def test_one_tab_alone_stands_out_whichever_way_it_was_reached(in_window: Play) -> None:
+def test_the_clicked_tab_has_the_focus_if_the_focus_was_in_the_tabs(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         settings.activateWindow()
@@ -371,7 +371,7 @@ def test_one_tab_alone_stands_out_whichever_way_it_was_reached(in_window: Play) 
         settings.close()
         window.activateWindow()
         await until(window.isActiveWindow)
-        # the popover's and the inspector's go with the page too; the keyboard is not taken from elsewhere
+        # the same for the tabs of popover and inspector; focus elsewhere is not moved
         for tabs in (window.popover.tabs, window.parts.inspector.tabs):
             if tabs is window.popover.tabs:
                 window.popover.open(SAMPLING)
@@ -387,7 +387,7 @@ def test_one_tab_alone_stands_out_whichever_way_it_was_reached(in_window: Play) 
 
 
 @pytest.mark.slow
-def test_what_could_not_be_taken_is_said(in_window: Play, bench: FakeWorkbench) -> None:
+def test_settings_that_could_not_be_read_are_reported(in_window: Play, bench: FakeWorkbench) -> None:
     bench.held = replace(bench.held, notes=("the text size must be between 100 and 200 %, not 7; the default is used",))
 
     async def scene(window: MainWindow) -> None:
@@ -398,7 +398,7 @@ def test_what_could_not_be_taken_is_said(in_window: Play, bench: FakeWorkbench) 
 
 
 @pytest.mark.slow
-def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_server_is_started_and_stopped_and_its_address_shown(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         QTest.mouseClick(settings.tabs[SERVER], LEFT)
@@ -410,7 +410,7 @@ def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play,
         page.port.setValue(8123)
         QTest.mouseClick(page.switch, LEFT)
         await until(lambda: page.switch.text() == "Stop server")
-        # the window says so as long as it is on, and leads back here
+        # the window shows a mark while it is on, which leads back here
         mark = window.parts.status.server
         await until(mark.isVisible)
         assert "http://127.0.0.1:8123/v1" in mark.toolTip()
@@ -418,7 +418,7 @@ def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play,
         QTest.mouseClick(mark, LEFT)
         await until(page.isVisible)
         assert page.address.text() == "Address: http://127.0.0.1:8123/v1"
-        assert page.address.width() > page.copy_button.width()  # it can be read
+        assert page.address.width() > page.copy_button.width()  # wide enough to be read
         assert not page.port.isEnabled()
         QTest.mouseClick(page.copy_button, LEFT)
         assert QApplication.clipboard().text() == "http://127.0.0.1:8123/v1"
@@ -431,15 +431,13 @@ def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play,
     in_window(scene)
 
 
-def test_the_page_of_the_server_follows_another_window_and_its_button_does_what_it_says(
-    in_window: Play, bench: FakeWorkbench
-) -> None:
+def test_the_server_page_follows_another_window_and_its_button_acts_as_labelled(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
         QTest.mouseClick(settings.tabs[SERVER], LEFT)
         page = settings.server
         assert page.switch.text() == "Start server"
-        # another window starts it: a press that comes before the news does not stop it
+        # another window starts it: a press before the page is updated does not stop it
         bench.server.address = "http://127.0.0.1:8123/v1"
         QTest.mouseClick(page.switch, LEFT)
         await until(lambda: page.switch.text() == "Stop server" and page.switch.isEnabled())
@@ -450,7 +448,7 @@ def test_the_page_of_the_server_follows_another_window_and_its_button_does_what_
     in_window(scene)
 
 
-def test_what_another_window_has_changed_is_shown_when_the_settings_come_to_the_front_again(
+def test_changes_of_another_window_are_shown_when_the_settings_are_activated_again(
     in_window: Play, bench: FakeWorkbench
 ) -> None:
     asked, goes, view = asyncio.Event(), asyncio.Event(), bench.settings.view
@@ -478,6 +476,6 @@ def test_what_another_window_has_changed_is_shown_when_the_settings_come_to_the_
         QTest.keyClicks(field, "12")
         goes.set()
         await until(lambda: settings.generation.combos["titles"].currentData() == "model")
-        assert field.text() == "12 %"  # what is being typed stays
+        assert field.text() == "12 %"  # unfinished text stays
 
     in_window(scene)

@@ -1,4 +1,4 @@
-"""The popover under the model's name, by mouse and keys: each field shows what holds, and asks for what is wanted."""
+"""The popover under the model's name, by mouse and keys: each field shows the current value, and requests changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def focused() -> QWidget:
 
 
 async def opened(window: MainWindow, page: int = MODEL) -> SetupPopover:
-    """By a key, and a click on a tab."""
+    """Opens the popover by its shortcut, then a page by a click on its tab."""
     QTest.keyClick(window, Qt.Key.Key_M, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
     assert window.popover.isVisible()
     QTest.mouseClick(window.popover.tabs[page], LEFT)
@@ -44,7 +44,7 @@ def retype(field: QLineEdit, text: str) -> None:
     QTest.keyClick(field, Qt.Key.Key_Return)
 
 
-def test_it_opens_and_closes_by_mouse_and_keys(in_window: Play) -> None:
+def test_the_popover_opens_and_closes_by_mouse_and_keys(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         popover = await opened(window)
         assert popover.model.facts["fingerprint"].text() == "3f2a9c51d07b"
@@ -58,7 +58,7 @@ def test_it_opens_and_closes_by_mouse_and_keys(in_window: Play) -> None:
         assert popover.tabs[SAMPLING].isChecked()
         QTest.keyClick(focused(), Qt.Key.Key_Escape)
         assert not popover.isVisible()
-        assert window.parts.composer.field.hasFocus()  # where it was
+        assert window.parts.composer.field.hasFocus()  # the focus is where it was
         QTest.mouseClick(window.parts.composer.setup_button, LEFT)
         assert popover.isVisible()
         QTest.mouseClick(window.parts.composer.field.viewport(), LEFT)
@@ -68,7 +68,7 @@ def test_it_opens_and_closes_by_mouse_and_keys(in_window: Play) -> None:
 
 
 @pytest.mark.slow
-def test_it_stays_inside_a_narrow_window(in_window: Play) -> None:
+def test_the_popover_stays_inside_a_narrow_window(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         popover = await opened(window)
         for size in ((900, 700), (560, 420), (1360, 860)):
@@ -112,7 +112,7 @@ def _takes_keys(widget: QWidget) -> bool:
 
 
 @pytest.mark.slow
-def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_option_is_set_refused_and_reset_to_the_preset(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         options = (await opened(window, SAMPLING)).sampling.options
         await until(lambda: "temperature" in options.fields)
@@ -126,7 +126,7 @@ def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, 
         retype(field, "0.2")
         await until(lambda: options.sources["temperature"].text() == "session")
         assert bench.asked("set_option") == [(TRIP, "temperature", 0.2)]
-        # refused: said inside the popover, and the field shows what holds
+        # a refusal is shown inside the popover, and the field shows the current value
         bench.refusal = "temperature must be a number, 0 or more, not -1"
         retype(field, "-1")
         await until(lambda: window.popover.notice.words.startswith("temperature must"))
@@ -135,7 +135,7 @@ def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, 
         QTest.mouseClick(options.clears["temperature"], LEFT)
         await until(lambda: options.sources["temperature"].text() == "preset")
         assert field.text() == ""
-        # Escape takes back what is being written, and closes only then
+        # Escape discards unfinished text, without closing the popover
         QTest.keyClicks(field, "9")
         QTest.keyClick(field, Qt.Key.Key_Escape)
         assert (field.text(), window.popover.isVisible()) == ("", True)
@@ -144,7 +144,7 @@ def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, 
 
 
 @pytest.mark.slow
-def test_a_slider_sets_its_option_once_it_rests_and_follows_what_is_written(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_slider_sets_its_option_after_a_pause_and_follows_the_field(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         options = (await opened(window, SAMPLING)).sampling.options
         await until(lambda: "temperature" in options.sliders)
@@ -155,14 +155,14 @@ def test_a_slider_sets_its_option_once_it_rests_and_follows_what_is_written(in_w
             QTest.keyClick(slider, Qt.Key.Key_PageUp)
         moved = slider.setting
         assert (moved > 0.8, float(field.text()), bench.asked("set_option")) == (True, moved, [])
-        bench.emit(SessionChanged(bench.views[TRIP]))  # news do not take the handle back
+        bench.emit(SessionChanged(bench.views[TRIP]))  # an update does not move the handle back
         await until(lambda: bench.asked("set_option") == [(TRIP, "temperature", moved)])
         await until(lambda: options.sources["temperature"].text() == "session")
         retype(field, "0.2")
         await until(lambda: slider.setting == 0.2)
         QTest.mouseClick(options.clears["temperature"], LEFT)
         await until(lambda: (slider.setting, field.text()) == (0.8, ""))
-        # what is moved just before another session is shown belongs to the one before
+        # a move just before another session is shown belongs to the previous session
         QTest.keyClick(slider, Qt.Key.Key_PageUp)
         moved = slider.setting
         window.controller.open(3)
@@ -173,7 +173,7 @@ def test_a_slider_sets_its_option_once_it_rests_and_follows_what_is_written(in_w
     in_window(scene)
 
 
-def test_values_are_read_as_they_are_written() -> None:
+def test_typed_values_are_parsed() -> None:
     assert [value_of("temperature", t) for t in ("", "1", "0.5", "\N{MINUS SIGN}1", "hot")] == [None, 1, 0.5, -1, "hot"]
     assert value_of("stop", '"\\n\\n", "User:"') == ["\n\n", "User:"]
     assert value_of("stop", "END") == ["END"]
@@ -197,12 +197,12 @@ def test_values_are_read_as_they_are_written() -> None:
         ("penalty_window", "64", 64),
     ],
 )
-def test_lists_of_ids_biases_and_stages_are_read_and_written_back(name: str, written: str, value: object) -> None:
+def test_lists_of_ids_biases_and_stages_are_parsed_and_formatted_again(name: str, written: str, value: object) -> None:
     assert value_of(name, written) == value
     assert value_of(name, text_of(name, value)) == value
 
 
-def test_what_few_sessions_need_is_folded_until_it_is_wanted_or_said(in_window: Play, bench: FakeWorkbench) -> None:
+def test_rare_options_are_folded_until_they_are_unfolded_or_set(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         options = (await opened(window, SAMPLING)).sampling.options
         await until(lambda: "logit_bias" in options.fields)
@@ -216,7 +216,7 @@ def test_what_few_sessions_need_is_folded_until_it_is_wanted_or_said(in_window: 
         retype(field, "36413: -5")
         await until(lambda: options.sources["logit_bias"].text() == "session")
         assert bench.asked("set_option") == [(TRIP, "logit_bias", {"36413": -5})]
-        # folded again, what the session says stays in sight
+        # folded again, options set in the session stay visible
         QTest.keyClick(options.more, Qt.Key.Key_Space)
         assert (field.isVisible(), order.isVisible()) == (True, False)
         assert field.text() == "36413: -5"
@@ -250,7 +250,7 @@ def test_presets_are_chosen_saved_and_deleted(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
-def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_draft_of_the_system_prompt_survives_updates_and_changes_of_session(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window, SYSTEM)).system
         assert not page.system_button.isEnabled()
@@ -261,7 +261,7 @@ def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: 
         QTest.mouseClick(page.system_button, LEFT)
         await until(lambda: bench.asked("set_system") == [(TRIP, "Answer in verse")])
         await until(lambda: not page.system_button.isEnabled())
-        # another session has its own, and what is half written waits in its session: a prompt, a format, tools
+        # another session has its own, and unfinished text stays with its session: a prompt, a format, tools
         form, tools = window.popover.form, window.popover.tools
         QTest.keyClicks(page.system, "Briefly: ")
         window.popover.show_page(FORM)
@@ -287,7 +287,7 @@ def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: 
 
 
 @pytest.mark.slow
-def test_a_form_is_checked_as_it_is_typed(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_output_format_is_checked_while_it_is_typed(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window, FORM)).form
         assert not page.source.isVisible()
@@ -297,9 +297,9 @@ def test_a_form_is_checked_as_it_is_typed(in_window: Play, bench: FakeWorkbench)
         assert page.state.text() == "checking…"
         await until(lambda: "unclosed group" in page.state.text())
         assert not page.use_button.isEnabled()
-        # the keys were many, the question was one
+        # several keys, but one check
         assert len(bench.asked("check_format")) == 1
-        # the window lives while the check runs, and an older answer is not taken for the new one
+        # the window stays responsive during a check, and the result of an older check is ignored
         bench.slow_checks = asyncio.Event()
         QTest.keyClicks(page.source, "x")
         await until(lambda: len(bench.asked("check_format")) == 2)
@@ -311,7 +311,7 @@ def test_a_form_is_checked_as_it_is_typed(in_window: Play, bench: FakeWorkbench)
         wanted = AnswerFormat(FormatKind.REGEX, "(ax)")
         await until(lambda: bench.asked("set_format") == [(TRIP, wanted)])
         await until(lambda: not page.use_button.isEnabled())
-        # free again is one click, and what was written is still there afterwards
+        # one click returns to free text, and the typed pattern is kept
         QTest.mouseClick(page.kinds.buttons[0], LEFT)
         await until(lambda: bench.asked("set_format")[-1] == (TRIP, AnswerFormat()))
         QTest.mouseClick(page.kinds.buttons[2], LEFT)
@@ -320,7 +320,7 @@ def test_a_form_is_checked_as_it_is_typed(in_window: Play, bench: FakeWorkbench)
     in_window(scene)
 
 
-def test_guessing_ahead(in_window: Play, bench: FakeWorkbench) -> None:
+def test_speculation_is_set_in_the_popover(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window)).model
         assert not page.guess.buttons[2].isEnabled()
@@ -334,7 +334,7 @@ def test_guessing_ahead(in_window: Play, bench: FakeWorkbench) -> None:
     in_window(scene)
 
 
-def test_without_a_model_it_says_so_and_offers_one(in_window: Play, bench: FakeWorkbench) -> None:
+def test_without_a_model_the_popover_reports_it_and_offers_a_choice(in_window: Play, bench: FakeWorkbench) -> None:
     bench.loaded = None
 
     async def scene(window: MainWindow) -> None:
@@ -362,7 +362,7 @@ def test_tools_are_checked_and_offered(in_window: Play, bench: FakeWorkbench) ->
     in_window(scene)
 
 
-def test_tokens_are_written_as_what_they_say_where_it_can_be_read() -> None:
+def test_tokens_are_written_as_text_if_the_text_is_readable_and_unique() -> None:
     says = {5: b" rain", 6: b"\n", 7: b"\xf0\x9f", 8: "\N{RIGHT-TO-LEFT OVERRIDE}".encode(), 9: b'"', 10: b" rain"}
 
     def bytes_of(token: int) -> bytes:
@@ -383,7 +383,7 @@ def test_a_bias_is_typed_as_text_and_shown_as_text(in_window: Play, bench: FakeW
         options.more.click()
         retype(options.fields["logit_bias"], '" rain": -5')
         await until(lambda: bench.asked("set_option") == [(TRIP, "logit_bias", {'" rain"': -5})])
-        # what comes back are ids, which are shown as what they say
+        # the stored values are ids, which are shown as their text
         await window.controller.workbench.setup.set_option(TRIP, "logit_bias", {str(rain): -5})
         window.setup.ask()
         await until(lambda: options.fields["logit_bias"].text() == '" rain": -5')
@@ -391,19 +391,19 @@ def test_a_bias_is_typed_as_text_and_shown_as_text(in_window: Play, bench: FakeW
     in_window(scene)
 
 
-def test_what_a_field_has_no_room_for_is_in_its_tooltip(in_window: Play) -> None:
+def test_values_too_long_for_a_field_are_in_its_tooltip(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         options = (await opened(window, SAMPLING)).sampling.options
         await until(lambda: "order" in options.fields)
         assert options.fields["order"].toolTip().endswith("does nothing\nbias → penalties → temperature")
-        assert "\n" not in options.fields["temperature"].toolTip()  # what is short is seen
+        assert "\n" not in options.fields["temperature"].toolTip()  # short values fit
         retype(options.fields["stop"], '"' + "a long text " * 4 + '"')
         await until(lambda: options.fields["stop"].toolTip().endswith('\n"' + "a long text " * 4 + '"'))
 
     in_window(scene)
 
 
-def test_it_is_said_when_a_change_of_sampling_holds(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_sampling_page_states_when_changes_take_effect(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window, SAMPLING)).sampling
         assert "Changes apply from the next answer" in [label.text() for label in page.findChildren(QLabel)]
@@ -411,7 +411,7 @@ def test_it_is_said_when_a_change_of_sampling_holds(in_window: Play, bench: Fake
     in_window(scene)
 
 
-def test_what_is_no_number_is_said_by_the_options_name(in_window: Play, bench: FakeWorkbench) -> None:
+def test_text_that_is_no_number_is_refused_with_the_name_of_the_option(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         options = (await opened(window, SAMPLING)).sampling.options
         await until(lambda: "temperature" in options.fields)

@@ -18,7 +18,9 @@ from ui import LIGHT, MainWindow
 Play = Callable[[Scene], None]
 
 
-def test_prune_by_menu_undo_and_the_faint_rows(in_window: Play, bench: FakeWorkbench) -> None:
+def test_pruning_by_menu_hides_the_row_shows_it_faintly_on_request_and_can_be_undone(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -33,15 +35,15 @@ def test_prune_by_menu_undo_and_the_faint_rows(in_window: Play, bench: FakeWorkb
         assert [act.text() for act in menu.actions()] == ["Show", "Compare with the Shown Branch", "Rename…", "Prune Branch"]
         QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(menu.actions()[-1]).center())
         await until(lambda: bench.asked("prune") == [(TRIP, 43, 0, True)])
-        # then the row is out of sight, and the head of the outline says so
+        # then the row is hidden, and the header of the outline counts it
         await until(lambda: tree.rows.rowCount() == 5)
         assert window.parts.sidebar.caption.text() == "Branches · 1 pruned"
-        # it can be looked at, and is faint
+        # it can be shown, faintly
         window.acts.pruned.trigger()
         assert tree.rows.rowCount() == 6
         assert "pruned" in str(tree.rows.data(tree.rows.index(5), int(Qt.ItemDataRole.AccessibleTextRole)))
         window.acts.pruned.trigger()
-        # undo brings it back
+        # undo restores it
         assert window.controller.undo_stack.label == "Prune Branch"
         window.acts.undo.trigger()
         await until(lambda: bench.asked("prune")[-1] == (TRIP, 43, 0, False))
@@ -51,7 +53,7 @@ def test_prune_by_menu_undo_and_the_faint_rows(in_window: Play, bench: FakeWorkb
     in_window(scene)
 
 
-def test_prune_the_row_that_has_the_keyboard(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_shortcut_prunes_the_focused_row_or_the_shown_branch(in_window: Play, bench: FakeWorkbench) -> None:
     turns = bench.views[TRIP].turns
     bench.add(bench.summaries[TRIP], turns[:3], branches=bench.views[TRIP].branches)
 
@@ -64,20 +66,20 @@ def test_prune_the_row_that_has_the_keyboard(in_window: Play, bench: FakeWorkben
         QTest.keyClick(tree, Qt.Key.Key_P, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier)
         await until(lambda: bench.asked("prune") == [(TRIP, 41, 0, True)])
         await until(lambda: tree.rows.rowCount() == 5)
-        assert tree.currentIndex().row() == 1  # what stands in its place
-        # elsewhere it is the branch that is shown; a refusal is said in its place
+        assert tree.currentIndex().row() == 1  # the row at its place
+        # with the focus elsewhere it prunes the shown branch; a refusal is shown in the notice
         window.parts.transcript.tokens.setFocus()
         bench.refusal = "this is the only branch"
         QTest.keyClick(
             window.parts.transcript.tokens, Qt.Key.Key_P, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
         )
         await until(lambda: window.parts.composer.notice.words == "this is the only branch")
-        assert window.controller.undo_stack.label == "Prune Branch"  # of the first: what was refused is nothing to take back
+        assert window.controller.undo_stack.label == "Prune Branch"  # of the first prune: a refused one adds no undo step
 
     in_window(scene)
 
 
-def test_a_rows_bar_is_as_wide_as_it_is_likely(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_bar_of_a_row_is_as_wide_as_its_probability(in_window: Play, bench: FakeWorkbench) -> None:
     view = bench.views[TRIP]
     likely = (None, 0.9, 0.3, 0.0, None, None)
     rows = [replace(row, likely=p) for row, p in zip(view.branches, likely, strict=True)]

@@ -1,4 +1,4 @@
-"""Folders, tags, the order by hand and the trash, by mouse and keys in the session list."""
+"""Folders, tags, manual order and the trash, by mouse and keys in the session list."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def typed(panel: SessionPanel, text: str) -> None:
     field = panel.view.findChild(QLineEdit)
     assert field is not None
     field.selectAll()
-    field.insert(text)  # as an input method does: keyClicks knows ASCII only
+    field.insert(text)  # as an input method does: keyClicks supports only ASCII
     QTest.keyClick(field, Qt.Key.Key_Return)
 
 
 def drag(panel: SessionPanel, session_id: int, onto: QModelIndex | int) -> None:
-    """What Qt does when a row is dropped: onto a row, or into the gap above row number `onto`."""
+    """Drops a row as Qt does: onto a row, or into the gap above row number `onto`."""
     index = panel.rows.index_of(session_id)
     carried = panel.rows.mimeData([index])
     gap, parent = (onto, QModelIndex()) if isinstance(onto, int) else (-1, onto)
     panel.rows.dropMimeData(carried, Qt.DropAction.MoveAction, gap, 0, parent)
 
 
-def test_a_new_folder_is_named_at_once_and_takes_the_session(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_new_folder_contains_the_session_and_is_named_at_once(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
@@ -74,7 +74,7 @@ def test_a_new_folder_is_named_at_once_and_takes_the_session(in_window: Play, be
     in_window(scene)
 
 
-def test_a_folder_closes_opens_and_goes_without_its_sessions(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_folder_is_closed_opened_and_removed_without_its_sessions(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
@@ -124,7 +124,7 @@ def test_pinned_sessions_are_dragged_into_an_order(app: QApplication) -> None:
     drag(panel, 2, panel.rows.index_of(1))  # onto a row
     assert told == [[3, 1, 2], [2, 3, 1], [2, 1, 3]]
     told.clear()
-    drag(panel, 1, 6)  # by days nothing is arranged
+    drag(panel, 1, 6)  # groups by date cannot be reordered
     drag(panel, 4, 5)
     drag(panel, 4, panel.rows.index(0))
     stranger = QMimeData()
@@ -142,9 +142,9 @@ def test_alt_and_an_arrow_move_a_session_within_its_group(app: QApplication) -> 
     for session, key in ((2, Qt.Key.Key_Up), (2, Qt.Key.Key_Down), (1, Qt.Key.Key_Up)):
         panel.view.setCurrentIndex(panel.rows.index_of(session))
         QTest.keyClick(panel.view, key, Qt.KeyboardModifier.AltModifier)
-    assert told == [[2, 1, 3], [1, 3, 2]]  # the first one stays where it is
+    assert told == [[2, 1, 3], [1, 3, 2]]  # the first row cannot move up
     QTest.keyClick(panel.view, Qt.Key.Key_Down)
-    assert panel.view.currentIndex() == panel.rows.index_of(2)  # without Alt the keyboard only walks
+    assert panel.view.currentIndex() == panel.rows.index_of(2)  # without Alt the arrows only change the current row
 
 
 def test_tags_are_typed_in_the_row(in_window: Play, bench: FakeWorkbench) -> None:
@@ -161,7 +161,7 @@ def test_tags_are_typed_in_the_row(in_window: Play, bench: FakeWorkbench) -> Non
         await until(lambda: bench.asked("tag_session")[-1] == (PROOFS, "maths"))
         await until(lambda: str(panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.AccessibleTextRole)).endswith("tagged maths"))
         await choose(panel, panel.rows.index_of(PROOFS), "Tags…")
-        assert panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.EditRole) == "#maths"  # no comma after one alone
+        assert panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.EditRole) == "#maths"  # no comma after a single tag
         typed(panel, "#logic")
         await until(lambda: bench.asked("tag_session")[-1] == (PROOFS, "logic"))
         await until(lambda: str(panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.AccessibleTextRole)).endswith("tagged logic"))
@@ -172,7 +172,7 @@ def test_tags_are_typed_in_the_row(in_window: Play, bench: FakeWorkbench) -> Non
     in_window(scene)
 
 
-def test_the_trash_is_shown_and_gives_back(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_trash_is_shown_and_sessions_are_restored_from_it(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
@@ -213,7 +213,7 @@ def test_emptying_the_trash_asks_inline(in_window: Play, bench: FakeWorkbench) -
     in_window(scene)
 
 
-def test_what_is_refused_is_said_and_the_list_stays(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_refusal_is_shown_and_the_list_stays(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
@@ -227,9 +227,7 @@ def test_what_is_refused_is_said_and_the_list_stays(in_window: Play, bench: Fake
 
 
 @pytest.mark.parametrize("hidden", ["closed folder", "search", "trash"])
-def test_rename_session_finds_the_session_shown_where_the_list_hides_it(
-    in_window: Play, bench: FakeWorkbench, hidden: str
-) -> None:
+def test_rename_session_reveals_the_shown_session_in_the_list(in_window: Play, bench: FakeWorkbench, hidden: str) -> None:
     bench.folder_views[70] = FolderView(70, "Food")
     bench.summaries[TRIP] = replace(bench.summaries[TRIP], pinned=False, folder_id=70)
 

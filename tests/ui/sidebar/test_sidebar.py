@@ -27,7 +27,7 @@ BOAT = 4
 
 
 def make_sample(bench: FakeWorkbench) -> None:
-    """Given: the recorded sample is the first of the list."""
+    """Given: the sample is the first session of the list."""
     trip = bench.views[TRIP]
     later = bench.summaries[TRIP].updated + 1
     bench.add(SessionSummary(SAMPLE, "A recording", later, 3, pinned=True, is_sample=True), trip.turns)
@@ -42,7 +42,7 @@ def click_session(panel: SessionPanel, session_id: int) -> None:
     QTest.mouseClick(panel.view.viewport(), Qt.MouseButton.LeftButton, pos=at)
 
 
-def test_sessions_stand_under_pinned_today_this_week_earlier(app: QApplication) -> None:
+def test_sessions_are_grouped_under_pinned_today_this_week_earlier(app: QApplication) -> None:
     now = datetime.datetime(2026, 3, 18, 12, 0).astimezone().timestamp()
     day = 86400
 
@@ -52,12 +52,12 @@ def test_sessions_stand_under_pinned_today_this_week_earlier(app: QApplication) 
     panel = SessionPanel()
     panel.show_sessions([session(1, 30, pinned=True), session(2, 0.1), session(3, 1), session(4, 6), session(5, 8)], now)
     assert rows(panel) == ["Pinned", "s1", "Today", "s2", "This week", "s3", "s4", "Earlier", "s5"]
-    # a clock that was set back makes no group of its own
+    # a clock that was set back does not add a group
     panel.show_sessions([session(6, -3)], now)
     assert rows(panel) == ["Today", "s6"]
 
 
-def test_a_click_opens_and_heads_do_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_click_opens_a_session_and_group_headers_do_nothing(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
@@ -71,12 +71,16 @@ def test_a_click_opens_and_heads_do_nothing(in_window: Play, bench: FakeWorkbenc
     in_window(scene)
 
 
-def test_search_asks_once_and_filters(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_search_sends_one_request_and_filters_the_list(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         QTest.keyClicks(panel.search, "boat")
         await until(lambda: rows(panel) == ["Today", "Names for a small boat"])
-        assert [query for (query,) in bench.asked("sessions")] == ["", "", "boat"]  # all, for what is done with those left out
+        assert [query for (query,) in bench.asked("sessions")] == [
+            "",
+            "",
+            "boat",
+        ]  # "": all sessions, for actions on hidden ones
 
     in_window(scene)
 
@@ -91,7 +95,7 @@ def test_rename_in_place(in_window: Play, bench: FakeWorkbench) -> None:
         assert isinstance(field, QLineEdit)
         field.selectAll()
         QTest.keyClicks(field, "Lis")
-        # while another session's answer ends, and it comes before this one
+        # while another session's answer ends, which moves that session before this one
         bench.summaries[BOAT] = replace(bench.summaries[BOAT], pinned=True, answering=True)
         bench.emit(SessionsChanged())
         await until(lambda: rows(panel)[0] == "Pinned")
@@ -99,10 +103,10 @@ def test_rename_in_place(in_window: Play, bench: FakeWorkbench) -> None:
         QTest.keyClicks(field, "bon")
         QTest.keyClick(field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("rename_session") == [(TRIP, "Lisbon")])
-        assert window.parts.composer.notice.words == ""  # of the name before
-        assert panel.view.currentIndex() == panel.rows.index_of(TRIP)  # the keyboard, too
+        assert window.parts.composer.notice.words == ""  # no notice about the previous name
+        assert panel.view.currentIndex() == panel.rows.index_of(TRIP)  # the current row, too
         await until(lambda: window.parts.top.title.text() == "Lisbon")
-        # an empty name is not taken
+        # an empty name is ignored
         window.acts.rename.trigger()
         field = panel.view.findChild(QLineEdit)
         assert isinstance(field, QLineEdit)
@@ -114,7 +118,7 @@ def test_rename_in_place(in_window: Play, bench: FakeWorkbench) -> None:
     in_window(scene)
 
 
-def test_a_title_by_the_model_can_be_undone(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_title_generated_by_the_model_can_be_undone(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -131,12 +135,12 @@ def test_a_title_by_the_model_can_be_undone(in_window: Play, bench: FakeWorkbenc
 
 
 @pytest.mark.parametrize("by", ["model", "words", "hand", "left"])
-def test_a_new_session_has_its_title_by_the_model_where_the_settings_say_so(
+def test_a_new_session_gets_its_title_from_the_model_if_the_settings_say_so(
     in_window: Play, bench: FakeWorkbench, by: str
 ) -> None:
     async def scene(window: MainWindow) -> None:
         if by != "words":
-            bench.held = replace(bench.held, values=AppSettings(titles="model"))  # in whichever window
+            bench.held = replace(bench.held, values=AppSettings(titles="model"))  # set in any window
         window.acts.new_session.trigger()
         await until(lambda: not window.controller.is_shown(TRIP))
         assert window.controller.shown is not None
@@ -149,7 +153,7 @@ def test_a_new_session_has_its_title_by_the_model_where_the_settings_say_so(
             return await suggest(session_id)
 
         if by == "hand":
-            bench.answers.suggest_title = meanwhile  # type: ignore[method-assign]  # a person is faster
+            bench.answers.suggest_title = meanwhile  # type: ignore[method-assign]  # the user is faster
         bench.gate = asyncio.Semaphore(0) if by == "left" else None
         QTest.keyClicks(window.parts.composer.field, "A boat")
         QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
@@ -168,7 +172,7 @@ def test_a_new_session_has_its_title_by_the_model_where_the_settings_say_so(
         wanted = {"words": [], "hand": [(new, "By hand")]}.get(by, [(new, "A boat in Lisbon")])
         assert bench.asked("rename_session") == wanted
         assert bench.asked("suggest_title") == ([] if by == "words" else [(new,)])
-        # the next answer asks for none
+        # the next answer requests no title
         QTest.keyClicks(window.parts.composer.field, "And then?")
         QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
         await until(lambda: len(bench.asked("send")) == 2 and not window.controller.running)
@@ -180,7 +184,7 @@ def test_a_new_session_has_its_title_by_the_model_where_the_settings_say_so(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", [Qt.Key.Key_Delete, Qt.Key.Key_Backspace])
-def test_no_bare_key_destroys(in_window: Play, bench: FakeWorkbench, key: Qt.Key) -> None:
+def test_no_key_without_a_modifier_moves_a_session_to_the_trash(in_window: Play, bench: FakeWorkbench, key: Qt.Key) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
@@ -193,7 +197,7 @@ def test_no_bare_key_destroys(in_window: Play, bench: FakeWorkbench, key: Qt.Key
     in_window(scene)
 
 
-def test_trash_opens_the_next_session_and_undo_brings_it_back(in_window: Play, bench: FakeWorkbench) -> None:
+def test_trash_opens_the_next_session_and_undo_restores_it(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
@@ -216,7 +220,7 @@ def press_undo(panel: SessionPanel) -> None:
 
 
 @pytest.mark.slow
-def test_an_undo_by_key_takes_the_trash_note_away(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_undo_by_key_removes_the_trash_notice(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
@@ -230,7 +234,9 @@ def test_an_undo_by_key_takes_the_trash_note_away(in_window: Play, bench: FakeWo
     in_window(scene)
 
 
-def test_a_session_that_answers_out_of_sight_is_marked_until_it_is_seen(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_session_that_is_answered_in_the_background_is_marked_until_it_is_shown(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         spoken = int(Qt.ItemDataRole.AccessibleTextRole)
@@ -243,20 +249,20 @@ def test_a_session_that_answers_out_of_sight_is_marked_until_it_is_seen(in_windo
             rect = panel.view.visualRect(panel.rows.index_of(TRIP))
             return panel.view.viewport().grab(rect.adjusted(rect.width() - 20, 0, 0, 0)).toImage()
 
-        # an answer begins, and another session is looked at
+        # an answer starts, and another session is shown
         bench.summaries[TRIP] = replace(bench.summaries[TRIP], answering=True)
         bench.emit(SessionsChanged())
         await until(lambda: words().endswith(", answering"))
         window.controller.open(3)
         await until(lambda: window.controller.is_shown(3))
         during = marks()
-        # when it has ended, it is marked otherwise
+        # when it has ended, its mark changes
         bench.summaries[TRIP] = replace(bench.summaries[TRIP], answering=False)
         bench.emit(SessionsChanged())
         await until(lambda: words().endswith(", answered, not seen yet"))
         ended = marks()
         assert ended != during
-        # until it is looked at
+        # until it is shown
         window.controller.open(TRIP)
         await until(lambda: window.controller.is_shown(TRIP) and "answered" not in words())
         window.controller.open(3)
@@ -266,7 +272,7 @@ def test_a_session_that_answers_out_of_sight_is_marked_until_it_is_seen(in_windo
     in_window(scene)
 
 
-def test_the_trash_notes_button_undoes_nothing_else(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_button_of_the_trash_notice_undoes_only_that_step(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -277,9 +283,9 @@ def test_the_trash_notes_button_undoes_nothing_else(in_window: Play, bench: Fake
         await until(lambda: panel.undo_bar.words == "“Recipe without an oven” is in the trash")
         window.controller.tree.step_variant(+1)
         await until(lambda: window.acts.undo.text() == "Undo Branch Selection")
-        # when the note's button is pressed
+        # when the button of the notice is pressed
         press_undo(panel)
-        # then that session is back, and the other step can still be undone
+        # then that session is restored, and the other step can still be undone
         await until(lambda: bench.asked("restore_session") == [(5,)])
         await until(lambda: window.parts.top.title.text() == "Recipe without an oven")
         assert len(bench.asked("select")) == 1
@@ -291,7 +297,7 @@ def test_the_trash_notes_button_undoes_nothing_else(in_window: Play, bench: Fake
 
 
 @pytest.mark.slow
-def test_down_leads_from_the_search_to_what_it_found(in_window: Play, bench: FakeWorkbench) -> None:
+def test_down_moves_from_the_search_to_its_first_match(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         QTest.keyClick(window, Qt.Key.Key_F, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
@@ -308,7 +314,7 @@ def test_down_leads_from_the_search_to_what_it_found(in_window: Play, bench: Fak
 
 
 @pytest.mark.slow
-def test_down_waits_for_the_list_that_was_searched_for(in_window: Play, bench: FakeWorkbench) -> None:
+def test_down_in_the_search_waits_for_its_results(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         panel.search.setFocus()
@@ -322,7 +328,7 @@ def test_down_waits_for_the_list_that_was_searched_for(in_window: Play, bench: F
     in_window(scene)
 
 
-def test_a_search_without_a_hit_says_so(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_search_without_matches_reports_it(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
@@ -330,7 +336,7 @@ def test_a_search_without_a_hit_says_so(in_window: Play, bench: FakeWorkbench) -
         QTest.keyClicks(panel.search, "zzz")
         await until(panel.nothing.isVisible)
         assert panel.nothing.text() == "nothing found"
-        # with one thing to do
+        # with one action
         QTest.mouseClick(panel.clear_button, Qt.MouseButton.LeftButton)
         await until(lambda: panel.rows.rowCount() == 8)
         assert panel.search.text() == ""
@@ -340,7 +346,7 @@ def test_a_search_without_a_hit_says_so(in_window: Play, bench: FakeWorkbench) -
     in_window(scene)
 
 
-def test_titles_show_what_is_invisible(in_window: Play, bench: FakeWorkbench) -> None:
+def test_titles_make_invisible_characters_visible(in_window: Play, bench: FakeWorkbench) -> None:
     title = "bell\x07 lone\ud800 over\u202etaking"
     bench.summaries[TRIP] = replace(bench.summaries[TRIP], title=title)
     bench.views[TRIP] = replace(bench.views[TRIP], title=title)
@@ -352,7 +358,7 @@ def test_titles_show_what_is_invisible(in_window: Play, bench: FakeWorkbench) ->
         assert rows(panel)[1] == shown
         assert window.parts.top.title.text() == shown
         assert window.windowTitle() == f"{shown} – Elsewise"
-        # what is edited is the title itself
+        # the edited text is the title itself
         assert str(panel.rows.index(1).data(Qt.ItemDataRole.EditRole)).startswith("bell\x07 lone")
 
     in_window(scene)
@@ -375,7 +381,7 @@ def test_pin_and_unpin_by_menu_and_by_action(in_window: Play, bench: FakeWorkben
         await until(lambda: rows(panel)[:3] == ["Pinned", "A spring trip", "Recipe without an oven"])
         await choose(5, "Unpin")
         await until(lambda: rows(panel)[:3] == ["Pinned", "A spring trip", "Today"])
-        # the session that is shown, by the menu bar
+        # the shown session, by the menu bar
         assert window.acts.pin.text() == "Unpin Session"
         window.acts.pin.trigger()
         await until(lambda: window.acts.pin.text() == "Pin Session")
@@ -392,7 +398,7 @@ def test_the_sample_is_not_renamed_but_can_be_trashed(in_window: Play, bench: Fa
         await until(lambda: panel.rows.rowCount() == 9)
         assert not panel.rows.flags(panel.rows.index_of(SAMPLE)) & Qt.ItemFlag.ItemIsEditable
         assert not window.acts.rename.isEnabled()
-        # when it goes by the menu of its row
+        # when it is moved to the trash by the menu of its row
         panel.view.setFocus()
         panel.view.setCurrentIndex(panel.rows.index_of(SAMPLE))
         at = panel.view.rect().center()
@@ -401,7 +407,7 @@ def test_the_sample_is_not_renamed_but_can_be_trashed(in_window: Play, bench: Fa
         assert isinstance(menu, QMenu)
         entry = next(action for action in menu.actions() if action.text() == "Move to Trash")
         QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entry).center())
-        # then it can be brought back
+        # then it can be restored
         await until(lambda: SAMPLE in bench.trash and panel.undo_bar.isVisible())
 
     in_window(scene)
@@ -414,7 +420,7 @@ def test_a_branch_is_selected_by_click(in_window: Play, bench: FakeWorkbench) ->
         QTest.mouseClick(tree.viewport(), Qt.MouseButton.LeftButton, pos=tree.visualRect(tree.rows.index(1)).center())
         await until(lambda: bench.asked("select") == [(TRIP, 41)])
         await until(lambda: tree.rows.rows[1].current)
-        # the keyboard stays in its row where another one comes before it
+        # the current row stays when another row is inserted before it
         here = tree.rows.rows[1]
         tree.show_branches([replace(here, node_id=999, current=False), *tree.rows.rows])
         assert tree.rows.rows[tree.currentIndex().row()] == here
@@ -422,7 +428,7 @@ def test_a_branch_is_selected_by_click(in_window: Play, bench: FakeWorkbench) ->
     in_window(scene)
 
 
-def test_rows_say_themselves_to_a_screen_reader(app: QApplication) -> None:
+def test_rows_have_texts_for_screen_readers(app: QApplication) -> None:
     tree = BranchTree()
     tree.show_branches([BranchRow(1, 1, "… visit", "Lisbon\nwhen", -23.94, on_path=True, current=True)])
     assert tree.rows.index(0).data(Qt.ItemDataRole.AccessibleTextRole) == "… visit Lisbon when, level 2, −23.9 nats, shown"
@@ -445,7 +451,7 @@ def test_ten_thousand_sessions_are_one_list(app: QApplication) -> None:
 
 
 @pytest.mark.slow
-def test_the_sidebar_is_as_wide_as_it_is_dragged(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_width_of_the_sidebar_is_changed_by_dragging_and_by_keys(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         window.resize(1360, 860)
         sidebar, grip = window.parts.sidebar, window.parts.sidebar.grip
@@ -464,8 +470,8 @@ def test_the_sidebar_is_as_wide_as_it_is_dragged(in_window: Play, bench: FakeWor
         QApplication.sendEvent(grip, move)
         QTest.mouseRelease(grip, Qt.MouseButton.LeftButton)
         assert 340 <= sidebar.width() <= 348
-        await until(lambda: window.parts.top.title.x() >= title + 90)  # it stands over the conversation still
-        # by the keys, within bounds, and back
+        await until(lambda: window.parts.top.title.x() >= title + 90)  # it is still over the conversation
+        # by keys, within bounds, and back to the default
         grip.setFocus()
         before = sidebar.width()
         QTest.keyClick(grip, Qt.Key.Key_Left)
@@ -483,7 +489,7 @@ def test_the_sidebar_is_as_wide_as_it_is_dragged(in_window: Play, bench: FakeWor
     in_window(scene)
 
 
-def test_a_branch_says_all_of_itself_under_the_pointer(app: QApplication) -> None:
+def test_the_tooltip_of_a_branch_has_its_full_text(app: QApplication) -> None:
     tree = BranchTree()
     row = BranchRow(
         1, 1, "… visit", "Lisbon when", -23.9, on_path=True, current=True, text="Lisbon when it rains: <b>all</b> day"
@@ -491,7 +497,7 @@ def test_a_branch_says_all_of_itself_under_the_pointer(app: QApplication) -> Non
     tree.show_branches([row])
     said = tree.rows.index(0).data(Qt.ItemDataRole.ToolTipRole)
     assert "it rains" in said
-    assert "<b>" not in said  # it is no markup
+    assert "<b>" not in said  # it is not markup
 
 
 @pytest.mark.slow

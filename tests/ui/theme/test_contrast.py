@@ -1,4 +1,4 @@
-"""Whether text can be read on every colour it stands on, as WCAG 2.2 counts it, and where more contrast comes from."""
+"""The contrast of text on every background by WCAG 2.2, and when high contrast is used."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def luminance(colour: str) -> float:
 
 
 def contrast(one: str, other: str) -> float:
-    """Between 1 and 21."""
+    """The contrast ratio, between 1 and 21."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
-def test_contrast_is_counted_as_in_wcag() -> None:
+def test_contrast_ratios_equal_those_of_wcag() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
 @pytest.mark.parametrize(("palette", "least"), READABLE)
-def test_text_is_read_on_every_step_of_the_ramps(palette: Palette, least: float) -> None:
+def test_text_has_enough_contrast_on_every_step_of_the_ramps(palette: Palette, least: float) -> None:
     *steps, strongest = palette.surprise[1:]
     assert min(contrast(palette.text, step) for step in steps if step) >= least
     assert contrast(palette.on_strongest, str(strongest)) >= least
@@ -45,7 +45,7 @@ def test_text_is_read_on_every_step_of_the_ramps(palette: Palette, least: float)
 
 
 @pytest.mark.parametrize(("palette", "least"), READABLE)
-def test_the_ramp_reads_without_colour_vision(palette: Palette, least: float) -> None:
+def test_the_ramp_is_readable_without_colour_vision(palette: Palette, least: float) -> None:
     del least
     from_ground = [contrast(palette.window, step) for step in palette.surprise[1:] if step]
     assert from_ground == sorted(from_ground)
@@ -53,17 +53,17 @@ def test_the_ramp_reads_without_colour_vision(palette: Palette, least: float) ->
 
 
 @pytest.mark.parametrize(("palette", "least"), READABLE)
-def test_words_are_read_on_every_ground(palette: Palette, least: float) -> None:
+def test_words_have_enough_contrast_on_every_background(palette: Palette, least: float) -> None:
     grounds = [getattr(palette, name) for name in GROUNDS]
     for name in ("text", "soft", "accent", "literal"):
         assert min(contrast(getattr(palette, name), ground) for ground in grounds) >= least, name
     assert contrast(palette.on_accent, palette.accent) >= least
-    assert contrast(palette.text, palette.bar_rest) >= least  # what is selected in a field
+    assert contrast(palette.text, palette.bar_rest) >= least  # the selection in a field
     assert contrast(palette.warm, palette.window) >= least
 
 
 @pytest.mark.parametrize("palette", [HIGH_LIGHT, HIGH_DARK])
-def test_in_high_contrast_the_faint_is_read_and_lines_are_seen(palette: Palette) -> None:
+def test_in_high_contrast_faint_text_and_lines_have_enough_contrast(palette: Palette) -> None:
     assert min(contrast(palette.faint, getattr(palette, ground)) for ground in GROUNDS) >= 7
     for line in (palette.hairline, palette.disk, palette.bar):
         assert contrast(line, palette.window) >= 3
@@ -71,7 +71,7 @@ def test_in_high_contrast_the_faint_is_read_and_lines_are_seen(palette: Palette)
 
 @pytest.fixture
 def hints(app: QApplication, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Qt.ContrastPreference]]:
-    """What the system says of contrast: the last of the list."""
+    """The contrast preference of the system: the last of the list."""
     said = [Qt.ContrastPreference.NoPreference]
     monkeypatch.setattr(QAccessibilityHints, "contrastPreference", lambda _self: said[-1])
     yield said
@@ -79,7 +79,7 @@ def hints(app: QApplication, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Q
     apply_theme(app, Scheme.LIGHT, Contrast.SYSTEM, Motion.SYSTEM)
 
 
-def test_contrast_follows_the_system_unless_it_is_chosen(app: QApplication, hints: list[Qt.ContrastPreference]) -> None:
+def test_contrast_follows_the_system_unless_the_user_chooses_it(app: QApplication, hints: list[Qt.ContrastPreference]) -> None:
     theme = apply_theme(app, Scheme.LIGHT, Contrast.SYSTEM)
     assert theme is current_theme()
     assert theme.palette is LIGHT

@@ -1,4 +1,4 @@
-"""Faces for foreign scripts are looked for before there is text in them, while the window is idle."""
+"""Fallback fonts for other scripts are loaded before there is text in these scripts, while the window is idle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Play = Callable[[Scene], None]
 
 @pytest.fixture
 def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Letters and fonts, as they are given lines."""
+    """Letters and fonts, in the order in which they are laid out."""
     found: list[tuple[str, str]] = []
 
     class Layout(QTextLayout):
@@ -35,20 +35,20 @@ def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_each_script_is_met_in_each_font_in_a_turn_of_its_own(
+def test_each_script_is_laid_out_in_each_font_in_a_separate_turn_of_the_loop(
     in_window: Play, bench: FakeWorkbench, laid_out: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del bench
     fonts: list[QFont] = []
 
     async def scene(window: MainWindow) -> None:
-        # given one whose rest between two scripts never ends
+        # given fallbacks whose pause between two scripts never ends
         monkeypatch.setattr(fallbacks, "REST_MS", 1 << 30)
-        fonts[:] = [interface_font(31), reading_font(2.0)]  # which the window has none of
+        fonts[:] = [interface_font(31), reading_font(2.0)]  # fonts that the window does not have
         waiting = FallbackFaces(fonts, window)
         await until(lambda: len(waiting.left) < 2 * len(SCRIPTS))
         assert len(waiting.left) == 2 * len(SCRIPTS) - 1
-        # and one that goes on
+        # and fallbacks without a pause
         monkeypatch.setattr(fallbacks, "REST_MS", 0)
         looking = FallbackFaces(fonts, window)
         await until(lambda: not looking.left)
@@ -58,7 +58,7 @@ def test_each_script_is_met_in_each_font_in_a_turn_of_its_own(
     assert [each for each in laid_out if each in asked] == [asked[0], *asked]
 
 
-def test_the_window_looks_first_for_those_of_the_text_that_is_read(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_window_loads_the_fallbacks_of_the_transcript_font_first(in_window: Play, bench: FakeWorkbench) -> None:
     del bench
 
     async def scene(window: MainWindow) -> None:
@@ -67,7 +67,7 @@ def test_the_window_looks_first_for_those_of_the_text_that_is_read(in_window: Pl
     in_window(scene)
 
 
-def test_it_ends_with_its_window(app: QApplication, laid_out: list[tuple[str, str]]) -> None:
+def test_loading_of_fallbacks_ends_with_its_window(app: QApplication, laid_out: list[tuple[str, str]]) -> None:
     window = QObject()
     FallbackFaces([interface_font()], window)
     window.deleteLater()

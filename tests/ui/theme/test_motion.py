@@ -1,4 +1,4 @@
-"""Fades: 120 ms for the card and another branch, none where less motion is asked for, and nothing waits for them."""
+"""Fades: 120 ms for the card and another branch, none with reduced motion, and nothing waits for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ui.theme import current_theme
 from ui.theme.scheme import FADE_MS, system_reduces
 
 Play = Callable[[Scene], None]
-LONG_MS = 60_000  # a fade that is not over before it is looked at
+LONG_MS = 60_000  # a fade that does not end during the checks
 
 
 @pytest.fixture(params=[Motion.SYSTEM, Motion.REDUCED])
@@ -27,7 +27,7 @@ def motion(app: QApplication, request: pytest.FixtureRequest) -> Iterator[Motion
     apply_theme(app, Scheme.LIGHT, motion=Motion.SYSTEM)
 
 
-def test_the_system_decides_unless_less_is_chosen(app: QApplication, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_motion_follows_the_system_unless_reduced_motion_is_chosen(app: QApplication, monkeypatch: pytest.MonkeyPatch) -> None:
     theme = apply_theme(app, Scheme.LIGHT, motion=Motion.SYSTEM)
     assert theme.fade_ms == (0 if system_reduces() else FADE_MS) == 120
     monkeypatch.setattr("ui.theme.scheme.system_reduces", lambda: True)
@@ -35,7 +35,7 @@ def test_the_system_decides_unless_less_is_chosen(app: QApplication, monkeypatch
 
 
 @pytest.mark.slow
-def test_another_branch_fades_in_over_the_one_before(
+def test_another_branch_fades_in_over_the_previous_one(
     in_window: Play, bench: FakeWorkbench, motion: Motion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ui.theme.scheme.FADE_MS", LONG_MS)
@@ -59,7 +59,7 @@ def test_another_branch_fades_in_over_the_one_before(
         fade.pause()
         fade.setCurrentTime(0)
         assert veil.grab().toImage().pixelColor(400, 40) == before.pixelColor(400, 40)
-        # the mouse goes through: what is there now can be clicked at once
+        # the veil ignores the mouse: the new text can be clicked at once
         box = transcript.tokens.token_box(other.node_id, 1)
         assert box is not None
         at = transcript.tokens.viewport().mapTo(window, box.center())
@@ -74,7 +74,7 @@ def test_another_branch_fades_in_over_the_one_before(
     in_window(scene)
 
 
-def test_tokens_that_arrive_and_other_sessions_do_not_fade(in_window: Play, bench: FakeWorkbench) -> None:
+def test_new_turns_and_other_sessions_do_not_fade_in(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         transcript = window.parts.transcript
         view = bench.views[TRIP]

@@ -20,7 +20,7 @@ from ui.widgets import numbers
         (math.nan, "–"),
     ],
 )
-def test_probabilities_have_three_figures_and_no_zero_in_front(p: float, text: str) -> None:
+def test_probabilities_have_three_decimals_and_no_leading_zero(p: float, text: str) -> None:
     assert numbers.probability(p) == text
 
 

@@ -33,7 +33,7 @@ def test_the_shipped_faces_are_used_with_tabular_figures(app: QApplication) -> N
     assert interface_font(weight=QFont.Weight.DemiBold).weight() == QFont.Weight.DemiBold
 
 
-def test_faces_for_other_scripts_are_named_only_where_they_are_installed(app: QApplication) -> None:
+def test_fonts_for_other_scripts_are_named_only_if_they_are_installed(app: QApplication) -> None:
     assert faces_for_scripts({"Inter", "Garuda", "Noto Sans Hebrew", "Segoe UI"}) == ["Garuda", "Segoe UI", "Noto Sans Hebrew"]
     assert faces_for_scripts(()) == []
     assert set(interface_font().families()) - set(QFontDatabase.families()) <= {
@@ -56,7 +56,7 @@ ICONS = sorted(file.name for file in (resources.files("resources") / "icons").it
 
 
 @pytest.mark.parametrize("file", ICONS)
-def test_every_icon_draws_in_the_colour_asked_for(app: QApplication, file: str) -> None:
+def test_every_icon_is_drawn_in_the_requested_colour(app: QApplication, file: str) -> None:
     image = icon(file.removesuffix(".svg"), "#0b6b5a").pixmap(16, 16).toImage()
     inked = [c for x in range(16) for y in range(16) if (c := image.pixelColor(x, y)).alpha() > 100]
     assert inked
@@ -74,11 +74,11 @@ def test_the_style_sheet_uses_the_palettes_colours_only(palette: Palette) -> Non
         palette.surprise
     )
     strange = set(re.findall(r"#[0-9a-f]{6}", sheet)) - known
-    assert len(strange) == 1  # Send under the mouse
+    assert len(strange) == 1  # the hovered Send button
     assert "$" not in sheet
 
 
-def test_there_is_one_theme_and_it_changes_only_when_it_must(app: QApplication) -> None:
+def test_the_single_theme_emits_changed_only_for_another_palette(app: QApplication) -> None:
     theme = apply_theme(app, Scheme.LIGHT)
     assert theme is current_theme()
     seen = list[Palette]()
@@ -91,8 +91,8 @@ def test_there_is_one_theme_and_it_changes_only_when_it_must(app: QApplication) 
 
 
 @pytest.mark.slow
-def test_numbers_run_as_they_are_written_wherever_the_app_starts() -> None:
-    # in a process of its own, where the system writes from right to left (Qt's -reverse)
+def test_numbers_run_left_to_right_also_on_a_right_to_left_system() -> None:
+    # in a separate process, with a right-to-left system (Qt's -reverse)
     code = (
         "import sys; from PySide6.QtCore import Qt; from PySide6.QtWidgets import QApplication; from ui import apply_theme\n"
         "app = QApplication(['elsewise', '-reverse']); before = app.layoutDirection(); apply_theme(app)\n"
@@ -101,13 +101,13 @@ def test_numbers_run_as_they_are_written_wherever_the_app_starts() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_it_follows_the_system(app: QApplication) -> None:
+def test_the_system_scheme_gives_the_light_or_the_dark_palette(app: QApplication) -> None:
     theme = apply_theme(app, Scheme.SYSTEM)
     assert theme.palette in (LIGHT, DARK)
     apply_theme(app, Scheme.LIGHT)
 
 
-def test_what_was_not_shown_yet_has_the_size_of_the_text_in_other_colours_too(app: QApplication) -> None:
+def test_widgets_not_shown_yet_get_the_text_size_after_a_change_of_scheme_too(app: QApplication) -> None:
     window = QWidget()
     panel = QWidget(window)
     label = Label("words", "soft", interface_font(12.5), panel)
@@ -124,12 +124,12 @@ def test_what_was_not_shown_yet_has_the_size_of_the_text_in_other_colours_too(ap
     assert shown == 2 * at_100
 
 
-def test_what_is_drawn_grows_with_the_text(app: QApplication) -> None:
+def test_painted_parts_grow_with_the_text(app: QApplication) -> None:
     dot, chip, combo = EngineDot(), ModelChip(), Combo("which")
     combo.addItem("one")
 
     def arrow() -> int:
-        """Rows of the combo's right end that are not all of one colour: frame and arrow."""
+        """The rows at the right end of the combo with more than one colour: frame and arrow."""
         combo.resize(combo.sizeHint())
         image = combo.grab().toImage()
         right = range(image.width() - 3 - scaled(20), image.width() - 3)
@@ -147,7 +147,7 @@ def test_what_is_drawn_grows_with_the_text(app: QApplication) -> None:
 
 
 @pytest.mark.parametrize("scheme", [Scheme.LIGHT, Scheme.DARK])
-def test_a_box_to_be_ticked_is_seen_on_its_ground(app: QApplication, scheme: Scheme) -> None:
+def test_a_check_box_is_visible_on_its_background(app: QApplication, scheme: Scheme) -> None:
     palette = apply_theme(app, scheme).palette
     box = Check("Keep loaded")
     box.resize(box.sizeHint())

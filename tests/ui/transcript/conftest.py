@@ -46,7 +46,7 @@ def drawing(show: Show) -> TranscriptView:
 
 
 def settle(qtbot: QtBot, transcript: TranscriptView) -> None:
-    """Waits until both modes have laid out what they show."""
+    """Waits until both modes have laid out all their content."""
     pane = transcript.tokens if transcript.mode.value == "tokens" else transcript.read
     qtbot.waitUntil(lambda: all(box.body.done for box in pane.page.boxes), timeout=PATIENCE_MS)
     QApplication.processEvents()

@@ -1,4 +1,4 @@
-"""A call while the model writes it: Read shows its card in the making, and no source of it."""
+"""A tool call while the model writes it: Read shows an unfinished card, not the source of the call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PIECES = [
 
 
 def begin(bench: FakeWorkbench, *, tools: bool = True) -> TurnView:
-    """An answer begins, in a session that offers tools."""
+    """Starts an answer, by default in a session that offers tools."""
     view = bench.views[TRIP]
     turn = TurnView(bench.new_id(), "assistant", run_of(bench.vocabulary, []), TurnStatus.STREAMING, (1,), may_call=tools)
     turn = replace(turn, variants=(turn.node_id,))
@@ -45,7 +45,7 @@ def read(window: MainWindow) -> str:
 
 
 @pytest.mark.slow
-def test_read_shows_the_card_in_the_making(in_window: Play, bench: FakeWorkbench) -> None:
+def test_read_shows_an_unfinished_card_while_a_call_streams(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -57,7 +57,7 @@ def test_read_shows_the_card_in_the_making(in_window: Play, bench: FakeWorkbench
             bench.emit(TokensArrived(TRIP, turn.node_id, run_of(bench.vocabulary, [piece])))
             await frames(1)
             said.append("" if cards.streaming is None else cards.streaming.name.text())
-        # then a card stands there from the opener on, with the name as soon as that can be read
+        # then a card is shown from the opening tag on, with the name as soon as that is complete
         assert said == ["", "", *["is writing a call…"] * 3, *["is writing a call of clock…"] * 3]
         making = cards.streaming
         assert making is not None
@@ -65,11 +65,11 @@ def test_read_shows_the_card_in_the_making(in_window: Play, bench: FakeWorkbench
         assert making.parent() is window.parts.transcript.read.viewport()
         assert "<b>Oslo" in making.source.text()  # plain text, as it was written
         assert all(label.textFormat().name == "PlainText" for label in making.findChildren(QLabel))
-        # and Read has nothing of its source
+        # and Read shows nothing of its source
         await until(lambda: "Let me look." in read(window))
         assert "tool" not in read(window)
         assert "clock" not in read(window)
-        # and when it has ended the call's own card takes its place
+        # and when it has ended it is replaced by the card of the call
         text = "".join(PIECES)
         call = ToolCard("clock", '{"city": "Oslo"}', span=(text.index("<tool"), len(text)))
         done = replace(turn, run=run_of(bench.vocabulary, PIECES), status=TurnStatus.COMPLETE, calls=(call,), may_call=False)
@@ -83,7 +83,7 @@ def test_read_shows_the_card_in_the_making(in_window: Play, bench: FakeWorkbench
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_stopped_in_a_call_shows_what_was_written(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_answer_stopped_inside_a_call_shows_the_source_of_the_call(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -103,7 +103,7 @@ def test_an_answer_that_is_stopped_in_a_call_shows_what_was_written(in_window: P
 
 
 @pytest.mark.slow
-def test_where_no_tools_are_offered_it_is_text(in_window: Play, bench: FakeWorkbench) -> None:
+def test_without_offered_tools_a_call_is_shown_as_text(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -130,11 +130,11 @@ def test_where_no_tools_are_offered_it_is_text(in_window: Play, bench: FakeWorkb
         ("<|python_tag|>a <tool_call>", 0),
     ],
 )
-def test_where_a_call_begins(text: str, start: int | None) -> None:
+def test_the_start_of_a_call_is_found(text: str, start: int | None) -> None:
     assert open_call(text) == start
 
 
-def test_the_name_is_that_of_the_call_in_work() -> None:
+def test_the_name_is_that_of_the_last_unfinished_call() -> None:
     assert called_name('{"name": "a", "arguments": {}} {"name" : "b') == "a"
     assert called_name('{"name": "a"} {"name":"b"') == "b"
     assert called_name("nothing") == ""

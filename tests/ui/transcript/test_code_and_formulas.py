@@ -28,12 +28,12 @@ PYTHON = 'def f(x):  # 🐈 is kept\n    """two\n    lines"""\n    return "🐈"
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is slow to be read stays plain, so that others are painted; here it is read to its end."""
+    """Raises the time limit of highlighting, after which slow code stays plain."""
     monkeypatch.setattr("ui.transcript.read_mode.code_ink.PATIENCE_SECONDS", 60.0)
 
 
 def coloured(document: QTextDocument) -> dict[str, str]:
-    """What of a document has another colour than the rest, and which."""
+    """The pieces of a document that have a colour of their own, and that colour."""
     found = {}
     for number in range(document.blockCount()):
         block = document.findBlockByNumber(number)
@@ -57,18 +57,18 @@ def test_code_that_names_its_language_is_coloured(qapp: QApplication, palette: P
         '"': palette.literal,
         "🐈": palette.literal,
     }
-    # by what stands first behind the fence, whatever else does
+    # by the first word after the fence, whatever follows
     assert coloured(code_document("x = 1", "{.python} title=x", Faces(), palette, 600)) == {"1": palette.literal}
     # a comment at the end, too
     assert coloured(code_document("ls  # all", "bash", Faces(), palette, 600)) == {"# all": palette.soft}
 
 
-def test_code_in_a_page_is_coloured_and_what_stands_around_it_not(qapp: QApplication) -> None:
+def test_code_in_a_page_is_coloured_and_the_text_around_it_is_not(qapp: QApplication) -> None:
     document = QTextDocument()
     source = "def\n\n```python\ndef f():\n\n    return 1\n```\n\n1. in\n2. return\n\n```\ndef\n```\n\n```bash\nls  # all\n```\n"
     fill_page(document, source, Faces(), LIGHT, 600)
     assert coloured(document) == {"def": LIGHT.accent, "return": LIGHT.accent, "1": LIGHT.literal, "# all": LIGHT.soft}
-    assert len(document.rootFrame().childFrames()) == 3  # each piece of code on a ground of its own
+    assert len(document.rootFrame().childFrames()) == 3  # each code block has its own background
 
 
 @pytest.mark.parametrize("language", ["", "no such language", "../../etc/passwd", "<b>"])
@@ -105,12 +105,12 @@ def test_colours_of_code_follow_the_theme(qtbot: QtBot, show: Show) -> None:
         r"\begin{bmatrix} 1 & *2* \end{bmatrix}",
     ],
 )
-def test_formulas_are_their_source_until_there_are_pictures(qapp: QApplication, formula: str) -> None:
+def test_formulas_are_shown_as_source_until_their_pictures_exist(qapp: QApplication, formula: str) -> None:
     document = markdown_document(f"so *this* {formula} holds", Faces(), LIGHT, 600)
     assert document.toPlainText().replace("\u2028", "\n") == f"so this {formula} holds"
 
 
-def test_what_is_no_formula_stays_markdown(qapp: QApplication) -> None:
+def test_text_that_is_no_formula_stays_markdown(qapp: QApplication) -> None:
     def plain(source: str) -> str:
         return markdown_document(source, Faces(), LIGHT, 600).toPlainText()
 
@@ -131,13 +131,13 @@ def shown_text(transcript: TranscriptView) -> str:
 
 
 def read(qtbot: QtBot, show: Show, text: str, **size: int) -> TranscriptView:
-    """An answer in Read mode, with every picture in it that can be made."""
+    """An answer in Read mode, with all pictures that can be drawn."""
     pieces = [text[at : at + 60] for at in range(0, len(text), 60)]
     transcript = show(session(turn(1, "assistant", run_of(pieces, [1.0] * len(pieces), Origin.SAMPLED))), **size)
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)
     qtbot.waitUntil(transcript.read.viewport().updatesEnabled, timeout=PATIENCE_MS)
-    transcript.grab()  # pictures are made of what is painted
+    transcript.grab()  # pictures are drawn only for painted formulas
     formulas = transcript.read.findChild(Formulas)
     assert formulas is not None
     qtbot.waitUntil(lambda: formulas.is_idle, timeout=PATIENCE_MS)
@@ -146,14 +146,14 @@ def read(qtbot: QtBot, show: Show, text: str, **size: int) -> TranscriptView:
 
 
 def lightness(transcript: TranscriptView) -> tuple[int, int]:
-    """Of the darkest and of the lightest pixel of the text column's beginning."""
+    """The lightness of the darkest and of the lightest pixel at the beginning of the text column."""
     image = transcript.read.viewport().grab(QRect(transcript.read.column()[0], 0, 640, 100)).toImage()
     seen = [image.pixelColor(x, y).lightness() for x in range(image.width()) for y in range(image.height())]
     return min(seen), max(seen)
 
 
 @pytest.mark.slow
-def test_formulas_become_pictures_and_are_copied_as_their_source(qtbot: QtBot, show: Show) -> None:
+def test_formulas_become_pictures_and_are_copied_as_source(qtbot: QtBot, show: Show) -> None:
     transcript = read(qtbot, show, f"so *this* {EULER} holds, and then\n{SUM}\nagain")
     assert shown_text(transcript) == "so this \ufffc holds, and then\n\ufffc\nagain"
     box = transcript.read.page.boxes[0]
@@ -164,7 +164,7 @@ def test_formulas_become_pictures_and_are_copied_as_their_source(qtbot: QtBot, s
 
 
 @pytest.mark.slow
-def test_formulas_have_the_colour_and_the_size_of_their_text(qtbot: QtBot, qapp: QApplication, show: Show) -> None:
+def test_formulas_have_the_colour_and_the_size_of_the_surrounding_text(qtbot: QtBot, qapp: QApplication, show: Show) -> None:
     transcript = read(qtbot, show, SUM)
     assert lightness(transcript)[0] < 60
     normal = transcript.read.page.boxes[0].body.height
@@ -200,19 +200,19 @@ def test_a_long_formula_is_no_wider_than_the_column(qtbot: QtBot, show: Show, wi
         r"\(\newcommand{\a}{\a\a}\a\)",
         r"\(\def\a{\a\a}\a\)",
         "\\begin{itemize}\n\\item a\n\\end{itemize}",
-        r"\(" + r"\frac{1}{" * 20 + "x" + "}" * 20 + r"\)",  # time that doubles with each
+        r"\(" + r"\frac{1}{" * 20 + "x" + "}" * 20 + r"\)",  # its time doubles with each level
         r"\(" + "{" * 400 + "x" + "}" * 400 + r"\)",
         r"\(" + r"\left(" * 60 + "x" + r"\right)" * 60 + r"\)",
         r"\(" + "x^{" * 200 + "x" + "}" * 200 + r"\)",
     ],
 )
-def test_what_cannot_be_drawn_stays_its_source(qtbot: QtBot, show: Show, formula: str) -> None:
+def test_a_formula_that_cannot_be_drawn_is_shown_as_source(qtbot: QtBot, show: Show, formula: str) -> None:
     transcript = read(qtbot, show, f"a {formula} b {EULER} c")
     assert shown_text(transcript).replace("\u2028", "\n") == f"a {formula} b \ufffc c"
 
 
 @pytest.mark.parametrize("tex", ["x + ", "x^{", r"\a", r"\frac{1}{", r"\begin{a}"])
-def test_ten_megabytes_are_no_formula_and_are_not_begun(qapp: QApplication, tex: str) -> None:
+def test_ten_megabytes_are_not_treated_as_a_formula(qapp: QApplication, tex: str) -> None:
     source = tex * (10_000_000 // len(tex))
     for opening, closing in (("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)")):
         held = opening + source + closing
@@ -224,7 +224,7 @@ def test_ten_megabytes_are_no_formula_and_are_not_begun(qapp: QApplication, tex:
 
 
 @pytest.mark.slow
-def test_a_flood_of_formulas_is_drawn_where_it_is_seen(qtbot: QtBot, show: Show) -> None:
+def test_of_many_formulas_only_those_in_sight_are_drawn(qtbot: QtBot, show: Show) -> None:
     text = "\n\n".join(f"$a_{{{n}}}$ and $${'{' * 300}$$" for n in range(80))
     transcript = read(qtbot, show, text)
     layout = transcript.read.page.boxes[0].body.layout
@@ -233,7 +233,7 @@ def test_a_flood_of_formulas_is_drawn_where_it_is_seen(qtbot: QtBot, show: Show)
 
 
 def test_a_paragraph_of_pictures_is_laid_out_once(qapp: QApplication) -> None:
-    """Anew for each of them it takes minutes."""
+    """A layout for each picture would take minutes."""
     picture = Formula('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>', 0.6, 0.5, 0.1)
     began = time.monotonic()
     document = markdown_document("$x$ " * 1500, Faces(), LIGHT, 600, {"$x$": picture})
@@ -246,7 +246,7 @@ def test_a_paragraph_of_pictures_is_laid_out_once(qapp: QApplication) -> None:
     ("picture", "columns"),
     [((3.0, 1.1, 0.1), 2), ((0.5, 0.4, 0.1), 2), ((4.0, 1.2, 0.5), 2), ((30.0, 0.8, 0.2), 2), ((30.0, 1, 1), 3)],
 )
-def test_formulas_in_a_table_stand_in_line_with_its_text_and_in_their_columns(
+def test_formulas_in_a_table_share_the_baseline_of_the_text_and_stay_in_their_columns(
     qapp: QApplication, picture: tuple[float, float, float], columns: int
 ) -> None:
     formula = Formula('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>', *picture)
@@ -260,7 +260,7 @@ def test_formulas_in_a_table_stand_in_line_with_its_text_and_in_their_columns(
         left = place.x() + line.x()
         cells.append((block.text(), left, left + line.naturalTextWidth(), place.y() + line.y() + line.ascent()))
         block = block.next()
-    for first in (1, columns + 2):  # of a row; what stands before the table is empty
+    for first in (1, columns + 2):  # of a row; the block before the table is empty
         texts, lefts, rights, baselines = zip(*cells[first : first + columns + 1], strict=True)
         assert texts == ("one", *["\ufffc"] * (columns - 1), "an end")
         assert max(baselines) - min(baselines) <= 1.5
@@ -268,7 +268,7 @@ def test_formulas_in_a_table_stand_in_line_with_its_text_and_in_their_columns(
 
 
 @pytest.mark.parametrize("row", ["a|b $x$|$y$", "$x$ b|$y$|c", "$x$ $y$|$x$ b|c", "a|$y$|`b` $x$"])
-def test_text_beside_formulas_in_a_table_stands_in_line_with_higher_ones(qapp: QApplication, row: str) -> None:
+def test_text_in_a_table_row_shares_the_baseline_of_the_highest_formula(qapp: QApplication, row: str) -> None:
     svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
     pictures = {"$x$": Formula(svg, 0.6, 0.5, 0.1), "$y$": Formula(svg, 1.5, 1.6, 0.9)}
     document = markdown_document(f"a|b|c\n--|--|--\n{row}\n", Faces(), LIGHT, 632, pictures)
@@ -282,7 +282,7 @@ def test_text_beside_formulas_in_a_table_stands_in_line_with_higher_ones(qapp: Q
 
 
 @pytest.mark.slow
-def test_the_longest_text_without_an_end_of_its_formula_is_shown(qtbot: QtBot, show: Show) -> None:
+def test_a_very_long_text_with_an_unclosed_formula_is_shown(qtbot: QtBot, show: Show) -> None:
     transcript = read(qtbot, show, r"\[" + "x^{" * 60_000)
     assert "\ufffc" not in transcript.read.page.boxes[0].body.layout.document(0).toPlainText()
 
@@ -314,7 +314,7 @@ def test_long_lines_of_code_are_scrolled_and_not_broken(qtbot: QtBot, show: Show
     assert layout.hidden(0) == (0, 0)
 
 
-def test_code_names_its_language_and_says_that_it_was_copied(qtbot: QtBot, show: Show) -> None:
+def test_code_blocks_show_their_language_and_that_they_were_copied(qtbot: QtBot, show: Show) -> None:
     transcript = read(qtbot, show, "```{.python} title=x\nx = 1\n```\n\n```\ny\n```")
     pane, box = transcript.read, transcript.read.page.boxes[0]
     layout = box.body.layout
@@ -338,5 +338,5 @@ def test_code_names_its_language_and_says_that_it_was_copied(qtbot: QtBot, show:
         ("![one](data:image/png;base64,AAAA) ![two](b.png)", "[Image: one] [Image: two]"),
     ],
 )
-def test_a_picture_is_named_in_its_place(qapp: QApplication, source: str, shown: str) -> None:
+def test_a_picture_is_replaced_by_its_name(qapp: QApplication, source: str, shown: str) -> None:
     assert markdown_document(source, Faces(), LIGHT, 600).toPlainText() == shown

@@ -1,4 +1,4 @@
-"""Colours by another number: each step where the legend says, nothing laid out again."""
+"""Colours by another measure: the steps are those of the legend, and nothing is laid out again."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def test_every_step_begins_at_its_border() -> None:
 
 
 @pytest.mark.parametrize("measure", Measure)
-def test_what_is_not_known_has_no_colour(measure: Measure) -> None:
+def test_tokens_without_numbers_have_no_colour(measure: Measure) -> None:
     unscored = TokenRun.unscored([1, 2], [b"a", b"b"], ["a", "b"], Origin.TYPED)
     assert steps(unscored, measure).tolist() == [0, 0]
     assert steps(unscored[:0], measure).tolist() == []
 
 
 @pytest.mark.parametrize("measure", [Measure.SURPRISAL, Measure.PROBABILITY, Measure.ENTROPY, Measure.MARGIN])
-def test_a_token_whose_rank_alone_is_not_known_has_its_colour(measure: Measure) -> None:
+def test_a_token_without_a_rank_keeps_its_colour_in_the_other_measures(measure: Measure) -> None:
     known = run_with(logprob=[-0.1, -1, -2, -3, -4, -5, -9])
-    unranked = replace(known, rank=np.zeros_like(known.rank))  # as of a server, beyond its list
+    unranked = replace(known, rank=np.zeros_like(known.rank))  # as for tokens beyond the list of a server
     assert steps(unranked, measure).tolist() == steps(known, measure).tolist()
     assert steps(unranked, Measure.RANK).tolist() == [0] * 7
     assert [mark & STEP for mark in Tokens(unranked, measure).marks] == steps(known, measure).tolist()
 
 
 @pytest.mark.parametrize("measure", Measure)
-def test_tokens_that_stream_in_are_coloured_like_those_that_were_there(measure: Measure) -> None:
+def test_streamed_tokens_have_the_same_colours_as_loaded_ones(measure: Measure) -> None:
     run = written("Because| the=b| city=a| is| built=c|\n\n| for| slow=d| mornings=b|.| Be| cause=e")
     whole = Tokens(run, measure)
     streamed = Tokens(run[:0], measure)
@@ -77,29 +77,29 @@ def test_a_token_beyond_the_tenth_rank_is_underlined(qtbot: QtBot, show: Show) -
         assert box is not None
         picture = transcript.tokens.viewport().grab(box).toImage()
         columns.append([picture.pixelColor(box.width() // 2, y).lightness() for y in range(box.height())])
-    # then the second alone has a soft line under its letters
+    # then only the second has a soft line under its letters
     plain, lined = columns
     (line,) = [y for y, (one, other) in enumerate(zip(plain, lined, strict=True)) if one != other]
     assert line > len(plain) // 2
     assert plain[line] * 0.4 < lined[line] < plain[line] * 0.8
 
 
-def test_other_colours_show_at_once_and_move_nothing(qtbot: QtBot, show: Show) -> None:
+def test_another_measure_is_shown_at_once_and_moves_nothing(qtbot: QtBot, show: Show) -> None:
     # given a conversation in one measure
     transcript = show(drawn())
     before = transcript.tokens.viewport().grab().toImage()
     places = [transcript.tokens.token_box(2, i) for i in range(5)]
-    # when another is asked for, and the first again
+    # when another is chosen, and then the first again
     transcript.colours.colour_by(Measure.ENTROPY)
     between = transcript.tokens.viewport().grab().toImage()
     transcript.colours.colour_by(Measure.SURPRISAL)
-    # then only the colours were others
+    # then only the colours differed
     assert between != before
     assert transcript.tokens.viewport().grab().toImage() == before
     assert [transcript.tokens.token_box(2, i) for i in range(5)] == places
 
 
-def test_turns_that_come_later_have_the_measure_of_the_view(show: Show) -> None:
+def test_turns_added_later_have_the_measure_of_the_view(show: Show) -> None:
     transcript = show(drawn())
     transcript.colours.colour_by(Measure.RANK)
     run = run_with(rank=[1, 2, 3, 6, 11, 101, 1])

@@ -1,4 +1,4 @@
-"""What the user wrote is coloured with half the strength of what the model made."""
+"""Text of the user is coloured with half the strength of the text of the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rgb(name: str) -> tuple[int, ...]:
     return colour.red(), colour.green(), colour.blue()
 
 
-def test_ones_own_text_has_half_the_colour_of_the_models(show: Show) -> None:
+def test_text_of_the_user_has_half_the_colour_of_the_models_text(show: Show) -> None:
     view = show(session(turn(1, "user", written(STRONGEST)), turn(2, "assistant", written(STRONGEST))))
     full = LIGHT.surprise[5]
     assert full is not None
@@ -50,7 +50,7 @@ def test_ones_own_text_has_half_the_colour_of_the_models(show: Show) -> None:
 
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK, HIGH_LIGHT, HIGH_DARK])
-def test_text_on_half_a_colour_can_be_read(palette: Palette) -> None:
+def test_text_on_half_a_colour_has_enough_contrast(palette: Palette) -> None:
     least = 7.0 if palette in (HIGH_LIGHT, HIGH_DARK) else 4.5
     for colour in palette.surprise[1:]:
         assert colour is not None
@@ -58,7 +58,7 @@ def test_text_on_half_a_colour_can_be_read(palette: Palette) -> None:
 
 
 def contrast(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """WCAG 2.2."""
+    """The contrast ratio of WCAG 2.2."""
 
     def light(colour: tuple[int, ...]) -> float:
         parts = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]

@@ -24,7 +24,7 @@ def press(qtbot: QtBot, transcript: TranscriptView, key: Qt.Key, count: int = 1)
         QTest.keyClick(transcript.tokens, key)
 
 
-def test_a_click_pins_the_token_and_says_so(qtbot: QtBot, drawing: TranscriptView) -> None:
+def test_a_click_pins_the_token_and_emits_token_pinned(qtbot: QtBot, drawing: TranscriptView) -> None:
     said: list[object] = []
     drawing.token_pinned.connect(said.append)
     drawing.token_clicked.connect(lambda *args: said.append(args))
@@ -34,7 +34,7 @@ def test_a_click_pins_the_token_and_says_so(qtbot: QtBot, drawing: TranscriptVie
 
 
 def test_arrow_keys_move_over_visible_tokens_and_turns(qtbot: QtBot, drawing: TranscriptView) -> None:
-    # given the last token of the answer, behind which stands the hidden end token
+    # given the last token of the answer, which the hidden end token follows
     drawing.set_pinned(2, 25)
     # when going right, then
     seen: list[object] = []
@@ -44,7 +44,9 @@ def test_arrow_keys_move_over_visible_tokens_and_turns(qtbot: QtBot, drawing: Tr
     assert seen == [(3, 0), (3, 1), (3, 0), (2, 25), (2, 24)]
 
 
-def test_left_without_a_pin_begins_at_the_end_and_the_path_has_ends(qtbot: QtBot, drawing: TranscriptView) -> None:
+def test_left_without_a_pin_starts_at_the_end_and_moves_stop_at_the_ends_of_the_path(
+    qtbot: QtBot, drawing: TranscriptView
+) -> None:
     press(qtbot, drawing, Qt.Key.Key_Left)
     assert drawing.pinned == (4, 7)
     press(qtbot, drawing, Qt.Key.Key_Right)
@@ -67,7 +69,9 @@ def test_number_keys_choose_an_alternative_of_the_pinned_token(qtbot: QtBot, dra
     assert chosen == [(2, 3, 900), (2, 3, 902)]
 
 
-def test_next_uncertain_goes_through_the_highest_entropies_in_order_and_round(qtbot: QtBot, drawing: TranscriptView) -> None:
+def test_next_uncertain_steps_through_the_highest_entropies_in_order_and_wraps_round(
+    qtbot: QtBot, drawing: TranscriptView
+) -> None:
     seen = []
     for _ in range(4):
         drawing.tokens.next_uncertain()
@@ -75,7 +79,7 @@ def test_next_uncertain_goes_through_the_highest_entropies_in_order_and_round(qt
     assert seen == [(2, 11), (2, 20), (4, 6), (2, 11)]
 
 
-def test_escape_lets_go(qtbot: QtBot, drawing: TranscriptView) -> None:
+def test_escape_removes_the_pin(qtbot: QtBot, drawing: TranscriptView) -> None:
     click(qtbot, drawing, *LISBON)
     with qtbot.waitSignal(drawing.token_pinned) as said:
         press(qtbot, drawing, Qt.Key.Key_Escape)
@@ -83,7 +87,7 @@ def test_escape_lets_go(qtbot: QtBot, drawing: TranscriptView) -> None:
     assert drawing.pinned is None
 
 
-def test_setting_a_pin_from_outside_says_nothing_and_ignores_what_is_not_there(qtbot: QtBot, drawing: TranscriptView) -> None:
+def test_set_pinned_emits_nothing_and_ignores_tokens_that_do_not_exist(qtbot: QtBot, drawing: TranscriptView) -> None:
     with qtbot.assertNotEmitted(drawing.token_pinned):
         drawing.set_pinned(2, 7)
         drawing.set_pinned(99, 0)
@@ -91,7 +95,7 @@ def test_setting_a_pin_from_outside_says_nothing_and_ignores_what_is_not_there(q
     assert drawing.pinned == (2, 7)
 
 
-def test_a_pin_that_left_the_path_is_lost_and_said_so(qtbot: QtBot, drawing: TranscriptView) -> None:
+def test_a_pin_on_a_token_that_left_the_path_is_removed_and_reported(qtbot: QtBot, drawing: TranscriptView) -> None:
     drawing.set_pinned(*LISBON)
     with qtbot.waitSignal(drawing.token_pinned) as said:
         drawing.set_session(session(turn(1, "user", written("Else"))))
@@ -118,7 +122,7 @@ def test_hovering_shows_the_alternatives(qtbot: QtBot, drawing: TranscriptView) 
     assert drawing.card.accessibleName().startswith("after …could visit, 2.31 bits: Paris .412")
 
 
-def test_a_token_beyond_the_first_four_has_a_row_of_its_own(qtbot: QtBot, drawing: TranscriptView) -> None:
+def test_a_token_beyond_the_first_four_has_its_own_row(qtbot: QtBot, drawing: TranscriptView) -> None:
     hover(qtbot, drawing, 2, 11)
     content = drawing.card.content
     assert content is not None
@@ -126,7 +130,7 @@ def test_a_token_beyond_the_first_four_has_a_row_of_its_own(qtbot: QtBot, drawin
     assert content.rows[-1].chosen
 
 
-def test_alternatives_without_a_vocabulary_are_called_by_number(qtbot: QtBot, drawing: TranscriptView) -> None:
+def test_alternatives_without_a_vocabulary_are_shown_by_id(qtbot: QtBot, drawing: TranscriptView) -> None:
     drawing.set_vocabulary(lambda ids: [])
     hover(qtbot, drawing, *LISBON)
     content = drawing.card.content
@@ -135,7 +139,7 @@ def test_alternatives_without_a_vocabulary_are_called_by_number(qtbot: QtBot, dr
 
 
 @pytest.mark.slow
-def test_the_card_goes_when_the_mouse_leaves_or_the_page_scrolls(qtbot: QtBot, show: Show) -> None:
+def test_the_card_is_hidden_when_the_mouse_leaves_or_the_page_scrolls(qtbot: QtBot, show: Show) -> None:
     transcript = show(session(*(turn(i, "assistant", written("You| could=a| visit=b", first_id=i * 10)) for i in range(1, 40))))
     transcript.tokens.verticalScrollBar().setValue(0)
     hover(qtbot, transcript, 2, 1)
@@ -180,7 +184,7 @@ def test_dragging_selects_exact_text_across_turns_and_copies_it(qtbot: QtBot, dr
     assert drawing.pinned is None, "a drag is not a click"
 
 
-def test_what_is_drawn_as_a_code_is_copied_as_it_is(qtbot: QtBot, show: Show) -> None:
+def test_control_characters_drawn_as_codes_are_copied_unchanged(qtbot: QtBot, show: Show) -> None:
     texts = ["a\tb", "\x1b[", "31m", "\n", "👩", "\u200d", "👧", " مرحبا", "\u202e", "  x"]
     transcript = show(session(turn(1, "assistant", run_of(texts, [1.0] * len(texts), Origin.SAMPLED))))
     QTest.keyClick(transcript.tokens, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
@@ -188,7 +192,7 @@ def test_what_is_drawn_as_a_code_is_copied_as_it_is(qtbot: QtBot, show: Show) ->
     assert QGuiApplication.clipboard().text() == "".join(texts)
 
 
-def test_a_selection_outlives_the_tokens_that_stream_in(qtbot: QtBot, drawing: TranscriptView) -> None:
+def test_a_selection_is_kept_while_tokens_stream_in(qtbot: QtBot, drawing: TranscriptView) -> None:
     first, last = centre(drawing, 4, 0), centre(drawing, 4, 3)
     drag(qtbot, drawing, QPoint(drawing.tokens.column()[0], first.y()), QPoint(last.x(), last.y()))
     held = drawing.tokens.selected_text
@@ -198,7 +202,7 @@ def test_a_selection_outlives_the_tokens_that_stream_in(qtbot: QtBot, drawing: T
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_a_selection_outlives_news_of_its_session_and_a_drag_goes_on(qtbot: QtBot, show: Show, mode: Mode) -> None:
+def test_a_selection_and_a_drag_survive_an_update_of_the_session(qtbot: QtBot, show: Show, mode: Mode) -> None:
     transcript = show(drawn())
     transcript.set_mode(mode)
     settle(qtbot, transcript)
@@ -214,7 +218,7 @@ def test_a_selection_outlives_news_of_its_session_and_a_drag_goes_on(qtbot: QtBo
     assert pane.selected_text == held
     QTest.mouseMove(viewport, pos=last + QPoint(40, 0))
     assert len(pane.selected_text) > len(held)
-    # another path under the mouse: the selection begins again where the button was pressed
+    # another path under the mouse: the selection restarts at the place of the press
     transcript.set_session(replace(view, turns=view.turns[1:]))
     assert pane.selected_text == ""
     QTest.mouseMove(viewport, pos=last)
@@ -229,7 +233,7 @@ def test_dragging_from_the_right_selects_the_same(qtbot: QtBot, drawing: Transcr
     assert drawing.tokens.selected_text == forwards != ""
 
 
-def test_dragging_below_the_edge_scrolls_and_goes_on(qtbot: QtBot, show: Show) -> None:
+def test_dragging_below_the_edge_scrolls_and_extends_the_selection(qtbot: QtBot, show: Show) -> None:
     transcript = show(session(turn(1, "assistant", written("|".join([" word"] * 3000)), status=TurnStatus.COMPLETE)))
     settle(qtbot, transcript)
     bar = transcript.tokens.verticalScrollBar()

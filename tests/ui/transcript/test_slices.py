@@ -1,4 +1,4 @@
-"""A session is shown in slices: what is in sight first, the rest in later turns of the event loop."""
+"""A session is laid out in slices: the visible turns first, the rest in later turns of the event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Asked = Callable[[View], object]
 
 
 def many(session_id: int, first: int = 1) -> SessionView:
-    """So many turns that most are out of sight; each says which one it is."""
+    """A session with so many turns that most are out of sight; each contains its number."""
     turns = []
     for node in range(first, first + TURNS):
         count = 900 if node == HUGE else 60
@@ -37,7 +37,7 @@ def many(session_id: int, first: int = 1) -> SessionView:
 
 @pytest.fixture(autouse=True)
 def slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is in sight at once, then one turn in each turn of the event loop, however fast the machine is."""
+    """Lays out the visible turns at once, then one turn per turn of the event loop, independent of the machine's speed."""
     monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", LONG)
     monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", 0.0)
     monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_MS", 0)
@@ -48,11 +48,11 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def transcript(show: Show) -> TranscriptView:
-    """One that has shown another session before."""
+    """A transcript that has shown another session before."""
     return show(session(turn(1000, "assistant", run_of([" as", " before"], [1.0, 2.0], Origin.SAMPLED)), session_id=9))
 
 
-def laid_out(pane: Scroller) -> list[bool]:  # type: ignore[type-arg]  # whatever its bodies are
+def laid_out(pane: Scroller) -> list[bool]:  # type: ignore[type-arg]  # of any body
     return [box.done for box in pane.page.boxes]
 
 
@@ -62,12 +62,12 @@ def in_sight(pane: Scroller) -> list[bool]:  # type: ignore[type-arg]  # likewis
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_what_is_in_sight_is_laid_out_first(qtbot: QtBot, transcript: View, mode: Mode) -> None:
+def test_visible_turns_are_laid_out_first(qtbot: QtBot, transcript: View, mode: Mode) -> None:
     transcript.set_mode(mode)
     pane = transcript.tokens if mode is Mode.TOKENS else transcript.read
     # when a long session is shown
     transcript.set_session(many(1))
-    # then its end is in sight and laid out, and of most other turns nothing was made yet
+    # then its end is in sight and laid out, and most other turns have no layout yet
     assert pane.is_at_end
     assert all(done for done, seen in zip(laid_out(pane), in_sight(pane), strict=True) if seen)
     assert sum(box.made is not None for box in pane.page.boxes) < TURNS / 2
@@ -88,7 +88,7 @@ class Painted(QObject):
         return super().eventFilter(watched, event)
 
 
-def test_what_is_out_of_sight_is_laid_out_without_painting_anything_again(qtbot: QtBot, transcript: View) -> None:
+def test_turns_out_of_sight_are_laid_out_without_a_repaint(qtbot: QtBot, transcript: View) -> None:
     pane = transcript.tokens
     transcript.set_session(many(1))
     for _ in range(6):
@@ -99,13 +99,13 @@ def test_what_is_out_of_sight_is_laid_out_without_painting_anything_again(qtbot:
     # when the rest is laid out
     qtbot.waitUntil(lambda: all(laid_out(pane)))
     QApplication.processEvents()
-    # then nothing in sight was painted for it, nor looks different
+    # then nothing visible was repainted or changed
     assert painted.times == 0
     pane.viewport().removeEventFilter(painted)
     assert pane.viewport().grab().toImage() == seen
 
 
-def test_a_session_is_painted_once_and_not_in_one_turn_of_the_loop_with_other_things(transcript: View) -> None:
+def test_a_session_is_painted_once_and_not_in_the_turn_of_the_loop_that_sets_it(transcript: View) -> None:
     pane, painted = transcript.tokens, Painted()
     viewport = pane.viewport()
     viewport.installEventFilter(painted)
@@ -114,9 +114,9 @@ def test_a_session_is_painted_once_and_not_in_one_turn_of_the_loop_with_other_th
     transcript.resize(transcript.width(), transcript.height() - 30)
     QApplication.sendPostedEvents()
     viewport.repaint()
-    viewport.grab()  # a picture is no painting of the screen
+    viewport.grab()  # a grab does not count as painting
     at_once, in_sight_at_once = painted.times, laid_out(pane)
-    # then what was seen stays a moment longer, and no more is laid out meanwhile
+    # then the old picture stays for a moment, and no more is laid out meanwhile
     while painted.times == at_once:
         assert laid_out(pane) == in_sight_at_once
         QApplication.processEvents()
@@ -126,7 +126,7 @@ def test_a_session_is_painted_once_and_not_in_one_turn_of_the_loop_with_other_th
     viewport.removeEventFilter(painted)
 
 
-def test_what_is_resized_is_painted_once(qtbot: QtBot, transcript: View) -> None:
+def test_a_resize_paints_once(qtbot: QtBot, transcript: View) -> None:
     transcript.set_session(many(1))
     qtbot.waitUntil(lambda: all(laid_out(transcript.tokens)))
     viewport, painted = transcript.tokens.viewport(), Painted()
@@ -138,7 +138,7 @@ def test_what_is_resized_is_painted_once(qtbot: QtBot, transcript: View) -> None
     viewport.removeEventFilter(painted)
 
 
-def test_what_is_read_stays_while_what_is_above_gets_its_height(qtbot: QtBot, transcript: View) -> None:
+def test_the_visible_text_stays_in_place_while_turns_above_get_their_height(qtbot: QtBot, transcript: View) -> None:
     pane = transcript.tokens
     transcript.set_session(many(1))
     bar = pane.verticalScrollBar()
@@ -148,7 +148,7 @@ def test_what_is_read_stays_while_what_is_above_gets_its_height(qtbot: QtBot, tr
     box, length = pane.page.boxes[held.turn], bar.maximum()
     assert not all(laid_out(pane))
     qtbot.waitUntil(lambda: all(laid_out(pane)))
-    # then the page has another length, and the same token stands where it stood
+    # then the page has another length, and the same token is at the same place
     assert bar.maximum() != length
     assert box.top + box.body.top_of(held.token) - bar.value() == held.offset
 
@@ -161,7 +161,7 @@ def test_another_session_ends_the_slices_of_the_first(qtbot: QtBot, transcript: 
     # when another one is opened before the first is laid out
     transcript.set_session(many(2, first=500))
     qtbot.waitUntil(lambda: all(laid_out(pane)))
-    # then nothing more was made of the first, and all that is there is of the other
+    # then no more turns of the first are laid out, and all turns are of the other
     assert sum(box.made is not None for box in left) == made < TURNS
     assert [box.turn.node_id for box in pane.page.boxes] == list(range(500, 500 + TURNS))
     assert pane.is_at_end
@@ -233,7 +233,7 @@ ASKED: dict[str, Asked] = {
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ASKED)
-def test_what_is_asked_before_all_is_laid_out_has_the_answer_it_has_afterwards(qtbot: QtBot, show: Show, name: str) -> None:
+def test_requests_before_the_layout_is_complete_have_the_same_result_as_after_it(qtbot: QtBot, show: Show, name: str) -> None:
     early, late = (show(session(session_id=9)) for _ in range(2))
     late.set_session(many(1))
     settle(qtbot, late)
@@ -241,10 +241,10 @@ def test_what_is_asked_before_all_is_laid_out_has_the_answer_it_has_afterwards(q
     assert not all(laid_out(early.tokens))
     answer = ASKED[name](early)
     assert answer == ASKED[name](late)
-    # and it looks the same in the end
+    # and both look the same in the end
     for view in (early, late):
         settle(qtbot, view)
-    if early.pinned is not None:  # on the way there it is scrolled no farther than it must be, as far as that is known
+    if early.pinned is not None:  # it is scrolled only as far as necessary, by the heights known so far
         box = early.tokens.token_box(*early.pinned)
         assert box is not None
         assert early.tokens.viewport().rect().contains(box)
@@ -252,7 +252,7 @@ def test_what_is_asked_before_all_is_laid_out_has_the_answer_it_has_afterwards(q
         assert early.tokens.viewport().grab().toImage() == late.tokens.viewport().grab().toImage()
 
 
-def test_the_strip_keeps_its_line_until_the_next_one_was_read(qtbot: QtBot, show: Show) -> None:
+def test_the_strip_keeps_its_line_until_the_next_session_is_read(qtbot: QtBot, show: Show) -> None:
     transcript = show(many(1))
     qtbot.waitUntil(lambda: transcript.strip.is_read)
     before = transcript.strip.grab().toImage()
@@ -264,7 +264,7 @@ def test_the_strip_keeps_its_line_until_the_next_one_was_read(qtbot: QtBot, show
     assert transcript.strip.grab().toImage() != before
 
 
-def test_a_window_out_of_sight_lays_out_nothing_until_it_is_seen_again(qtbot: QtBot, transcript: View) -> None:
+def test_a_hidden_transcript_lays_out_nothing_until_it_is_shown_again(qtbot: QtBot, transcript: View) -> None:
     pane = transcript.tokens
     transcript.set_session(many(1))
     transcript.hide()

@@ -41,7 +41,7 @@ def test_tokens_that_share_a_character_are_one_span(faces: Faces, parts: list[st
     # when the most surprising of them is in the middle of other text
     bits = [1.0, *[0.1] * (len(parts) - 1), 9.0, 1.0]
     spans = spans_of(faces, ["so ", *parts, " ok"], bits)
-    # then there is one span for them, with its colour, and each of them can be pointed at
+    # then they form one span, with its colour, and each of them can be pointed at
     assert [(s.first, s.last) for s in spans] == [(0, 0), (1, len(parts)), (len(parts) + 1, len(parts) + 1)]
     assert spans[1].step == 5
     width = spans[1].x1 - spans[1].x0
@@ -54,7 +54,7 @@ def test_spans_of_a_line_have_no_gaps(faces: Faces) -> None:
     assert [a.x1 for a in spans[:-1]] == [b.x0 for b in spans[1:]]
 
 
-def test_bytes_that_wait_for_their_rest_have_a_slot(faces: Faces) -> None:
+def test_incomplete_bytes_have_a_placeholder(faces: Faces) -> None:
     spans = spans_of(faces, ["ok ", "", ""])
     assert (spans[1].first, spans[1].last) == (1, 2)
     assert spans[1].x1 > spans[1].x0
@@ -100,10 +100,10 @@ def test_emoji_keep_their_colours_in_a_coloured_token(show: Show, bits: str) -> 
     image = view.tokens.viewport().grab(box).toImage()
     colours = [image.pixelColor(x, y) for x in range(image.width()) for y in range(image.height())]
     hues = {colour.hue() // 60 for colour in colours if colour.saturation() > 100 and colour.value() > 100}
-    assert len(hues) >= 4  # the ground of the token has one
+    assert len(hues) >= 4  # one of them is the background of the token
 
 
-def test_template_tokens_are_not_drawn_unless_asked_for(show: Show) -> None:
+def test_template_tokens_are_drawn_only_on_request(show: Show) -> None:
     transcript = show(drawing())
     assert transcript.tokens.token_box(1, 0) is None
     transcript.set_template_visible(True)
@@ -140,13 +140,13 @@ def colours_of(transcript: TranscriptView, node_id: int, index: int) -> set[str]
 
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK])
-def test_template_tokens_have_the_colours_of_their_scores_and_one_of_text(show: Show, palette: Palette) -> None:
-    # given a header of touching tokens, scored ones and one that is not, among them the most surprising
+def test_template_tokens_have_the_background_of_their_scores_and_one_text_colour(show: Show, palette: Palette) -> None:
+    # given a header of adjacent tokens, all but one scored, among them the most surprising
     header = run_of(["<|im_start|>", "ass", "ist", "ant", "\n"], [9.0, 0.2, 4.0, None, 0.1], Origin.TEMPLATE)
     transcript = show(session(turn(1, "assistant", TokenRun.concat([header, written("Hello")]))))
     transcript.set_palette_of(palette)
     transcript.set_template_visible(True)
-    # then each has the ground of its surprise, and on all but the strongest the words have one colour
+    # then each has the background of its surprise, and all but the strongest have the same text colour
     grounds = (palette.surprise[5], palette.window, palette.surprise[3], palette.window)
     word = Ink(palette).template.name()
     for index, (ground, words) in enumerate(zip(grounds, (palette.on_strongest, word, word, word), strict=True)):

@@ -26,21 +26,21 @@ def test_a_click_pins_the_token_under_it(qtbot: QtBot, show: Show) -> None:
     click_at(qtbot, transcript, 0.999)
     assert clicked == [(2, 0), (4, 7)]
     assert transcript.pinned == (4, 7)
-    assert "how open each choice was" in transcript.strip.toolTip()  # and what the line is
+    assert "how open each choice was" in transcript.strip.toolTip()  # the tooltip explains the line
 
 
-def test_the_highest_point_is_found_among_many_tokens(qtbot: QtBot, show: Show) -> None:
-    # given thousands of even tokens and one that stands out
+def test_the_highest_point_of_many_tokens_can_be_clicked(qtbot: QtBot, show: Show) -> None:
+    # given thousands of equal tokens and one outlier
     bits = [1.0] * 8000
     bits[4321] = 30.0
     transcript = show(
         session(turn(1, "user", written("Hi")), turn(2, "assistant", run_of([" w"] * 8000, bits, Origin.SAMPLED)))
     )
-    # when clicking where it is
+    # when its place is clicked
     clicked: list[tuple[int, int]] = []
     transcript.token_clicked.connect(lambda *args: clicked.append(args))
     click_at(qtbot, transcript, 4321.5 / 8000)
-    # then it is that one
+    # then the outlier is reported as clicked
     assert clicked == [(2, 4321)]
 
 
@@ -53,7 +53,7 @@ def test_there_is_no_strip_without_generated_tokens_or_in_read_mode(show: Show) 
     assert not transcript.strip.isVisible()
 
 
-def test_it_follows_streams_and_new_numbers(show: Show) -> None:
+def test_the_strip_follows_streams_and_new_numbers(show: Show) -> None:
     transcript = show(drawing())
     before = transcript.strip.token_at(transcript.strip.width() - 1)
     transcript.append_tokens(4, run_of([f" w{i}" for i in range(500)], [2.0] * 500, Origin.SAMPLED, 900))
@@ -71,7 +71,7 @@ def test_it_follows_streams_and_new_numbers(show: Show) -> None:
     assert transcript.strip.grab().toImage() != unknown
 
 
-def test_no_strip_is_shown_where_no_entropy_is_known(show: Show) -> None:
+def test_no_strip_is_shown_without_entropies(show: Show) -> None:
     run = written("a few words", Origin.SAMPLED)
     for entropy, shown in ((run.entropy, True), (np.full(len(run), np.nan, np.float32), False)):
         transcript = show(session(turn(1, "user", written("Hi")), turn(2, "assistant", replace(run, entropy=entropy))))

@@ -8,7 +8,7 @@ from tests.ui.transcript.samples import ended, run_of, template, written
 from ui.transcript.tokens import END, GENERATED, RARE, STEP, TEMPLATE, Tokens
 
 
-def test_appending_one_by_one_equals_taking_all_at_once() -> None:
+def test_tokens_appended_one_by_one_equal_those_added_at_once() -> None:
     # given more tokens than one block holds
     texts = [f" w{i}" for i in range(300)]
     whole = run_of(texts, [i % 11 for i in range(300)], Origin.SAMPLED)
@@ -16,7 +16,7 @@ def test_appending_one_by_one_equals_taking_all_at_once() -> None:
     tokens = Tokens(whole[:0])
     for i in range(300):
         tokens.append(whole[i : i + 1])
-    # then every question has the same answer
+    # then all results are the same
     at_once = Tokens(whole)
     assert tokens.texts == at_once.texts == texts
     assert tokens.marks == at_once.marks
@@ -26,7 +26,7 @@ def test_appending_one_by_one_equals_taking_all_at_once() -> None:
     assert tokens.generated(290).tolist() == list(range(290, 300))
 
 
-def test_marks_say_how_surprising_a_token_was() -> None:
+def test_marks_contain_the_surprise_step_of_a_token() -> None:
     bits = [0.1, 0.5, 1.5, 3.0, 5.0, 8.0, None]
     for run in (run_of(list("abcdefg"), bits, Origin.TYPED), run_of(list("abcdefg") * 2, bits * 2, Origin.TYPED)):
         steps = [mark & STEP for mark in Tokens(run).marks[:7]]
@@ -34,7 +34,7 @@ def test_marks_say_how_surprising_a_token_was() -> None:
     assert Tokens(run_of(["x"], [9.0], Origin.SAMPLED)).marks[0] & RARE
 
 
-def test_template_and_end_are_told_apart_from_what_was_generated() -> None:
+def test_template_tokens_and_end_tokens_are_not_marked_as_generated() -> None:
     run = TokenRun.concat([template("<|im_start|>"), ended(written("Hi"))])
     marks = Tokens(run).marks
     assert marks[0] & TEMPLATE
@@ -43,7 +43,7 @@ def test_template_and_end_are_told_apart_from_what_was_generated() -> None:
     assert Tokens(run).generated().tolist() == [1]
 
 
-def test_new_numbers_for_the_same_tokens_are_taken_in_place() -> None:
+def test_new_numbers_for_the_same_tokens_are_applied_in_place() -> None:
     # given tokens that were never scored
     scored = written("You| could=a| visit=e")
     plain = TokenRun.unscored(scored.ids.tolist(), scored.token_bytes, scored.texts, Origin.SAMPLED)

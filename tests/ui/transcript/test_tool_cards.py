@@ -25,7 +25,7 @@ OTHER = 3  # a session
 
 
 def calling(bench: FakeWorkbench, *calls: ToolCard) -> int:
-    """The last answer calls; its node."""
+    """Adds calls to the last answer; returns its node."""
     view = bench.views[TRIP]
     bench.views[TRIP] = replace(view, turns=(*view.turns[:-1], replace(view.turns[-1], calls=calls)))
     bench.emit(SessionChanged(bench.views[TRIP]))
@@ -48,7 +48,7 @@ async def cards_of(window: MainWindow, node_id: int, count: int) -> TurnCards:
     return window.parts.cards.turns[node_id]
 
 
-def test_a_call_is_a_card_and_its_result_is_typed(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_call_is_shown_as_a_card_with_a_field_for_its_result(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -65,11 +65,11 @@ def test_a_call_is_a_card_and_its_result_is_typed(in_window: Play, bench: FakeWo
         assert not cards.send_button.isEnabled()
         bench.emit(SessionChanged(bench.views[TRIP]))
         await frames()
-        assert field(cards.cards[0]).toPlainText() == "rain"  # the same calls: what was written stays
+        assert field(cards.cards[0]).toPlainText() == "rain"  # the same calls: the typed text stays
         QTest.keyClicks(field(cards.cards[1]), "noon")
         QTest.keyClick(field(cards.cards[1]), Qt.Key.Key_Return)
         await until(lambda: bench.asked("answer_call") == [(TRIP, node, ["rain", "noon"])])
-        # a malformed one says why and cannot be answered
+        # a malformed call shows the reason and cannot be answered
         calling(bench, ToolCard("", "", "call 1: the answer ends before the call does"))
         cards = await cards_of(window, node, 1)
         assert not cards.send_button.isVisible()
@@ -78,7 +78,7 @@ def test_a_call_is_a_card_and_its_result_is_typed(in_window: Play, bench: FakeWo
     in_window(scene)
 
 
-def test_results_that_were_typed_are_there_when_their_session_is_shown_again(in_window: Play, bench: FakeWorkbench) -> None:
+def test_typed_results_are_restored_when_their_session_is_shown_again(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -91,7 +91,7 @@ def test_results_that_were_typed_are_there_when_their_session_is_shown_again(in_
         window.controller.open(TRIP)
         cards = await cards_of(window, node, 2)
         assert cards.results == ["", "noon"]
-        # and in the copy of the session, whose turns have other numbers
+        # and in the copy of the session, whose turns have other ids
         view = bench.views[TRIP]
         again = tuple(replace(turn, node_id=turn.node_id + 1000, variants=(turn.node_id + 1000,)) for turn in view.turns)
         bench.views[77] = replace(view, session_id=77, turns=again)
@@ -102,7 +102,7 @@ def test_results_that_were_typed_are_there_when_their_session_is_shown_again(in_
     in_window(scene)
 
 
-def test_the_next_window_has_the_results_that_were_typed(in_window: Play, bench: FakeWorkbench) -> None:
+def test_typed_results_are_restored_in_the_next_window(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -111,7 +111,7 @@ def test_the_next_window_has_the_results_that_were_typed(in_window: Play, bench:
         assert (await cards_of(window, node, 1)).results == ["sunny"]
         QTest.mouseClick(window.parts.cards.turns[node].send_button, Qt.MouseButton.LeftButton)
         await until(lambda: bench.asked("answer_call") == [(TRIP, node, ["sunny"])])
-        # once the call is answered nothing is left of them
+        # once the call is answered they are removed
         view = bench.views[TRIP]
         last = replace(next(turn for turn in view.turns if turn.node_id == node), calls=(), called=(CLOCK,))
         bench.views[TRIP] = replace(view, turns=tuple(last if turn.node_id == node else turn for turn in view.turns))
@@ -123,9 +123,7 @@ def test_the_next_window_has_the_results_that_were_typed(in_window: Play, bench:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", Mode)
-def test_it_stands_in_the_text_between_its_answer_and_the_line_under_it(
-    in_window: Play, bench: FakeWorkbench, mode: Mode
-) -> None:
+def test_the_card_is_between_its_answer_and_the_line_under_it(in_window: Play, bench: FakeWorkbench, mode: Mode) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -151,7 +149,7 @@ def test_it_stands_in_the_text_between_its_answer_and_the_line_under_it(
     in_window(scene)
 
 
-def test_what_is_being_typed_goes_on_in_the_other_mode(in_window: Play, bench: FakeWorkbench) -> None:
+def test_typing_continues_after_a_change_of_mode(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -160,7 +158,7 @@ def test_what_is_being_typed_goes_on_in_the_other_mode(in_window: Play, bench: F
         window.activateWindow()
         await until(window.isActiveWindow)
         QTest.mouseClick(field(cards.cards[0]), Qt.MouseButton.LeftButton)
-        QTest.keyClicks(field(cards.cards[0]), "2 o")  # a digit is no key of the text around it
+        QTest.keyClicks(field(cards.cards[0]), "2 o")  # a digit typed here is not a shortcut of the transcript
         window.presenter.set_mode(Mode.READ)
         assert cards.parent() is window.parts.transcript.read.viewport()
         assert cards.isVisible()
@@ -172,7 +170,7 @@ def test_what_is_being_typed_goes_on_in_the_other_mode(in_window: Play, bench: F
     in_window(scene)
 
 
-def test_the_keyboard_goes_from_the_text_to_its_cards_and_on(in_window: Play, bench: FakeWorkbench) -> None:
+def test_tab_moves_from_the_text_to_its_cards(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -189,11 +187,11 @@ def test_the_keyboard_goes_from_the_text_to_its_cards_and_on(in_window: Play, be
             QTest.keyClick(focused(), Qt.Key.Key_Tab)
             seen.append(focused())
         assert seen == [field(card) for card in cards.cards]
-        # and what has the keyboard is in sight
+        # and the focused field is in sight
         top = seen[1].mapTo(window.parts.transcript.tokens.viewport(), QPoint(0, 0)).y()
         assert 0 <= top < window.parts.transcript.tokens.viewport().height()
         QTest.keyClicks(seen[1], "noon")
-        QTest.keyClick(seen[1], Qt.Key.Key_Return)  # one result is missing: nothing happens, in the text neither
+        QTest.keyClick(seen[1], Qt.Key.Key_Return)  # one result is missing: nothing is sent, and the text does not react either
         assert (bench.asked("answer_call"), bench.asked("branch")) == ([], [])
 
     in_window(scene)
@@ -209,7 +207,7 @@ def test_an_answered_call_stays_a_card_without_a_field(in_window: Play, bench: F
         cards = await cards_of(window, asking.node_id, 1)
         assert [label.text() for label in cards.cards[0].findChildren(QLabel)] == ["called clock", "{}"]
         assert (cards.cards[0].result, cards.send_button.isVisible()) == (None, False)
-        # another session has none
+        # another session has no cards
         window.controller.open(3)
         await until(lambda: window.parts.cards.turns == {})
 
@@ -240,7 +238,7 @@ def test_a_result_may_have_several_lines(in_window: Play, bench: FakeWorkbench) 
 
 
 @pytest.mark.slow
-def test_read_shows_the_card_and_not_what_it_was_made_of(in_window: Play, bench: FakeWorkbench) -> None:
+def test_read_shows_the_card_and_not_the_source_of_the_call(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
     words = ["Let me", " look.", "\n\n<tool", '_call>{"name": "clock", "argum', 'ents": {}}', "</tool_call>", " A moment."]
@@ -259,7 +257,7 @@ def test_read_shows_the_card_and_not_what_it_was_made_of(in_window: Play, bench:
             transcript.read.select_all()
             return transcript.read.selected_text
 
-        # given the answer as it streams, then what is known of it
+        # given the answer as it streams, then its parsed calls
         await until(lambda: "tool_call" in read())
         calling(bench, card)
         await cards_of(window, answer.node_id, 1)
@@ -267,11 +265,11 @@ def test_read_shows_the_card_and_not_what_it_was_made_of(in_window: Play, bench:
         assert "clock" not in read()
         assert read().rstrip().endswith("A moment.")
         assert "Let me look." in read()
-        # and Tokens shows every one of them
+        # and Tokens shows all tokens of the call
         window.presenter.set_mode(Mode.TOKENS)
         transcript.tokens.select_all()
         assert call in transcript.tokens.selected_text
-        # and what cannot be answered is seen as it was written
+        # and a call that cannot be answered is shown as its source
         window.presenter.set_mode(Mode.READ)
         calling(bench, ToolCard("", "", "call 1: no such tool"))
         await until(lambda: "tool_call" in read())
@@ -279,7 +277,7 @@ def test_read_shows_the_card_and_not_what_it_was_made_of(in_window: Play, bench:
     in_window(scene)
 
 
-def test_an_answer_that_is_nothing_but_a_call_is_its_card(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_answer_that_is_only_a_call_is_shown_as_its_card(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
     view = bench.views[TRIP]

@@ -1,4 +1,4 @@
-"""The line under a turn: versions, speed, reuse, notes, and what can be done with the turn."""
+"""The line under a turn: versions, speed, reuse, notes, and the actions on the turn."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def press_action(qtbot: QtBot, transcript: TranscriptView, box: int, action: Act
     QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=point.toPoint())
 
 
-def test_the_arrows_ask_for_the_neighbouring_variants(qtbot: QtBot, either: TranscriptView) -> None:
+def test_the_arrows_request_the_neighbouring_variants(qtbot: QtBot, either: TranscriptView) -> None:
     asked: list[int] = []
     either.variant_requested.connect(asked.append)
     press_action(qtbot, either, 1, Action.NEXT)
@@ -60,7 +60,7 @@ def test_the_arrows_ask_for_the_neighbouring_variants(qtbot: QtBot, either: Tran
     assert asked == [22, 20]
 
 
-def test_actions_ask_and_copy_gives_the_plain_text(qtbot: QtBot, either: TranscriptView) -> None:
+def test_actions_emit_their_requests_and_copy_copies_the_plain_text(qtbot: QtBot, either: TranscriptView) -> None:
     asked: list[object] = []
     either.regenerate_requested.connect(asked.append)
     either.continue_requested.connect(asked.append)
@@ -71,7 +71,7 @@ def test_actions_ask_and_copy_gives_the_plain_text(qtbot: QtBot, either: Transcr
     assert asked == [2, 4, "Because the city is built for slow mornings"]
 
 
-def test_an_answer_whose_making_is_known_can_be_made_again_exactly(qtbot: QtBot, show: Show) -> None:
+def test_an_answer_with_known_provenance_can_be_regenerated_exactly(qtbot: QtBot, show: Show) -> None:
     asked: list[int] = []
     known = replace(drawn().turns[1], can_repeat=True)
     transcript = show(session(known))
@@ -87,7 +87,7 @@ def test_actions_of_large_text_stay_on_the_rows_of_their_turn(qtbot: QtBot) -> N
     # given text at twice its size in a column that has no room for every action, and a note, which stays
     line = MetaLine(replace(drawn().turns[1], can_repeat=True, note="recorded on another computer"), Faces(2.0), 730)
     parts = line.parts(hovered=True)
-    # then what the menu has too is left to it, and nothing is drawn over the next turn
+    # then actions that are also in the menu are left out, and nothing is drawn over the next turn
     assert [part.text for part in parts][-3:] == ["edit", "copy", "regenerate"]
     assert max(part.box.bottom() for part in parts) <= line.reach + 1
 
@@ -100,23 +100,23 @@ def test_actions_of_large_text_stay_on_the_rows_of_their_turn(qtbot: QtBot) -> N
         (0, 0, ["drafted nothing"]),
     ],
 )
-def test_an_answer_that_was_guessed_ahead_says_whether_it_helped(
+def test_the_line_of_an_answer_with_speculation_shows_its_acceptance(
     show: Show, drafted: int, accepted: int, said: list[str]
 ) -> None:
     developer(on=True)
     answer = drawn().turns[1]
     assert answer.stats is not None
     guessed = replace(answer, stats=replace(answer.stats, drafted=drafted, accepted=accepted))
-    # when it stands beside one without speculation
+    # when it is shown beside one without speculation
     transcript = show(session(guessed, answer))
     lines = [[part.text for part in box.meta.parts(hovered=False)] for box in transcript.tokens.page.boxes]
-    # then it says so after its speed, and the other one says all else
+    # then its line has the acceptance after the speed, and is otherwise the same
     assert [words for words in lines[0] if words not in lines[1]] == said
     assert lines[0][lines[0].index("41 tok/s") + 1] == said[0]
     assert [words for words in lines[0] if words not in said] == lines[1]
 
 
-def test_ones_own_turn_can_be_edited_and_copied(qtbot: QtBot, either: TranscriptView) -> None:
+def test_a_turn_of_the_user_can_be_edited_and_copied(qtbot: QtBot, either: TranscriptView) -> None:
     asked: list[object] = []
     either.edit_requested.connect(asked.append)
     either.copy_requested.connect(asked.append)
@@ -134,7 +134,7 @@ def test_the_models_turn_can_be_edited_too(qtbot: QtBot, either: TranscriptView)
     assert asked == [2]
 
 
-def test_a_turn_that_another_tokenizer_keeps_from_beginning_says_the_ways_on(qtbot: QtBot, show: Show) -> None:
+def test_a_turn_that_fails_because_of_another_tokenizer_offers_two_actions(qtbot: QtBot, show: Show) -> None:
     asked: list[object] = []
     question, failed = (
         drawn().turns[0],
@@ -151,18 +151,18 @@ def test_a_turn_that_another_tokenizer_keeps_from_beginning_says_the_ways_on(qtb
     assert not actions & {Action.AS_TEXT, Action.MODEL}
 
 
-def test_a_turn_whose_model_cannot_be_loaded_offers_the_choice_of_another(qtbot: QtBot, show: Show) -> None:
+def test_a_turn_with_a_model_that_cannot_be_loaded_offers_to_choose_a_model(qtbot: QtBot, show: Show) -> None:
     asked: list[str] = []
     failed = turn(9, "assistant", template("<model>"), status=TurnStatus.PARTIAL, note="not here")
     transcript = show(session(drawn().turns[0], replace(failed, needs_model=True)))
     transcript.model_requested.connect(lambda: asked.append("model"))
     parts = transcript.tokens.page.boxes[1].meta.parts(hovered=False)
-    assert [part.text for part in parts if part.action is not Action.NONE] == ["choose a model"]  # one thing to do
+    assert [part.text for part in parts if part.action is not Action.NONE] == ["choose a model"]  # the only action
     press_action(qtbot, transcript, 1, Action.MODEL)
     assert asked == ["model"]
 
 
-def test_the_actions_of_ones_own_turn_keep_clear_of_the_next(show: Show) -> None:
+def test_the_actions_of_a_turn_of_the_user_do_not_overlap_the_next_turn(show: Show) -> None:
     for scale in (1.0, 2.0):
         transcript = show(drawn())
         transcript.set_text_scale(scale)
@@ -172,8 +172,8 @@ def test_the_actions_of_ones_own_turn_keep_clear_of_the_next(show: Show) -> None
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("other", [False, True], ids=["seen", "in the other mode"])
-def test_a_note_that_grows_is_read_to_its_end(qtbot: QtBot, show: Show, mode: Mode, other: bool) -> None:
-    # given a conversation that stands at its end
+def test_a_note_that_grows_stays_in_sight_to_its_end(qtbot: QtBot, show: Show, mode: Mode, other: bool) -> None:
+    # given a conversation that is scrolled to its end
     answers = [
         turn(2 * i, "assistant", run_of(["word "] * 300, [1.0] * 300, Origin.SAMPLED), note="short") for i in range(1, 4)
     ]
@@ -182,14 +182,14 @@ def test_a_note_that_grows_is_read_to_its_end(qtbot: QtBot, show: Show, mode: Mo
     settle(qtbot, transcript)
     pane = pane_of(transcript)
     pane.scroll_to_end()
-    # when more is said under its last turn
+    # when the note of its last turn grows
     if other:
         transcript.set_mode(Mode.READ if mode is Mode.TOKENS else Mode.TOKENS)
     transcript.set_session(session(*answers[:-1], replace(answers[-1], note="a long reason " * 60)))
     if other:
         transcript.set_mode(mode)
     settle(qtbot, transcript)
-    # then the page is as high as what stands on it, and shows the end of it
+    # then the page is as high as its content, and is scrolled to the end
     last = pane.page.boxes[-1]
     assert last.meta.height > 100
     assert pane.page.height >= last.top + last.height
@@ -197,7 +197,7 @@ def test_a_note_that_grows_is_read_to_its_end(qtbot: QtBot, show: Show, mode: Mo
 
 
 def bands(pane: Pane, box: int) -> int:  # type: ignore[type-arg]  # of either body
-    """How many lines of writing stand beside the role of a turn."""
+    """The number of text lines beside the role of a turn."""
     shown, picture = pane.page.boxes[box], pane.viewport().grab().toImage()
     left, top = pane.column()[0], shown.top - pane.verticalScrollBar().value()
     ground = picture.pixel(left, top + shown.height + 4)
@@ -232,7 +232,7 @@ def test_a_turn_without_words_shows_its_note_once_beside_its_role(
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_the_first_token_takes_the_place_of_what_was_waited_for(qtbot: QtBot, show: Show, mode: Mode) -> None:
+def test_the_first_token_replaces_the_note_of_a_waiting_turn(qtbot: QtBot, show: Show, mode: Mode) -> None:
     waiting = turn(4, "assistant", written("a")[:0], status=TurnStatus.WAITING, note="starting up")
     transcript = show(session(drawn().turns[0], waiting))
     transcript.set_mode(mode)
@@ -247,10 +247,10 @@ def texts_of(transcript: TranscriptView, box: int, *, hovered: bool) -> list[str
     return [part.text.strip() for part in transcript.tokens.page.boxes[box].meta.parts(hovered=hovered)]
 
 
-def test_the_line_says_how_the_answer_was_made(show: Show) -> None:
+def test_the_line_shows_how_the_answer_was_generated(show: Show) -> None:
     transcript = show(drawn())
     assert texts_of(transcript, 1, hovered=False) == ["‹", "2 / 3", "›", "41 tok/s", "−23.9 nats"]
-    developer(on=True)  # is told more
+    developer(on=True)  # shows more
     assert texts_of(transcript, 1, hovered=False) == ["‹", "2 / 3", "›", "41 tok/s", "reused 312, computed 1", "−23.9 nats"]
     developer(on=False)
     assert texts_of(transcript, 1, hovered=False) == ["‹", "2 / 3", "›", "41 tok/s", "−23.9 nats"]
@@ -258,13 +258,13 @@ def test_the_line_says_how_the_answer_was_made(show: Show) -> None:
     assert texts_of(transcript, 3, hovered=True) == [], "nothing can be done to an answer that is still coming"
 
 
-def test_the_first_variant_has_none_before_it(show: Show) -> None:
+def test_the_first_variant_has_no_arrow_to_a_previous_one(show: Show) -> None:
     transcript = show(session(turn(1, "user", written("Hi"), variants=(1, 5))))
     actions = [part.action for part in transcript.tokens.page.boxes[0].meta.parts(hovered=False)]
     assert actions == [Action.NONE, Action.NONE, Action.NEXT]
 
 
-def test_a_long_note_is_wrapped_and_nothing_leaves_the_column(show: Show) -> None:
+def test_a_long_note_is_wrapped_inside_the_column(show: Show) -> None:
     note = "engine stopped; your text is kept. Send again to restart it. The log has the reason, if you want to know more."
     partial: TurnView = replace(drawn().turns[1], status=TurnStatus.PARTIAL, note=note)
     transcript = show(session(partial), width=420)
@@ -276,7 +276,7 @@ def test_a_long_note_is_wrapped_and_nothing_leaves_the_column(show: Show) -> Non
     assert box.meta.height > 40
 
 
-def test_actions_come_after_a_note_that_stays_where_it_was(show: Show) -> None:
+def test_actions_are_added_after_the_note_which_does_not_move(show: Show) -> None:
     developer(on=True)  # the line is full
     stopped = replace(drawn().turns[1], status=TurnStatus.PARTIAL, note="stopped by you")
     meta = show(session(stopped), width=900).tokens.page.boxes[0].meta
@@ -285,14 +285,14 @@ def test_actions_come_after_a_note_that_stays_where_it_was(show: Show) -> None:
     assert [part.text for part in hovered[len(standing) :]] == ["edit", "copy", "regenerate", "continue"]
 
 
-def test_where_there_is_no_room_numbers_give_way_to_actions(show: Show) -> None:
+def test_with_little_room_numbers_are_left_out_before_actions(show: Show) -> None:
     transcript = show(drawn(), width=480)
     texts = texts_of(transcript, 1, hovered=True)
     assert "−23.9 nats" not in texts
     assert texts[-3:] == ["copy", "regenerate", "similar"]
 
 
-def test_where_there_is_no_room_at_all_the_similar_turns_are_left_to_the_menu(show: Show) -> None:
+def test_with_very_little_room_the_similar_action_is_only_in_the_menu(show: Show) -> None:
     assert texts_of(show(drawn(), width=480), 0, hovered=True) == ["edit", "copy", "similar"]
     assert texts_of(show(drawn(), width=200), 0, hovered=True) == ["edit", "copy"]
 

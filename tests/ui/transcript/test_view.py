@@ -1,4 +1,4 @@
-"""What the window does with a transcript: sessions, streams, modes, scrolling."""
+"""The transcript as the window uses it: sessions, streams, modes, scrolling."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_stream_keeps_the_end_in_sight(qtbot: QtBot, show: Show) -> None:
         assert at_end(transcript)
 
 
-def test_a_stream_does_not_move_what_is_being_read(qtbot: QtBot, show: Show) -> None:
+def test_a_stream_does_not_move_a_page_that_is_scrolled_up(qtbot: QtBot, show: Show) -> None:
     # given a page scrolled up
     transcript = show(streaming(words(100, 5000)))
     bar = transcript.tokens.verticalScrollBar()
@@ -60,7 +60,7 @@ def test_a_stream_does_not_move_what_is_being_read(qtbot: QtBot, show: Show) -> 
     assert bar.value() == 40
 
 
-def test_streamed_tokens_look_as_they_do_when_the_session_is_opened_again(qtbot: QtBot, show: Show) -> None:
+def test_streamed_tokens_look_the_same_as_after_reopening_the_session(qtbot: QtBot, show: Show) -> None:
     whole = written("Because| the=b| city=a| is| built=c|\n\n| for| slow=d| mornings=b|.| Be| cause=e")
     streamed = show(session(turn(4, "assistant", whole[:0], status=TurnStatus.WAITING)))
     for i in range(len(whole)):
@@ -73,21 +73,21 @@ def test_streamed_tokens_look_as_they_do_when_the_session_is_opened_again(qtbot:
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("end", ["\n", "\n\n", "b"])
 def test_a_stream_leaves_no_caret_behind(qtbot: QtBot, show: Show, mode: Mode, end: str) -> None:
-    # given an answer whose caret stands at the end of its line
+    # given an answer whose caret is at the end of its line
     transcript = show(session(turn(4, "assistant", written("Because| it=b"), status=TurnStatus.STREAMING)))
     transcript.set_mode(mode)
     settle(qtbot, transcript)
     for run in (run_of([end], [1.0], Origin.SAMPLED, 20), written("slow=d| mornings=b", first_id=30)):
         transcript.append_tokens(4, run)
         QApplication.processEvents()
-    # when more of it has come, then what was painted bit by bit is what is painted as a whole
+    # when more tokens have arrived, then the incremental painting equals a full painting
     pane = (transcript.tokens if mode is Mode.TOKENS else transcript.read).viewport()
     place = pane.mapTo(transcript, QPoint(0, 0))
     seen = transcript.screen().grabWindow(transcript.winId(), place.x(), place.y(), pane.width(), pane.height()).toImage()
     assert seen == pane.grab().toImage().convertToFormat(seen.format())
 
 
-def test_a_waiting_turn_says_so_and_streams_once_tokens_come(show: Show) -> None:
+def test_a_waiting_turn_shows_its_note_until_tokens_arrive(show: Show) -> None:
     transcript = show(session(turn(1, "assistant", words(0), status=TurnStatus.WAITING)))
     waiting = transcript.tokens.viewport().grab().toImage()
     transcript.append_tokens(1, written("Hello=b"))
@@ -102,7 +102,7 @@ def test_tokens_and_turns_of_another_session_are_ignored(show: Show) -> None:
     assert [box.turn.node_id for box in transcript.tokens.page.boxes] == [1, 2, 3, 4]
 
 
-def test_the_record_of_a_streamed_token_is_known(show: Show) -> None:
+def test_the_record_of_a_streamed_token_is_available(show: Show) -> None:
     transcript = show(drawn())
     transcript.append_tokens(4, written(" at=d", first_id=90))
     record = transcript.record(4, 8)
@@ -120,7 +120,7 @@ def test_turns_that_did_not_change_keep_their_layout(show: Show) -> None:
     view = drawn()
     transcript = show(view)
     before = [box.body for box in transcript.tokens.page.boxes]
-    # when a sibling takes the place of one turn
+    # when a sibling replaces one turn
     other = turn(9, "assistant", written("You| should=b| stay=e"), variants=(2, 9))
     transcript.set_session(replace(view, turns=(*view.turns[:1], other, *view.turns[2:])))
     # then only that one is new
@@ -141,7 +141,7 @@ def test_another_path_of_the_session_keeps_the_place_and_another_session_shows_i
     assert at_end(transcript)
 
 
-def test_scores_that_come_later_colour_the_turn(show: Show) -> None:
+def test_scores_that_arrive_later_colour_the_turn(show: Show) -> None:
     scored = written("You| could=a| visit=e")
     plain = TokenRun.unscored(scored.ids.tolist(), scored.token_bytes, scored.texts, Origin.TYPED)
     transcript = show(session(turn(1, "user", plain)))
@@ -160,7 +160,7 @@ def test_a_session_of_a_hundred_thousand_tokens_is_laid_out_in_slices(qtbot: QtB
 
 
 @pytest.mark.parametrize("width", [200, 500, 1300])
-def test_the_column_fits_and_is_never_wider_than_it_can_be_read(show: Show, width: int) -> None:
+def test_the_column_fits_the_window_and_is_at_most_640_wide(show: Show, width: int) -> None:
     transcript = show(drawn(), width=width)
     left, column = transcript.tokens.column()
     assert column <= 640
@@ -202,7 +202,7 @@ def test_another_text_size_wraps_again(qtbot: QtBot, show: Show) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", [False, True])
 def test_switching_modes_keeps_the_place(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
-    # given a long session, also on a machine that lays out next to nothing at a time
+    # given a long session, also on a machine so slow that each slice lays out almost nothing
     transcript = show(long_session())
     if slow:
         monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", -1.0)
@@ -212,7 +212,7 @@ def test_switching_modes_keeps_the_place(qtbot: QtBot, show: Show, monkeypatch: 
         bar.setValue(place)
         before = transcript.tokens.anchor()
         if slow:
-            transcript.set_text_scale(1.0 if place % 2 else 1.2)  # nothing is laid out any more
+            transcript.set_text_scale(1.0 if place % 2 else 1.2)  # invalidates the layout
             settle(qtbot, transcript)
         # when the other mode is shown, and this one again
         transcript.set_mode(Mode.READ)
@@ -220,13 +220,13 @@ def test_switching_modes_keeps_the_place(qtbot: QtBot, show: Show, monkeypatch: 
         between = transcript.read.anchor()
         transcript.set_mode(Mode.TOKENS)
         settle(qtbot, transcript)
-        # then the same words stand at the top
+        # then the same words are at the top
         after = transcript.tokens.anchor()
         assert before.turn == between.turn == after.turn
         assert abs(after.token - before.token) < 24
 
 
-def test_who_scrolls_while_the_page_is_laid_out_stays_there(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scroll_position_set_during_the_layout_is_kept(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     transcript = show(long_session())
     bar = transcript.tokens.verticalScrollBar()
     bar.setValue(1500)
@@ -238,16 +238,16 @@ def test_who_scrolls_while_the_page_is_laid_out_stays_there(qtbot: QtBot, show: 
     assert bar.value() == 0
 
 
-def test_what_happened_while_the_other_mode_was_shown_is_there_after_switching(qtbot: QtBot, show: Show) -> None:
+def test_changes_made_while_read_is_shown_appear_in_tokens_after_switching(qtbot: QtBot, show: Show) -> None:
     # given a pinned token and Read mode
     transcript = show(drawn())
     transcript.set_pinned(3, 1)
     transcript.set_mode(Mode.READ)
-    # when the stream goes on and ends, and another turn comes
+    # when the stream continues and ends, and another turn is added
     transcript.append_tokens(4, written(" and| more=b", first_id=90))
     transcript.update_turn(turn(4, "assistant", TokenRun.concat([drawn().turns[3].run, written(" and| more=b", first_id=90)])))
     transcript.set_session(session(*drawn().turns[:3], turn(8, "assistant", written("Another=c"))))
-    # then Tokens mode shows it, and the pin still stands
+    # then Tokens mode shows it, and the pin is kept
     transcript.set_mode(Mode.TOKENS)
     settle(qtbot, transcript)
     assert [box.turn.node_id for box in transcript.tokens.page.boxes] == [1, 2, 3, 8]
@@ -255,7 +255,7 @@ def test_what_happened_while_the_other_mode_was_shown_is_there_after_switching(q
     assert transcript.tokens.token_box(8, 0) is not None
 
 
-def test_other_colours_reach_every_part(qtbot: QtBot, show: Show) -> None:
+def test_another_palette_applies_to_both_modes(qtbot: QtBot, show: Show) -> None:
     transcript = show(drawn())
     transcript.set_palette_of(DARK)
     for mode in (Mode.TOKENS, Mode.READ):

@@ -29,7 +29,7 @@ CONTROL, ALT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.AltModif
 
 
 async def opened(window: MainWindow) -> TreeView:
-    """The tree, opened by its key."""
+    """Opens the tree by its shortcut."""
     QTest.keyClick(window, Key.Key_T, CONTROL)
     view = window.parts.tree.view
     await until(view.isVisible)
@@ -50,7 +50,7 @@ def press(view: TreeView, key: Qt.Key, modifiers: Qt.KeyboardModifier = Qt.Keybo
     QTest.keyClick(view, key, modifiers)
 
 
-def test_the_tree_takes_the_place_of_the_conversation_and_gives_it_back(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_tree_replaces_the_conversation_until_it_is_closed(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         parts, field = window.parts, window.parts.composer.field
         await until(lambda: field.hasFocus())
@@ -60,11 +60,11 @@ def test_the_tree_takes_the_place_of_the_conversation_and_gives_it_back(in_windo
         assert not parts.inspector.isVisible()
         assert not parts.sidebar.tree.isVisible()
         assert parts.sidebar.sessions.isVisible()
-        # every branch is there, and the keyboard on the one that is shown
+        # every branch is listed, and the shown one is the current row
         assert names(view) == [each.name for each in bench.views[TRIP].branches]
         assert row(view).name == "Lisbon when it rains"
         assert "4 branches" in parts.tree.facts.text()
-        # Escape: the keyboard is where it was, and nothing was asked of the session
+        # Escape: the keyboard focus is where it was, and nothing was requested of the session
         press(view, Key.Key_Escape)
         await until(field.hasFocus)
         assert parts.transcript.isVisible()
@@ -89,20 +89,20 @@ def test_the_tree_takes_the_place_of_the_conversation_and_gives_it_back(in_windo
     in_window(scene)
 
 
-def test_arrows_open_and_fold_and_walk(in_window: Play) -> None:
+def test_arrow_keys_unfold_fold_and_move_between_rows(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         view = await opened(window)
         whole = names(view)
         assert whole[2] == "Lisbon when it rains"
         press(view, Key.Key_Left)
-        assert names(view) == [*whole[:3], whole[5]]  # what follows it is folded away
+        assert names(view) == [*whole[:3], whole[5]]  # its children are folded
         assert row(view).name == whole[2]
         press(view, Key.Key_Right)
         assert names(view) == whole
         press(view, Key.Key_Right)
-        assert row(view).name == whole[3]  # into it
+        assert row(view).name == whole[3]  # to its first child
         press(view, Key.Key_Right)
-        assert row(view).name == whole[3]  # nothing stands under it
+        assert row(view).name == whole[3]  # it has no children
         press(view, Key.Key_Left)
         assert row(view).name == whole[2]
         press(view, Key.Key_Up)
@@ -116,7 +116,7 @@ def test_arrows_open_and_fold_and_walk(in_window: Play) -> None:
         press(view, Key.Key_Right)
         press(view, Key.Key_End)
         assert row(view).name == whole[-1]
-        # by mouse: the sign folds, the row itself takes the keyboard
+        # by mouse: the sign folds, the row itself becomes current
         index = view.rows.index(2)
         sign: QRect = view.painter_of_rows.fold_place(view.rows.all[2], view.visualRect(index))
         QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=sign.center())
@@ -141,7 +141,7 @@ def test_return_opens_the_branch_and_closes_the_tree(in_window: Play, bench: Fak
         await until(lambda: window.controller.shown is not None and window.controller.shown.view.turns[-1].node_id == 41)
         await until(window.parts.composer.field.hasFocus)
         assert window.acts.undo.text() == "Undo Branch Selection"
-        # a turn of the path that is shown needs no other path
+        # a turn of the shown path needs no other path
         bench.calls.clear()
         view = await opened(window)
         press(view, Key.Key_Home)
@@ -156,7 +156,7 @@ def test_return_opens_the_branch_and_closes_the_tree(in_window: Play, bench: Fak
 
 
 @pytest.mark.slow
-def test_letters_search_and_the_keys_walk_through_what_was_found(in_window: Play) -> None:
+def test_typed_letters_search_and_keys_step_through_the_matches(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         view = await opened(window)
         finder = window.parts.tree.finder
@@ -168,14 +168,14 @@ def test_letters_search_and_the_keys_walk_through_what_was_found(in_window: Play
         QTest.keyClicks(finder.field, "hy")
         assert finder.field.text() == "why"
         await until(lambda: finder.count.text() == "1 of 2")
-        assert row(view).name == "Why? → The light there"  # and it was opened
+        assert row(view).name == "Why? → The light there"  # and its parent was unfolded
         QTest.keyClick(finder.field, Key.Key_Return)
         assert (finder.count.text(), row(view).node_id) == ("2 of 2", 52)
         QTest.keyClick(finder.field, Key.Key_Down)
         assert (finder.count.text(), row(view).node_id) == ("1 of 2", 51)
         QTest.keyClick(window, Key.Key_G, CONTROL | Qt.KeyboardModifier.ShiftModifier)
         assert (finder.count.text(), row(view).node_id) == ("2 of 2", 52)
-        # Escape ends the search, the keyboard on the row; once more closes the tree
+        # Escape closes the search and focuses the row; a second Escape closes the tree
         QTest.keyClick(finder.field, Key.Key_Escape)
         assert not finder.isVisible()
         await until(view.hasFocus)
@@ -193,7 +193,7 @@ def test_letters_search_and_the_keys_walk_through_what_was_found(in_window: Play
 
 
 @pytest.mark.slow
-def test_a_search_that_was_ended_moves_the_keyboard_no_more(
+def test_a_closed_search_does_not_move_the_current_row_any_more(
     in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may, find = asyncio.Event(), bench.branches.find_rows
@@ -221,20 +221,20 @@ def test_a_search_that_was_ended_moves_the_keyboard_no_more(
 
 
 @pytest.mark.slow
-def test_the_tree_follows_what_changes_and_another_session_closes_it(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_tree_follows_changes_and_another_session_closes_it(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         view = await opened(window)
         press(view, Key.Key_Down)
         window.controller.tree.rename(43, 0, "", "the short one")
         await until(lambda: any(each.given for each in view.rows.all))
         assert row(view).node_id == 51
-        # pruned rows go, and stand there faint where they are asked for
+        # pruned rows are hidden, and shown faintly on request
         window.controller.tree.prune(43, 0, True)
         await until(lambda: len(view.rows.visible_places) == 5)
         assert "1 pruned" in window.parts.tree.facts.text()
         window.acts.pruned.trigger()
         assert len(view.rows.visible_places) == 6
-        # a refusal is read where it is looked at
+        # a refusal is shown over the tree
         bench.refusal = "an answer is being written"
         window.controller.tree.prune(41, 0, True)
         await until(lambda: window.parts.toast.words == "an answer is being written")
@@ -242,13 +242,13 @@ def test_the_tree_follows_what_changes_and_another_session_closes_it(in_window: 
         window.controller.open(4)
         await until(lambda: not window.parts.tree.isVisible())
         assert window.parts.transcript.isVisible()
-        # a session in which nothing was said has no tree
+        # an empty session has no tree
         assert not window.acts.tree.isEnabled()
 
     in_window(scene)
 
 
-def test_what_a_screen_reader_is_told_of_a_row(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_screen_reader_gets_role_level_state_and_numbers_of_a_row(in_window: Play, bench: FakeWorkbench) -> None:
     rows = bench.views[TRIP].branches
     bench.views[TRIP] = replace(bench.views[TRIP], branches=(*rows[:5], replace(rows[5], given="the short one")))
 
@@ -275,7 +275,7 @@ def test_the_words_of_a_row_are_coloured_as_in_the_conversation(in_window: Play,
         picture = view.viewport().grab().toImage()
         line = view.visualRect(view.rows.index(2))
         colours = {picture.pixelColor(QPoint(x, line.center().y())).name() for x in range(line.left(), line.right())}
-        assert {"#f8dcb4", "#f2b981"} <= colours  # of the ramp
+        assert {"#f8dcb4", "#f2b981"} <= colours  # colours of the ramp
         window.presenter.colour_by(Measure.RANK)
         await until(lambda: view.rows.measure is Measure.RANK)
         run = bench.views[TRIP].turns[1].run
@@ -304,7 +304,7 @@ def test_words_that_were_found_look_alike_on_every_colour(qapp: QApplication, be
     apply_theme(qapp, Scheme.LIGHT, Contrast.NORMAL)
 
 
-def test_white_space_is_one_space_and_has_no_colour(bench: FakeWorkbench) -> None:
+def test_white_space_is_shown_as_one_space_without_colour(bench: FakeWorkbench) -> None:
     run = bench.turn("assistant", ["Now", ",\n\n", "  let", " it", " rain", " 🐈‍⬛", "你好"], [0.1, 0.1, 6, 6, 0.1, 9, 2]).run
     words = words_of(run, Measure.SURPRISAL)
     assert words.text == "Now, let it rain 🐈‍⬛你好"
@@ -313,7 +313,7 @@ def test_white_space_is_one_space_and_has_no_colour(bench: FakeWorkbench) -> Non
     assert spans == [("let it", 4), ("🐈‍⬛", 5), ("你好", 2)]
 
 
-def test_a_row_alone_with_what_goes_on_from_it_and_back(in_window: Play) -> None:
+def test_a_row_can_be_shown_alone_with_its_descendants_and_back(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         view, panel = await opened(window), window.parts.tree
         whole = names(view)
@@ -323,11 +323,11 @@ def test_a_row_alone_with_what_goes_on_from_it_and_back(in_window: Play) -> None
         assert row(view).name == whole[2]
         assert panel.whole.isVisible()
         assert "Lisbon" in panel.hoisted.text()
-        press(view, Key.Key_Left)  # folds, and goes no further up than the row that is shown alone
+        press(view, Key.Key_Left)  # folds, and moves no further up than the row shown alone
         press(view, Key.Key_Left)
         assert names(view) == whole[2:3]
         press(view, Key.Key_Right)
-        # what is searched is what is shown
+        # only shown rows are searched
         QTest.keyClick(window, Key.Key_F, CONTROL)
         QTest.keyClicks(panel.finder.field, "i")
         await until(lambda: panel.finder.count.text().endswith("of 2"))  # Lisbon, The light; not Paris
@@ -344,11 +344,11 @@ def test_a_row_alone_with_what_goes_on_from_it_and_back(in_window: Play) -> None
     in_window(scene)
 
 
-def test_bookmarks_are_set_listed_walked_through_and_undone(in_window: Play, bench: FakeWorkbench) -> None:
+def test_bookmarks_are_set_listed_stepped_through_and_undone(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         view, panel = await opened(window), window.parts.tree
         assert not panel.bookmarks.isVisible()
-        for _ in range(2):  # the second comes before the first is seen: it is no change of its own
+        for _ in range(2):  # the second comes before the first is shown: it is no separate change
             press(view, Key.Key_B, CONTROL)
         await until(lambda: row(view).bookmarked)
         assert bench.asked("bookmark") == [(TRIP, row(view).node_id, 0, True)]
@@ -357,14 +357,14 @@ def test_bookmarks_are_set_listed_walked_through_and_undone(in_window: Play, ben
         QTest.mouseClick(panel.bookmark_button, Qt.MouseButton.LeftButton)
         await until(lambda: row(view).bookmarked)
         assert panel.bookmarks.text() == "★ 2 bookmarks"
-        # from one to the other, round and round
+        # from one to the next, wrapping round
         press(view, Key.Key_Down, CONTROL)
         assert row(view).name == "Lisbon when it rains"
         press(view, Key.Key_Down, CONTROL)
         assert row(view).name == "… visit Rome"
         press(view, Key.Key_Up, CONTROL)
         assert row(view).name == "Lisbon when it rains"
-        # the list leads also to what is folded away, or beside the row that is shown alone
+        # the list also leads to folded rows, and to rows outside the one shown alone
         press(view, Key.Key_Right, ALT)
         press(view, Key.Key_B, CONTROL | Qt.KeyboardModifier.ShiftModifier)
         menu = next(each for each in panel.findChildren(QMenu) if each.isVisible())
@@ -373,7 +373,7 @@ def test_bookmarks_are_set_listed_walked_through_and_undone(in_window: Play, ben
         menu.close()
         assert row(view).name == "… visit Rome"
         assert view.rows.base is None
-        # each can be undone by the step's name
+        # each can be undone under the name of its step
         assert window.acts.undo.text() == "Undo Bookmark"
         QTest.keyClick(window, Key.Key_Z, CONTROL)
         await until(lambda: panel.bookmarks.text() == "★ 1 bookmark")
@@ -393,21 +393,21 @@ def test_prune_in_the_tree_and_undo(in_window: Play, bench: FakeWorkbench) -> No
         press(view, Key.Key_Right, ALT)
         assert len(view.rows.visible_places) == 1
         press(view, Key.Key_Delete)
-        await until(lambda: len(view.rows.visible_places) == 5)  # all that is left, where the row that was shown alone is gone
+        await until(lambda: len(view.rows.visible_places) == 5)  # the rest of the tree, when the row shown alone is pruned
         assert not window.parts.tree.whole.isVisible()
         assert ("prune", TRIP, 43, 0, True) in bench.calls
-        assert row(view).node_id == 52  # its neighbour has the keyboard
+        assert row(view).node_id == 52  # its neighbour is the current row
         assert window.acts.undo.text() == "Undo Prune Branch"
         QTest.keyClick(window, Key.Key_Z, CONTROL)
         await until(lambda: len(view.rows.visible_places) == 6)
-        # by the command of the menu too, and it comes back from among the faint ones
+        # by the menu too, and it is restored from the faint rows
         window.acts.pruned.trigger()
         press(view, Key.Key_End)
         window.intents.prune()
         await until(lambda: row(view).pruned)
         press(view, Key.Key_Backspace)
         await until(lambda: not row(view).pruned)
-        # of one that is hidden among them its neighbour has the keyboard, and of one that is not there any more
+        # when the current row is hidden or removed, its neighbour is the current row
         press(view, Key.Key_Delete)
         await until(lambda: row(view).pruned)
         window.acts.pruned.trigger()
@@ -418,7 +418,7 @@ def test_prune_in_the_tree_and_undo(in_window: Play, bench: FakeWorkbench) -> No
     in_window(scene)
 
 
-def test_two_rows_are_compared_and_the_tree_is_there_again(in_window: Play, bench: FakeWorkbench) -> None:
+def test_two_rows_are_compared_and_escape_returns_to_the_tree(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         parts, view = window.parts, await opened(window)
         press(view, Key.Key_Up)
@@ -430,18 +430,18 @@ def test_two_rows_are_compared_and_the_tree_is_there_again(in_window: Play, benc
         await until(parts.compare.isVisible)
         assert ("compare", TRIP, 41, 43) in bench.calls
         assert not parts.tree.isVisible()
-        # Escape goes back step by step, the keyboard on the row it was on
+        # Escape goes back step by step, to the same current row
         QTest.keyClick(parts.compare.text, Key.Key_Escape)
         await until(parts.tree.isVisible)
         await until(view.hasFocus)
         assert row(view).node_id == 43
-        # two rows of the branch that is shown say the same
+        # two rows of the shown branch have the same text
         press(view, Key.Key_Home)
         QTest.keyClick(window, Key.Key_D, CONTROL)
         assert "Both are on one branch" in parts.toast.words
         assert parts.tree.isVisible()
         press(view, Key.Key_End)
-        # without marks: this row and the branch that is shown
+        # without marks: this row and the shown branch
         QTest.mouseClick(parts.tree.compare_button, Qt.MouseButton.LeftButton)
         await until(parts.compare.isVisible)
         assert [call for call in bench.calls if call[0] == "compare"][-1][3] == 43
@@ -449,7 +449,7 @@ def test_two_rows_are_compared_and_the_tree_is_there_again(in_window: Play, benc
         await until(view.hasFocus)
         press(view, Key.Key_Escape)
         await until(parts.composer.field.hasFocus)
-        # in the conversation the key compares as before
+        # in the conversation the shortcut compares as before
         QTest.keyClick(window, Key.Key_D, CONTROL)
         await until(parts.compare.isVisible)
         QTest.keyClick(parts.compare.text, Key.Key_Escape)
@@ -469,7 +469,7 @@ def test_a_branch_is_named_in_the_tree(in_window: Play, bench: FakeWorkbench) ->
         box.accept()
         await until(lambda: row(view).given == "the wet one")
         assert view.rows.line(row(view)).startswith("the wet one … visit You could")
-        # what can be done stands in the menu of a row
+        # the menu of a row has its actions
         menu = QMenu(view)
         view.fill_menu(menu, row(view))
         words = [act.text() for act in menu.actions() if act.text()]
@@ -484,7 +484,7 @@ def test_a_branch_is_named_in_the_tree(in_window: Play, bench: FakeWorkbench) ->
 
 
 @pytest.mark.slow
-def test_a_row_that_says_nothing_yet_is_painted(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_row_without_text_is_painted(in_window: Play, bench: FakeWorkbench) -> None:
     rows = bench.views[TRIP].branches
     bench.views[TRIP] = replace(bench.views[TRIP], branches=(*rows[:5], replace(rows[5], name="", before="")))
 

@@ -47,7 +47,7 @@ def begin(*words: str) -> subprocess.Popen[str]:
 
 
 async def xdotool(*words: object) -> None:
-    """Moves the pointer, presses buttons and keys, while the window goes on."""
+    """Moves the pointer, presses buttons and keys, while the window keeps running."""
     tool = begin("xdotool", *map(str, words))
     await until(lambda: tool.poll() is not None)
     tool.communicate()
@@ -66,7 +66,7 @@ async def in_front(window: MainWindow) -> None:
     window.activateWindow()
     boxes = window.parts.transcript.tokens.page.boxes
     await until(lambda: window.isActiveWindow() and bool(boxes) and all(box.body.done for box in boxes))
-    await frames(10)  # the window manager puts it in its place
+    await frames(10)  # the window manager moves it to its final position
 
 
 def test_a_popover_and_the_card_open_by_a_click_and_give_the_keyboard_back(in_window: Play, bench: FakeWorkbench) -> None:
@@ -89,7 +89,7 @@ def test_a_popover_and_the_card_open_by_a_click_and_give_the_keyboard_back(in_wi
         await until(parts.composer.field.hasFocus)
         await xdotool("type", "A draft")
         assert parts.composer.draft == "A draft"
-        # a token, its card, and a key in that
+        # a token, its card, and a key press in the card
         node = bench.views[TRIP].turns[1].node_id
         await click(view.tokens.viewport(), centre(view, node, 3))
         await until(parts.pinned.isVisible)
@@ -118,13 +118,13 @@ def test_a_text_that_is_dragged_from_another_program_becomes_a_chip(
             assert source.stdout.readline() == "shown\n"
             to = window.parts.transcript.mapToGlobal(window.parts.transcript.rect().center())
             await xdotool("mousemove", 1500, 70, "sleep", 0.3, "mousedown", 1, "sleep", 0.3)
-            for share in (0.9, 0.5, 0.1, 0.0):  # drags are seen by their moves
+            for share in (0.9, 0.5, 0.1, 0.0):  # a drag is recognised by its moves
                 await xdotool("mousemove", round(to.x() + share * (1500 - to.x())), round(to.y() + share * (70 - to.y())))
             await xdotool("mouseup", 1)
             await until(lambda: bench.asked("read_file") == [(str(notes),)])
             await until(lambda: [chip.file.name for chip in window.parts.composer.chips.chips] != [])
             assert window.parts.composer.draft == ""
-            # a file that is selected elsewhere is no text for the middle button
+            # the middle button does not paste a file that is selected elsewhere as text
             selected = QMimeData()
             selected.setUrls([QUrl.fromLocalFile(str(notes))])
             selected.setText(selected.urls()[0].toString())

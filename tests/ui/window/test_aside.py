@@ -1,4 +1,4 @@
-"""What opens in a row of the shelf is left with Escape, and gives the keyboard back; it takes none that was elsewhere."""
+"""Panels that open in a row of the shelf: Escape closes them and returns the keyboard focus, unless it has moved elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plan(home: QWidget) -> tuple[InlinePanel, Callable[[], None]]:
 
 
 @pytest.mark.parametrize("make", [question, bits, plan])
-def test_escape_leaves_it_and_the_keyboard_goes_back(
+def test_escape_closes_the_panel_and_returns_the_keyboard_focus(
     app: QApplication, qtbot: QtBot, make: Callable[[QWidget], tuple[InlinePanel, Callable[[], None]]]
 ) -> None:
     # given
@@ -46,7 +46,7 @@ def test_escape_leaves_it_and_the_keyboard_goes_back(
     page.activateWindow()
     qtbot.waitUntil(page.isActiveWindow)
     assert aside.isHidden()
-    # when it opens it has the keyboard, and Escape leaves it
+    # when it opens it has the keyboard focus, and Escape closes it
     ask()
     focused = QApplication.focusWidget()
     assert focused is not None
@@ -54,7 +54,7 @@ def test_escape_leaves_it_and_the_keyboard_goes_back(
     QTest.keyClick(focused, Qt.Key.Key_Escape)
     assert aside.isHidden()
     assert home.hasFocus()
-    # and where the keyboard has gone elsewhere meanwhile, it stays there
+    # and keyboard focus that has moved elsewhere meanwhile stays there
     ask()
     field.setFocus()
     aside.leave()

@@ -1,4 +1,4 @@
-"""What is seen without asking is little: half colours in one's own text, *ready*, and messages that go by themselves."""
+"""By default the window shows little: half colours in the user's text, *ready*, and messages that disappear by themselves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_colours_and_the_developer_view_are_rows_of_the_settings(in_window: Play
         QTest.mouseClick(inspector.tabs[2], LEFT)
         await until(inspector.cache.isVisible)
         choose(window, "developer", Qt.Key.Key_Up)
-        await until(inspector.token.isVisible)  # what is in front goes with its tab
+        await until(inspector.token.isVisible)  # hiding the tab in front shows another one
         assert not inspector.tabs[2].isVisible()
         assert not window.acts.clear_cache.isVisible()
         assert not any("reused" in words for words in line())
@@ -67,7 +67,9 @@ def test_colours_and_the_developer_view_are_rows_of_the_settings(in_window: Play
     in_window(scene)
 
 
-def test_the_bar_says_ready_or_the_speed_and_the_rest_when_asked(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_status_bar_shows_ready_or_the_speed_and_the_other_figures_on_request(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -103,7 +105,7 @@ def test_the_bar_says_ready_or_the_speed_and_the_rest_when_asked(in_window: Play
 
 
 @pytest.mark.slow
-def test_what_was_done_is_said_for_a_while_and_is_no_warning(
+def test_messages_of_completed_actions_disappear_and_are_not_styled_as_warnings(
     in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("ui.window.toast.SHOWN_MS", 60)
@@ -116,9 +118,9 @@ def test_what_was_done_is_said_for_a_while_and_is_no_warning(
         await until(lambda: toast.words.startswith("exported to"))
         assert not toast.action.isVisible()
         assert notice.words == ""
-        assert heard == [toast.words]  # a screen reader reads it before it goes
+        assert heard == [toast.words]  # a screen reader reads it before it disappears
         await until(lambda: toast.words == "")
-        # in the settings likewise, but what was refused stays
+        # in the settings likewise, but a refusal stays
         window.settings.open()
         page = window.settings.models
         page.notice.tell("done")
@@ -131,7 +133,7 @@ def test_what_was_done_is_said_for_a_while_and_is_no_warning(
 
 
 @pytest.mark.slow
-def test_a_told_notice_goes_by_itself(in_window: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notice_of_success_disappears_by_itself(in_window: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ui.widgets.labels.TOLD_MS", 60)
 
     async def scene(window: MainWindow) -> None:
@@ -140,7 +142,7 @@ def test_a_told_notice_goes_by_itself(in_window: Play, monkeypatch: pytest.Monke
         notice.tell("some is installed")
         assert notice.words == "some is installed"
         await until(lambda: notice.words == "")
-        # what came after it stays
+        # a notice that replaced it stays
         notice.tell("done")
         notice.say("the disk is full")
         await frames(8)

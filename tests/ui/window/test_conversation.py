@@ -40,7 +40,7 @@ def test_typing_and_enter_sends_and_streams(in_window: Play, bench: FakeWorkbenc
         # when a message is typed and Enter is pressed
         QTest.keyClicks(field, "And in autumn?")
         QTest.keyClick(field, Qt.Key.Key_Return)
-        # then it is asked once, the field is empty, and the answer streams to its end
+        # then it is sent once, the field is empty, and the answer streams to its end
         await until(lambda: turns(window)[-1] == ("assistant", "".join(bench.answer)))
         assert bench.asked("send") == [(TRIP, "And in autumn?")]
         await until(lambda: not window.controller.running)
@@ -100,7 +100,7 @@ def test_a_refusal_is_shown_inline_and_keeps_the_draft(in_window: Play, bench: F
     in_window(scene)
 
 
-def test_a_refusal_is_gone_with_its_reason(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_refusal_disappears_when_its_reason_no_longer_holds(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -109,7 +109,7 @@ def test_a_refusal_is_gone_with_its_reason(in_window: Play, bench: FakeWorkbench
         QTest.keyClicks(composer.field, "Go")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: turns(window)[-1][1] == "Because of")
-        # what only an answer under way forbids
+        # a refusal that holds only while an answer streams
         bench.refusal = BUSY
         window.controller.answers.regenerate()
         await until(lambda: composer.notice.words == BUSY)
@@ -117,7 +117,7 @@ def test_a_refusal_is_gone_with_its_reason(in_window: Play, bench: FakeWorkbench
             bench.gate.release()
         await until(lambda: not window.controller.running)
         assert composer.notice.words == ""
-        # what was refused in one session is not said over another
+        # a refusal of one session is not shown in another
         bench.gate, bench.refusal = None, "9,012 tokens do not fit"
         window.controller.answers.regenerate()
         await until(lambda: composer.notice.words == "9,012 tokens do not fit")
@@ -185,7 +185,7 @@ def test_stop_while_the_message_is_being_saved_ends_its_answer(
     in_window(scene)
 
 
-def test_going_away_and_back_in_the_middle_of_a_stream_doubles_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+def test_switching_sessions_and_back_during_a_stream_duplicates_no_tokens(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -196,7 +196,7 @@ def test_going_away_and_back_in_the_middle_of_a_stream_doubles_nothing(in_window
         window.controller.open(3)
         await until(lambda: window.controller.shown is not None and window.controller.shown.session_id == 3)
         assert window.parts.composer.send_button.text() == "Send"
-        # news that is still queued when the session is opened again is part of what is read
+        # events still queued when the session is opened again are part of the loaded view
         read = bench.sessions.open
 
         async def read_and_tell(session_id: int) -> SessionView:
@@ -204,7 +204,7 @@ def test_going_away_and_back_in_the_middle_of_a_stream_doubles_nothing(in_window
             bench.emit(TokensArrived(session_id, view.turns[-1].node_id, view.turns[-1].run[-1:]))
             return view
 
-        bench.sessions.open = read_and_tell  # type: ignore[method-assign]  # the order of things this test is about
+        bench.sessions.open = read_and_tell  # type: ignore[method-assign]  # the order of events that is tested
         window.controller.open(TRIP)
         await until(lambda: turns(window))
         await frames()
@@ -228,7 +228,7 @@ def test_the_stop_shortcut_stops(in_window: Play, bench: FakeWorkbench) -> None:
     in_window(scene)
 
 
-def test_an_engine_that_dies_keeps_the_text_and_says_so(in_window: Play, bench: FakeWorkbench) -> None:
+def test_text_is_kept_when_the_engine_dies_and_the_status_reports_it(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -255,13 +255,13 @@ def test_the_draft_is_counted_a_moment_after_typing(in_window: Play, bench: Fake
         assert window.parts.composer.meter.context.text() == "context 47 of 8,192"
         asked = [text for _session, text in bench.asked("compose")]
         assert asked.count("three short words") == 1
-        assert "three" not in asked  # not one question per key
+        assert "three" not in asked  # not one count per key
 
     in_window(scene)
 
 
 @pytest.mark.slow
-def test_the_context_is_counted_again_when_the_engine_comes_up(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_context_is_counted_again_when_the_engine_starts(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -277,7 +277,7 @@ def test_the_context_is_counted_again_when_the_engine_comes_up(in_window: Play, 
     in_window(scene)
 
 
-def test_an_answer_is_made_again_exactly_by_key_and_menu(in_window: Play, bench: FakeWorkbench) -> None:
+def test_an_answer_is_regenerated_exactly_by_key_and_menu(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     view = bench.views[TRIP]
     answer = replace(view.turns[-1], can_repeat=True)
@@ -287,11 +287,11 @@ def test_an_answer_is_made_again_exactly_by_key_and_menu(in_window: Play, bench:
         assert window.acts.regenerate_exactly.isEnabled()
         QTest.keyClick(window, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
         await until(lambda: bench.asked("regenerate_exactly") == [(TRIP, answer.node_id)])
-        # a refusal is said beside the composer
+        # a refusal is shown beside the composer
         bench.refusal = "this answer was made by another model"
         window.acts.regenerate_exactly.trigger()
         await until(lambda: "another model" in window.parts.composer.notice.accessibleName())
-        # and where it was not stored how it was made, it cannot be asked for
+        # and it is not offered for an answer without stored provenance
         bench.emit(TurnChanged(TRIP, replace(answer, can_repeat=False)))
         await until(lambda: not window.acts.regenerate_exactly.isEnabled())
 

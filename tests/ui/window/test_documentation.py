@@ -48,7 +48,9 @@ def test_every_page_is_shown(in_window: Play) -> None:
     in_documentation(in_window, look)
 
 
-def test_links_are_followed_and_those_to_the_web_left_to_the_system(in_window: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_between_pages_are_followed_and_web_links_open_in_the_system_browser(
+    in_window: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: asked.append(url.toString()))
 

@@ -28,7 +28,7 @@ def carried(*paths: Path) -> QMimeData:
 
 
 def drop(widget: QWidget, paths: Sequence[Path], text: str = "") -> bool:
-    """Files are dragged onto a widget and let go; whether it, or what it stands in, took them."""
+    """Drops files onto a widget; whether the widget, or a parent of it, accepted them."""
     data, at = carried(*paths), QPointF(widget.rect().center())
     if text:
         data.setText(text)
@@ -40,7 +40,9 @@ def drop(widget: QWidget, paths: Sequence[Path], text: str = "") -> bool:
 
 
 @pytest.mark.slow
-def test_each_kind_of_file_goes_where_it_belongs(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+def test_each_kind_of_dropped_file_is_handled_by_its_part_of_the_window(
+    in_window: Play, bench: FakeWorkbench, tmp_path: Path
+) -> None:
     notes, session, exported = tmp_path / "notes.md", tmp_path / "trip.elsewise", tmp_path / "trip.json"
     plain, picture, model, folder = (tmp_path / name for name in ("data.json", "cat.png", "tiny.gguf", "tiny"))
     notes.write_text("a note")
@@ -54,7 +56,7 @@ def test_each_kind_of_file_goes_where_it_belongs(in_window: Play, bench: FakeWor
         assert drop(parts.composer.field.viewport(), [notes])
         assert drop(parts.transcript.tokens.viewport(), [plain])
         await until(lambda: bench.asked("read_file") == [(str(notes),), (str(plain),)])
-        assert parts.composer.draft == ""  # no address becomes text
+        assert parts.composer.draft == ""  # no file address is inserted as text
         for path in (session, exported):
             assert drop(parts.sidebar.sessions.view.viewport(), [path])
             await until(lambda: not parts.status.transfer.isVisible())
@@ -87,7 +89,7 @@ def test_pasted_files_are_files_and_pasted_pictures_are_declined(in_window: Play
         QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
         await until(lambda: bench.asked("read_file") == [(str(notes),)])
         assert field.toPlainText() == ""
-        # another one of the same name goes with it, and all that cannot are named
+        # another file of the same name is attached too, and all files that cannot be are named
         clipboard.setMimeData(carried(*others))
         QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
         await until(lambda: len(window.parts.composer.notice.words.splitlines()) == 2)
@@ -110,7 +112,9 @@ def test_pasted_files_are_files_and_pasted_pictures_are_declined(in_window: Play
     in_window(scene)
 
 
-def test_no_field_takes_the_address_of_a_file(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+def test_no_field_inserts_the_address_of_a_dropped_or_pasted_file(
+    in_window: Play, bench: FakeWorkbench, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes.md"
     notes.write_text("a note")
 
@@ -139,7 +143,7 @@ def test_no_field_takes_the_address_of_a_file(in_window: Play, bench: FakeWorkbe
             clipboard.setMimeData(data)
             QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
             target = field.viewport() if isinstance(field, QPlainTextEdit) else field
-            if field is box.field:  # over the window nothing can be dropped
+            if field is box.field:  # a box over the window accepts no drops
                 assert not drop(target, [notes], data.text())
                 asked -= 1
             else:
@@ -152,7 +156,7 @@ def test_no_field_takes_the_address_of_a_file(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
-def test_a_field_of_one_line_is_used_while_the_clipboard_is_empty(in_window: Play) -> None:
+def test_pasting_into_a_line_edit_works_with_an_empty_clipboard(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         search = window.parts.sidebar.sessions.search
         QApplication.clipboard().clear()

@@ -37,7 +37,7 @@ def seen(pane: QAbstractScrollArea, top: int) -> np.ndarray[tuple[int, ...], np.
 def test_all_places_are_marked_in_either_mode_and_in_text_without_numbers(
     in_window: Play, bench: FakeWorkbench, mode: Mode
 ) -> None:
-    """Given a session of which no model has read a word."""
+    """Given a session that no model has scored."""
     turns = [bench.turn("user", [TEXT]), bench.turn("assistant", [TEXT])]
     plain = [replace(turn, run=TokenRun.unscored([0], [TEXT.encode()], [TEXT], Origin.TYPED)) for turn in turns]
     bench.add(bench.summaries[TRIP], plain, branches=())
@@ -98,7 +98,7 @@ def test_a_search_shows_the_words_that_it_found_and_opens_the_session_at_them(in
     in_window(scene)
 
 
-def test_a_button_leads_to_the_end(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_button_scrolls_to_the_end(in_window: Play, bench: FakeWorkbench) -> None:
     bench.add(
         bench.summaries[TRIP], [bench.turn("user", ["word "] * 400), bench.turn("assistant", ["word "] * 1500)], branches=()
     )
@@ -139,21 +139,21 @@ def test_words_are_found_by_keys_alone(in_window: Play) -> None:
         assert total > 2
         assert tokens.selected_text in ("e", "E")
         first = bar.count.text()
-        # then Return goes on, Shift+Return comes back
+        # then Return steps forward, Shift+Return back
         QTest.keyClick(bar.field, Key.Key_Return)
         assert bar.count.text() != first
         QTest.keyClick(bar.field, Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
         assert bar.count.text() == first
-        # when nothing is like it
+        # when nothing matches
         QTest.keyClicks(bar.field, "qqzq")
         assert bar.count.text() == "not found"
         assert not bar.next.isEnabled()
-        # when it is closed, nothing is marked and the conversation has the keyboard
+        # when it is closed, nothing is marked and the conversation has the keyboard focus
         QTest.keyClick(bar.field, Key.Key_Escape)
         assert bar.isHidden()
         assert tokens.selected_text == ""
         assert tokens.hasFocus()
-        # the key for the next place brings it back, with the same words
+        # the key for the next match opens it again, with the same words
         window.acts.find_next.trigger()
         assert bar.isVisible()
         assert bar.field.text() == "Eqqzq"

@@ -1,4 +1,4 @@
-"""Where the keyboard is can be seen, at every stop of Tab."""
+"""The keyboard focus is visible at every Tab stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Panel = Callable[[MainWindow], Awaitable[QWidget]]
 
 
 def frame_of(widget: QWidget) -> QWidget:
-    """What is painted for a control: itself, or the composer around its field."""
+    """The widget that is painted for a control: the control itself, or the composer around its field."""
     parent = widget.parentWidget()
     return parent if parent is not None and parent.objectName() == "composer" else widget
 
@@ -38,7 +38,7 @@ def picture(widget: QWidget) -> QImage:
 
 
 def stops(top: QWidget) -> Iterator[QWidget]:
-    """Tab goes from one to the next, once round."""
+    """The Tab stops in order, one full round."""
     seen: set[QWidget] = set()
     for _ in range(3 * len(list(controls(top.window()))) + 20):
         focused = QApplication.focusWidget()
@@ -51,7 +51,7 @@ def stops(top: QWidget) -> Iterator[QWidget]:
 
 
 def unseen(top: QWidget) -> list[tuple[str, str]]:
-    """The stops that look with the keyboard as they look without."""
+    """The stops that look the same with and without the keyboard focus."""
     alike: list[QWidget] = []
     missed = {stop(widget) for widget in controls(top) if widget.isEnabled()}
     for widget in stops(top):
@@ -216,7 +216,7 @@ CASES = [
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("panel", CASES)
-def test_each_stop_of_tab_looks_different_with_the_keyboard(in_window: Play, bench: FakeWorkbench, panel: Panel) -> None:
+def test_each_tab_stop_looks_different_with_keyboard_focus(in_window: Play, bench: FakeWorkbench, panel: Panel) -> None:
     prepare(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -234,7 +234,7 @@ def test_each_stop_of_tab_looks_different_with_the_keyboard(in_window: Play, ben
     in_window(scene)
 
 
-def test_the_edge_of_the_transcript_is_drawn_after_tab_alone(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_focus_frame_of_the_transcript_is_drawn_only_after_tab(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:

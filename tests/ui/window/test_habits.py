@@ -51,7 +51,7 @@ def test_a_token_and_its_turn_have_a_menu(in_window: Play, bench: FakeWorkbench)
         await laid_out(window)
         view, parts = window.parts.transcript, window.parts
         port = view.tokens.viewport()
-        # by the right button, on a token that nothing was done with before
+        # by the right button, on a token that was not pinned before
         entry(port, centre(view, visit, LISBON), "Alternatives…")
         assert view.pinned == (visit, LISBON)
         assert parts.pinned.isVisible()
@@ -72,7 +72,7 @@ def test_a_token_and_its_turn_have_a_menu(in_window: Play, bench: FakeWorkbench)
         box = view.tokens.page.boxes[0]
         entry(port, QPoint(6, box.top - view.tokens.verticalScrollBar().value() + 8), "Edit")
         assert parts.composer.replaces == question
-        # what is selected, in Read too
+        # the selection, in Read too
         window.presenter.set_mode(Mode.READ)
         await until(lambda: all(each.body.done for each in view.read.page.boxes))
         view.read.setFocus()
@@ -83,7 +83,7 @@ def test_a_token_and_its_turn_have_a_menu(in_window: Play, bench: FakeWorkbench)
     in_window(scene)
 
 
-def test_an_entry_says_before_it_is_clicked_what_the_model_lacks(in_window: Play, bench: FakeWorkbench) -> None:
+def test_entries_that_the_model_does_not_support_are_disabled_with_the_reason(in_window: Play, bench: FakeWorkbench) -> None:
     visit, name = bench.views[TRIP].turns[1].node_id, "<big> at host"
     finish(bench)
 
@@ -132,7 +132,7 @@ def test_an_entry_says_before_it_is_clicked_what_the_model_lacks(in_window: Play
         for button, reason in ((card.branch, no_ids), (card.ban, f"{name} cannot ban tokens.")):
             assert not button.isEnabled()
             assert button.statusTip().startswith(reason)
-        # and then in the menus: what continues in front of it
+        # and then in the menus: continuations from the pinned token
         for act in (acts.two_ways, acts.four_ways, acts.eight_ways):
             assert not act.isEnabled()
             assert act.statusTip().startswith(no_ids)
@@ -144,7 +144,7 @@ def test_an_entry_says_before_it_is_clicked_what_the_model_lacks(in_window: Play
     in_window(scene)
 
 
-def test_the_menu_key_opens_at_the_row_that_has_the_keyboard(in_window: Play) -> None:
+def test_the_menu_key_opens_the_menu_at_the_focused_row(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         await laid_out(window)
         outline, tree = window.parts.sidebar.tree, window.parts.tree.view
@@ -171,7 +171,7 @@ def test_the_menu_key_opens_at_the_row_that_has_the_keyboard(in_window: Play) ->
 
 
 @pytest.mark.slow
-def test_the_menu_key_in_the_list_is_for_the_session_that_has_the_keyboard(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_menu_key_in_the_session_list_applies_to_the_focused_session(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: window.controller.sessions.rows)
@@ -179,7 +179,7 @@ def test_the_menu_key_in_the_list_is_for_the_session_that_has_the_keyboard(in_wi
         panel.view.setCurrentIndex(panel.rows.index_of(BOAT))
         entry(panel.view, panel.view.rect().center(), "Move to Trash", QContextMenuEvent.Reason.Keyboard)
         await until(lambda: BOAT in bench.trash)
-        # the trash is a place that can be seen
+        # the trash can be opened
         sidebar = window.parts.sidebar
         await until(lambda: panel.undo_bar.isVisible())
         assert sidebar.trash.isVisible()
@@ -202,7 +202,7 @@ def test_text_is_cut_and_pasted_by_the_menu_also_from_the_conversation(in_window
         window.acts.select_all.trigger()
         window.acts.cut.trigger()
         assert (field.toPlainText(), QApplication.clipboard().text()) == ("", "a word of mine")
-        # pasted while the conversation has the keyboard, it is the message
+        # text pasted while the conversation has the focus goes into the message
         tokens = window.parts.transcript.tokens
         tokens.setFocus()
         QTest.keyClick(tokens, Key.Key_V, CONTROL)
@@ -217,7 +217,7 @@ def test_each_press_for_larger_text_counts(in_window: Play, bench: FakeWorkbench
 
     async def slower() -> object:
         held = await read()
-        await asyncio.sleep(0)  # the next press comes before the size is changed
+        await asyncio.sleep(0)  # the next press arrives before the size has changed
         return held
 
     bench.settings.view = slower  # type: ignore[method-assign, assignment]
@@ -251,7 +251,7 @@ def test_larger_text_and_a_full_screen(in_window: Play, bench: FakeWorkbench) ->
         assert window.isFullScreen()
         window.acts.full_screen.trigger()
         assert (window.isFullScreen(), window.isMaximized()) == (False, True)
-        # also where it is left by the window manager, or was left so by the last window
+        # also when the window manager ended it, or the last window was closed in full screen
         window.acts.full_screen.trigger()
         other = MainWindow(bench, state=window.state())
         assert other.acts.full_screen.isChecked()

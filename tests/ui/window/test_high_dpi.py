@@ -1,4 +1,4 @@
-"""On a screen of two device pixels per pixel everything is drawn with all of them: nothing is a small picture enlarged."""
+"""On a screen with two device pixels per pixel everything is drawn at full resolution, not enlarged from a smaller picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ui.dense import PARTS
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Pictures, by how many device pixels a pixel has: of processes of their own, which no other test has set up."""
+    """Pictures by device pixels per pixel, drawn in separate processes that no other test has set up."""
     return {scale: _drawn(tmp_path_factory.mktemp(f"x{scale}"), scale) for scale in (1, 2)}
 
 
@@ -28,19 +28,19 @@ def _drawn(folder: Path, scale: int) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
-def test_it_is_drawn_at_full_resolution(part: str, drawn: dict[int, Path]) -> None:
-    # given the same at one device pixel per pixel and at two
+def test_each_part_is_drawn_at_full_resolution(part: str, drawn: dict[int, Path]) -> None:
+    # given the same part at one device pixel per pixel and at two
     plain, fine = (QImage(str(drawn[scale] / f"{part}.png")) for scale in (1, 2))
     # then there are twice as many pixels each way
     assert fine.size() == plain.size() * 2
-    # and there is more in them than in the plain one enlarged, smoothly or not
+    # and they have more detail than the plain picture enlarged, smoothly or not
     smooth = Qt.TransformationMode.SmoothTransformation
     enlarged = [plain.scaled(fine.size(), mode=mode) for mode in (smooth, Qt.TransformationMode.FastTransformation)]
     assert detail(fine) > 1.2 * max(map(detail, enlarged))
 
 
 def detail(picture: QImage) -> float:
-    """How much of a picture is lost when it is halved and enlarged again, as a share of what it has."""
+    """The detail that a picture loses when it is halved and enlarged again, as a share of all its detail."""
     grey = picture.convertToFormat(QImage.Format.Format_Grayscale8)
     smooth = Qt.TransformationMode.SmoothTransformation
     back = grey.scaled(grey.size() / 2, mode=smooth).scaled(grey.size(), mode=smooth)

@@ -1,4 +1,4 @@
-"""The legend: what the colours show, chosen by mouse and keys, kept for the next window."""
+"""The legend: the measure that the colours show, chosen by mouse and keys, saved for the next window."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_measure_is_chosen_from_the_legend(in_window: Play) -> None:
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)
         entries = {action.text().split("\t")[0]: action for action in menu.actions()}
-        # then all are there, the one in use is checked, and its steps can be read but not chosen
+        # then all measures are listed, the current one is checked, and its steps can be read but not chosen
         assert [name for name, action in entries.items() if action.isChecked()] == ["surprise"]
         assert {"surprise", "probability", "rank", "entropy", "margin"} < set(entries)
         assert not any(entries[words].isEnabled() for words in ranges(Measure.SURPRISAL))
@@ -42,7 +42,7 @@ def test_the_measure_is_chosen_from_the_legend(in_window: Play) -> None:
     in_window(scene)
 
 
-def test_it_is_gone_where_nothing_is_coloured(in_window: Play) -> None:
+def test_the_legend_is_hidden_in_read_mode(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         window.presenter.set_mode(Mode.READ)
         assert window.parts.status.legend.isHidden()
@@ -53,12 +53,12 @@ def test_it_is_gone_where_nothing_is_coloured(in_window: Play) -> None:
 
 
 @pytest.mark.slow
-def test_the_next_window_has_the_same(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_measure_is_restored_in_the_next_window(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(_: MainWindow) -> None:
         window = MainWindow(bench, state=WindowState(colours="margin"))
         assert window.parts.transcript.measure is Measure.MARGIN
         window.deleteLater()
-        for colours in ("a newer version's", "layer"):  # of which nothing is kept
+        for colours in ("a newer version's", "layer"):  # measures that are not restored
             other = MainWindow(bench, state=WindowState(colours=colours))
             assert other.parts.transcript.measure is Measure.SURPRISAL
             other.deleteLater()

@@ -1,4 +1,4 @@
-"""Links in what a model wrote: asked about, spelled out, opened only by a person."""
+"""Links in the text of a model: confirmed first, spelled out, opened only by the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Play = Callable[[Scene], None]
 
 
 class Browser(QObject):
-    """Stands where the system's browser and mail program would be."""
+    """Replaces the system's browser and mail program."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ def click(button: object) -> None:
         ("https://example.org/x", "example.org", "https://example.org/x"),
         ("http://example.org:81", "example.org", "http://example.org:81"),
         ("mailto:someone@example.org", "someone@example.org", "mailto:someone@example.org"),
-        # what looks like another place is spelled as what it is
+        # hosts that look like another one are spelled out
         ("https://bank.com@evil.org/", "evil.org", "https://bank.com@evil.org/"),
         ("https://p\u0430ypal.com/", "xn--pypal-4ve.com", "https://xn--pypal-4ve.com/"),
         ("https://example.org/a b\u202ec", "example.org", "https://example.org/a%20b%E2%80%AEc"),
     ],
 )
-def test_an_address_is_spelled_as_it_would_be_sent(address: str, place: str, shown: str) -> None:
+def test_an_address_is_shown_in_the_encoding_in_which_it_is_sent(address: str, place: str, shown: str) -> None:
     url = safe_url(address)
     assert url is not None
     assert (place_of(url), spelled(url)) == (place, shown)
@@ -72,7 +72,7 @@ def test_other_addresses_are_not_offered(address: str) -> None:
     assert safe_url(address) is None
 
 
-def test_a_link_asks_and_opens_only_when_told_to(in_window: Play, bench: FakeWorkbench, browser: Browser) -> None:
+def test_a_link_opens_only_after_confirmation_in_the_bar(in_window: Play, bench: FakeWorkbench, browser: Browser) -> None:
     async def scene(window: MainWindow) -> None:
         bar, view = window.parts.link, window.parts.transcript
         assert not bar.isVisible()
@@ -83,17 +83,17 @@ def test_a_link_asks_and_opens_only_when_told_to(in_window: Play, bench: FakeWor
         assert {label.textFormat() for label in bar.findChildren(QLabel)} == {Qt.TextFormat.PlainText}
         await frames()
         assert browser.opened == []
-        # copied, it is gone
+        # after a copy, the bar is hidden
         click(bar.copy_button)
         assert QApplication.clipboard().text() == "https://bank.com@evil.org/%3Cb%3Ex%3C/b%3E"
         assert not bar.isVisible()
-        # opened, by a click of its own
+        # a link is opened by a second click, on the button of the bar
         view.link_requested.emit("mailto:a@example.org")
         assert bar.open_button.text() == "Write mail"
         click(bar.open_button)
         assert browser.opened == ["mailto:a@example.org"]
         assert not bar.isVisible()
-        # put away with the mouse, with Escape, and by going elsewhere
+        # the bar is dismissed with the mouse, with Escape, and by opening another session
         view.link_requested.emit("https://example.org")
         click(bar.dismiss_button)
         assert not bar.isVisible()

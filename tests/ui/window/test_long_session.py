@@ -1,4 +1,4 @@
-"""A long session is shown from its end; what is above comes when it is scrolled to, and nothing jumps."""
+"""A long session is shown from its end; earlier turns are loaded on scrolling up, and the visible text does not jump."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ui import MainWindow
 Play = Callable[[Scene], None]
 
 
-def test_the_beginning_comes_when_it_is_scrolled_to(in_window: Play, bench: FakeWorkbench) -> None:
+def test_earlier_turns_are_loaded_once_on_scrolling_up(in_window: Play, bench: FakeWorkbench) -> None:
     many = [bench.turn("user" if n % 2 == 0 else "assistant", [f"turn {n} "] * 30) for n in range(120)]
     bench.views[TRIP] = replace(bench.views[TRIP], turns=tuple(many[60:]), earlier=60)
     bench.before[TRIP] = tuple(many[:60])
@@ -28,12 +28,12 @@ def test_the_beginning_comes_when_it_is_scrolled_to(in_window: Play, bench: Fake
         assert bench.asked("show_earlier") == []  # the end is far from the beginning
         bar = transcript.tokens.verticalScrollBar()
         bar.setValue(300)
-        bar.setValue(290)  # asked once, however often the wheel turns
+        bar.setValue(290)  # requested once, however often the wheel turns
         await until(lambda: len(transcript.tokens.page.boxes) == 120)
         assert bench.asked("show_earlier") == [(TRIP,)]
         held = transcript.tokens.anchor()
         first = transcript.tokens.page.boxes[held.turn].turn.view.node_id
-        assert first in {turn.node_id for turn in many[60:66]}  # what was in sight still is
+        assert first in {turn.node_id for turn in many[60:66]}  # the visible text is still in sight
         bar.setValue(0)
         await until(lambda: transcript.tokens.anchor().turn == 0)
         assert bench.asked("show_earlier") == [(TRIP,)]
@@ -42,7 +42,7 @@ def test_the_beginning_comes_when_it_is_scrolled_to(in_window: Play, bench: Fake
 
 
 @pytest.mark.parametrize(("words", "shown"), [("needle", "3 of 3"), ("zebra", "1 of 1")])
-def test_words_are_found_before_what_is_shown_and_stepped_to(
+def test_words_in_turns_that_are_not_loaded_yet_are_found_and_stepped_to(
     in_window: Play, bench: FakeWorkbench, words: str, shown: str
 ) -> None:
     texts = ["a zebra", "Needle and needle", "no", "no", "no", "no", "a needle", "no"]
@@ -56,7 +56,7 @@ def test_words_are_found_before_what_is_shown_and_stepped_to(
         window.acts.find.trigger()
         QTest.keyClicks(bar.field, words)
         await until(lambda: bar.count.text() == shown)
-        if words == "needle":  # the last one is in sight; after it comes the first of all
+        if words == "needle":  # the last match is in sight; the next one is the first of the session
             assert tokens.selected_text == "needle"
             assert len(tokens.page.boxes) == 4
             QTest.keyClick(bar.field, Qt.Key.Key_Return)

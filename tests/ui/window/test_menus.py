@@ -24,7 +24,7 @@ HOSTILE = "<img src='/etc/passwd'><b>bold</b> & \x1b[31m"
 
 
 def entries(menu: QMenu) -> Iterator[QAction]:
-    """What can be chosen in a menu and the menus in it."""
+    """The actions of a menu and of its submenus."""
     for action in menu.actions():
         inner = action.menu()
         if isinstance(inner, QMenu):
@@ -44,7 +44,7 @@ def test_an_engine_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench
         await until(lambda: QApplication.activePopupWidget() is not None)
         menu = QApplication.activePopupWidget()
         assert isinstance(menu, QMenu)
-        # then every engine is named, the one in use is checked, one that cannot run says why and cannot be chosen
+        # then every engine is listed, the current one is checked, and one that cannot run is disabled with the reason
         entries = {action.text().split("\t")[0]: action for action in menu.actions() if action.text().startswith("run on")}
         assert {name: (a.isChecked(), a.isEnabled()) for name, a in entries.items()} == {
             "run on hf": (True, True),
@@ -77,16 +77,16 @@ def test_a_model_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) 
     in_window(scene)
 
 
-def test_the_menus_button_is_left_when_the_menu_closes_away_from_it(in_window: Play) -> None:
+def test_the_menu_button_is_not_hovered_after_its_menu_closes_unless_the_mouse_is_on_it(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         button = window.parts.top.menu_button
         here, away = button.mapToGlobal(button.rect().center()), window.mapToGlobal(window.rect().center())
         for at in (away, here):
-            # given the mouse on the button, whose menu takes it
+            # given the mouse on the button, whose open menu grabs it
             QCursor.setPos(here)
             QApplication.sendEvent(button, QEnterEvent(QPointF(), QPointF(), QPointF(here)))
             button.menu().popup(here)
-            # when the menu closes, then the button is pointed at only where the mouse still is on it
+            # when the menu closes, then the button is hovered only if the mouse is still on it
             QCursor.setPos(at)
             button.menu().close()
             assert button.underMouse() == (at == here)
@@ -94,7 +94,7 @@ def test_the_menus_button_is_left_when_the_menu_closes_away_from_it(in_window: P
     in_window(scene)
 
 
-def test_every_action_has_a_place_and_no_two_share_a_shortcut(in_window: Play) -> None:
+def test_every_action_is_in_a_menu_and_no_two_share_a_shortcut(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         listed = {action for menu in window.acts.menus() for action in entries(menu)}
         made = {value for value in vars(window.acts).values() if isinstance(value, QAction)}
@@ -108,7 +108,7 @@ def test_every_action_has_a_place_and_no_two_share_a_shortcut(in_window: Play) -
     in_window(scene)
 
 
-def test_copy_by_key_and_by_menu_takes_from_what_has_the_keyboard(in_window: Play) -> None:
+def test_copy_by_key_and_by_menu_copies_from_the_focused_widget(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         clipboard = QApplication.clipboard()
         window.activateWindow()
@@ -151,7 +151,7 @@ def test_no_label_interprets_markup(in_window: Play, bench: FakeWorkbench) -> No
         window.resize(700, 500)  # so that words are cut and tooltips explain
         await frames()
         window.acts.about.trigger()
-        # then every label is plain and no tooltip would be taken for markup
+        # then every label is plain text and no tooltip is detected as markup
         dialogs = [w for w in QApplication.topLevelWidgets() if isinstance(w, QDialog)]
         widgets = [w for top in (window, *dialogs) for w in (top, *top.findChildren(QWidget))]
         labels = [w for w in widgets if isinstance(w, QLabel)]
@@ -166,7 +166,7 @@ def test_no_label_interprets_markup(in_window: Play, bench: FakeWorkbench) -> No
     in_window(scene)
 
 
-def test_everything_that_takes_the_keyboard_has_a_name(in_window: Play) -> None:
+def test_every_widget_that_takes_keyboard_focus_has_a_name(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         await frames(1)
         nameless = [
@@ -188,7 +188,7 @@ def test_the_bar_is_the_windows_toolbar_and_cannot_be_hidden_or_moved(in_window:
         assert (toolbar.isMovable(), toolbar.isFloatable()) == (False, False)
         assert window.createPopupMenu() is None or window.contextMenuPolicy() is Qt.ContextMenuPolicy.NoContextMenu
         assert window.parts.top.width() == window.width()
-        # whatever the width, nothing of it goes into an overflow menu of Qt's
+        # at any width, no part of it is moved into Qt's overflow menu
         for width in (1360, 560):
             window.resize(width, 640)
             await frames()
@@ -199,7 +199,7 @@ def test_the_bar_is_the_windows_toolbar_and_cannot_be_hidden_or_moved(in_window:
     in_window(scene)
 
 
-def test_macos_finds_the_entries_that_belong_into_its_own_menu(in_window: Play) -> None:
+def test_only_settings_quit_and_about_have_roles_for_the_macos_application_menu(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         acts, role = window.acts, QAction.MenuRole
         roles = {action: action.menuRole() for menu in acts.menus() for action in entries(menu)}
@@ -210,7 +210,7 @@ def test_macos_finds_the_entries_that_belong_into_its_own_menu(in_window: Play) 
 
 
 @pytest.mark.slow
-def test_what_looks_like_words_has_the_cursor_of_a_link(in_window: Play) -> None:
+def test_buttons_that_look_like_text_have_the_pointing_hand_cursor(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         window.acts.settings.trigger()
         window.popover.open(MODEL)
@@ -226,7 +226,7 @@ def test_what_looks_like_words_has_the_cursor_of_a_link(in_window: Play) -> None
 
 
 @pytest.mark.slow
-def test_about_shows_the_licences_of_what_is_shipped(in_window: Play) -> None:
+def test_the_about_box_shows_the_licences_of_the_shipped_distributions(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         window.acts.about.trigger()
         box = next(each for each in window.findChildren(QDialog) if each.isVisible())

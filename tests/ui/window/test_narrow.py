@@ -1,4 +1,4 @@
-"""The window where there is little room: nothing overlaps, what matters most gives way last."""
+"""The window with little room: nothing overlaps, and the most important parts are hidden last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def place(part: QWidget, window: MainWindow) -> QRect:
 
 
 def assert_in_place(window: MainWindow, parts: list[QWidget]) -> None:
-    """No two of the visible parts intersect, and each lies inside of its parent and of the window."""
+    """Asserts that no two visible parts intersect, and that each is inside its parent and the window."""
     shown = [part for part in parts if part.isVisible()]
     for part in shown:
         parent = part.parentWidget()
@@ -38,7 +38,7 @@ def assert_in_place(window: MainWindow, parts: list[QWidget]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [560, 700, 900])
 @pytest.mark.parametrize("title", ["A spring trip", "A title of a great many words " * 4])
-def test_nothing_overlaps_whatever_panel_is_asked_for(in_window: Play, bench: FakeWorkbench, width: int, title: str) -> None:
+def test_parts_do_not_overlap_whichever_panel_is_opened(in_window: Play, bench: FakeWorkbench, width: int, title: str) -> None:
     name = "the ending in which it rains all the time"
     bench.summaries[TRIP] = replace(bench.summaries[TRIP], title=title)
     bench.views[TRIP] = replace(bench.views[TRIP], title=title, branch_name=name)
@@ -51,7 +51,7 @@ def test_nothing_overlaps_whatever_panel_is_asked_for(in_window: Play, bench: Fa
         for ask in (parts.show_inspector, parts.show_sidebar, parts.show_inspector):
             ask(True)
             await frames()
-            # one panel is there: the one that was asked for last
+            # one panel is visible: the one that was opened last
             assert parts.sidebar.isVisible() != parts.inspector.isVisible()
             assert parts.inspector.isVisible() == (ask == parts.show_inspector)
             bar = [top.menu_button, top.sidebar_button, top.new_button, top.title, top.branch, top.model, top.modes]
@@ -65,7 +65,7 @@ def test_nothing_overlaps_whatever_panel_is_asked_for(in_window: Play, bench: Fa
     in_window(scene)
 
 
-def test_a_panel_that_gave_way_comes_back_with_the_room(in_window: Play) -> None:
+def test_a_panel_hidden_for_lack_of_room_returns_when_the_window_grows(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         parts = window.parts
         window.resize(700, 640)
@@ -74,7 +74,7 @@ def test_a_panel_that_gave_way_comes_back_with_the_room(in_window: Play) -> None
         assert not parts.sidebar.isVisible()
         window.resize(1360, 860)
         await until(lambda: parts.sidebar.isVisible() and parts.inspector.isVisible())
-        # and both are not kept when the window narrows again, although the width crosses nothing else
+        # and one is hidden when the window narrows again, although the width crosses no other threshold
         window.resize(1000, 700)
         parts.show_inspector(True)
         assert parts.sidebar.isVisible()
@@ -96,12 +96,12 @@ def test_the_title_and_the_branch_give_way_before_the_models_name(in_window: Pla
         assert top.model.text() == label
         assert top.branch.isVisible()
         assert title in top.title.toolTip()
-        # in a smaller window the branch goes, then the model's name is cut, with an ellipsis and a tooltip
+        # in a smaller window the branch is hidden, then the model's name is cut, with an ellipsis and a tooltip
         window.resize(560, 640)
         await until(lambda: not top.branch.isVisible() and top.model.text().endswith("…"))
         assert top.model.text().startswith("SmolLM2 1")
         assert label in top.model.toolTip()
-        # and with the room everything is back
+        # and with enough room everything is visible again
         window.resize(1360, 860)
         await until(lambda: top.model.text() == label and top.title.width() >= top.title.sizeHint().width())
         assert top.branch.isVisible()
@@ -151,7 +151,7 @@ def test_the_recordings_hint_is_cut_with_an_ellipsis(in_window: Play) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ["A spring trip", "What the lighthouse keeper wrote about cats and the sea"])
 @pytest.mark.parametrize("percent", [100, 200])
-def test_a_branchs_name_can_be_read_or_is_not_there(
+def test_the_name_of_a_branch_is_readable_or_hidden(
     in_window: Play, bench: FakeWorkbench, app: QApplication, title: str, percent: int
 ) -> None:
     name = "the ending in which it rains"
@@ -164,7 +164,7 @@ def test_a_branchs_name_can_be_read_or_is_not_there(
             window.resize(width, 640)
             resize_text(app, percent / 100)
             await frames()
-            # no lone letters: a few of the name, or its arrows alone, and the tooltip of all of it says the rest
+            # no single letters: several letters of the name, or only its arrows, with the full name in the tooltip
             assert chip.name.shown == "" or len(chip.name.shown) > 4, (width, chip.name.shown)
             assert name in chip.toolTip()
             if width >= 900 and percent == 100:
@@ -175,7 +175,7 @@ def test_a_branchs_name_can_be_read_or_is_not_there(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("percent", [100, 200])
-def test_no_panel_stands_outside_the_window_at_any_text_size(in_window: Play, app: QApplication, percent: int) -> None:
+def test_no_panel_extends_beyond_the_window_at_any_text_size(in_window: Play, app: QApplication, percent: int) -> None:
     async def scene(window: MainWindow) -> None:
         parts = window.parts
         resize_text(app, percent / 100)
@@ -191,7 +191,7 @@ def test_no_panel_stands_outside_the_window_at_any_text_size(in_window: Play, ap
 
 
 @pytest.mark.slow
-def test_the_sidebar_comes_back_when_the_inspector_goes(in_window: Play) -> None:
+def test_the_sidebar_returns_when_the_inspector_is_closed(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         window.resize(900, 700)
         await until(lambda: window.parts.sidebar.isVisible() and not window.parts.inspector.isVisible())
@@ -199,7 +199,7 @@ def test_the_sidebar_comes_back_when_the_inspector_goes(in_window: Play) -> None
         assert not window.parts.sidebar.isVisible()
         QTest.mouseClick(window.parts.top.inspector_button, Qt.MouseButton.LeftButton)
         assert window.parts.sidebar.isVisible()
-        # one that was closed by hand stays closed
+        # a sidebar that was closed by hand stays closed
         QTest.mouseClick(window.parts.top.sidebar_button, Qt.MouseButton.LeftButton)
         for _ in range(2):
             QTest.mouseClick(window.parts.top.inspector_button, Qt.MouseButton.LeftButton)
@@ -208,7 +208,7 @@ def test_the_sidebar_comes_back_when_the_inspector_goes(in_window: Play) -> None
     in_window(scene)
 
 
-def test_a_branchs_name_gets_room_when_it_comes_and_the_title_stays(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_name_of_a_branch_is_shown_whole_when_it_changes_in_a_wide_window(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         window.resize(1440, 860)
         chip = window.parts.top.branch

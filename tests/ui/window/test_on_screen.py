@@ -1,4 +1,4 @@
-"""Drags, popups and the keyboard's focus as a window manager hands them out: on a virtual screen, where offscreen differs."""
+"""Drags, popups and the keyboard's focus under a window manager: on a virtual screen, where the offscreen platform differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOURNEYS = "tests/ui/window/on_screen.py", "tests/ui/window/test_reach.py::test_
 
 @pytest.fixture
 def screen(tmp_path: Path) -> Iterator[str]:
-    """The name of a display of its own, with a window manager."""
+    """The name of a separate display with a window manager."""
     missing = [package for tool, package in NEEDED.items() if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"a virtual screen needs: sudo apt-get install {' '.join(missing)}")

@@ -1,4 +1,4 @@
-"""The window in a longer language, read from either side: nothing that is written on it is cut off."""
+"""The window in a longer language, in either direction of reading: no text is cut off."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def foreign(app: QApplication, request: pytest.FixtureRequest) -> Iterator[Qt.La
     app.removeTranslator(translator)
 
 
-def test_words_keep_what_is_filled_in() -> None:
+def test_pseudo_translations_keep_placeholders_and_markup() -> None:
     assert pseudo("&Open {0:,} of <b>{1}</b>").startswith("&Öpëñ {0:,} öf <b>{1}</b>")
     assert pseudo("{0} · {1}") == "{0} · {1}"
 
 
 @pytest.mark.slow
-def test_nothing_that_is_written_is_cut_off(
+def test_no_text_is_cut_off(
     foreign: Qt.LayoutDirection, in_window: Play, bench: FakeWorkbench, request: pytest.FixtureRequest
 ) -> None:
     prepare(bench)
     found: dict[str, str] = {}
-    folder = os.environ.get("ELSEWISE_PICTURES", "")  # where to leave what was looked at
+    folder = os.environ.get("ELSEWISE_PICTURES", "")  # a folder for the pictures of the visited parts
 
     async def look(part: QWidget, name: str) -> None:
         for _attempt in range(100):  # a layout may take some turns of the loop
@@ -71,7 +71,9 @@ def test_nothing_that_is_written_is_cut_off(
 
 
 @pytest.mark.slow
-def test_numbers_and_tokens_are_drawn_alike_from_either_side(app: QApplication, in_window: Play, bench: FakeWorkbench) -> None:
+def test_numbers_and_tokens_are_drawn_alike_in_both_reading_directions(
+    app: QApplication, in_window: Play, bench: FakeWorkbench
+) -> None:
     finish(bench)
 
     async def compare(shown: Sequence[QWidget]) -> None:
@@ -102,7 +104,7 @@ def test_numbers_and_tokens_are_drawn_alike_from_either_side(app: QApplication, 
 
 
 @pytest.mark.parametrize("text", ["−0.693 nats", ".500", "␣city", "A (Lisbon)?"])
-def test_a_label_runs_as_it_is_written(app: QApplication, text: str) -> None:
+def test_the_text_of_a_label_determines_its_direction(app: QApplication, text: str) -> None:
     images = []
     for direction in (Qt.LayoutDirection.LeftToRight, Qt.LayoutDirection.RightToLeft):
         label = ElidedLabel(text)
@@ -118,8 +120,8 @@ def test_a_label_runs_as_it_is_written(app: QApplication, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Label, Caption, ElidedLabel])
-def test_words_begin_where_the_window_is_read_from(app: QApplication, kind: type[Label]) -> None:
-    """Latin words too: a heading does not stay at the left of a window that is read from the right."""
+def test_text_is_aligned_to_the_side_at_which_the_window_is_read_first(app: QApplication, kind: type[Label]) -> None:
+    """Latin text too: in a right-to-left window a heading is at the right."""
 
     def inked(label: Label) -> int:
         image = label.grab().toImage()

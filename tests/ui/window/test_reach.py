@@ -1,4 +1,4 @@
-"""Everything can be reached by keyboard and named by a screen reader, in every window and panel."""
+"""Every control can be reached by keyboard and has a name for screen readers, in every window and panel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_ROLE = (QAccessible.Role.NoRole, QAccessible.Role.Client)
 
 
 def is_part(widget: QWidget) -> bool:
-    """Whether it is a part of another control: a scroll bar of a view, the line of a spin box or of a combo box."""
+    """Whether the widget is part of another control: a scroll bar of a view, the line edit of a spin box or combo box."""
     parent = widget.parentWidget()
     while parent is not None:
         if isinstance(parent, QComboBox | QAbstractSpinBox | QLineEdit):
@@ -48,7 +48,7 @@ def is_part(widget: QWidget) -> bool:
 
 
 def controls(top: QWidget) -> Iterator[QWidget]:
-    """What can be used of what is seen."""
+    """The visible controls that can be used."""
     for widget in top.findChildren(QWidget):
         usable = isinstance(widget, INTERACTIVE) or widget.focusPolicy() & Qt.FocusPolicy.TabFocus
         if usable and widget.isVisible() and not is_part(widget) and widget.window() is top.window():
@@ -56,18 +56,18 @@ def controls(top: QWidget) -> Iterator[QWidget]:
 
 
 def stop(widget: QWidget) -> QObject:
-    """What Tab comes to: a control, or one of several of which one is chosen; the arrows lead to the others."""
+    """The Tab stop of a control: the control itself, or its exclusive group, in which the arrow keys move."""
     group = widget.group() if isinstance(widget, QAbstractButton) else None
     return group if group is not None and group.exclusive() else widget
 
 
 def named(widgets: Iterable[QWidget]) -> list[tuple[str, str]]:
-    """For a message that can be read."""
+    """Type and name of each widget, for a readable failure message."""
     return [(type(w).__name__, w.accessibleName() or str(getattr(w, "text", str)())) for w in widgets]
 
 
 def assert_named(top: QWidget) -> None:
-    """Each has a name, a role and a state that a screen reader can say."""
+    """Asserts that each control has a name, a role and a state for screen readers."""
     nameless, without_role, other_state = [], [], []
     for widget in controls(top):
         said = QAccessible.queryAccessibleInterface(widget)
@@ -83,7 +83,7 @@ def assert_named(top: QWidget) -> None:
 
 
 def says_its_state(widget: QWidget, said: QAccessibleInterface) -> bool:
-    """Whether it can be used, has the keyboard, is checked; of a list, which row is chosen, and in words what a row is."""
+    """Whether enabled, focused and checked are reported; for a list also the selected row, and the rows as text."""
     state = said.state()
     pairs = [(state.disabled, not widget.isEnabled()), (state.focused, widget.hasFocus())]
     if isinstance(widget, QAbstractButton):
@@ -99,7 +99,7 @@ def says_its_state(widget: QWidget, said: QAccessibleInterface) -> bool:
 
 
 def assert_reached(top: QWidget) -> list[QWidget]:
-    """Tab comes to each that is enabled, and round again; what it came to, in order."""
+    """Asserts that Tab reaches each enabled control and then the first again; returns the reached widgets in order."""
     top.activateWindow()
     wanted = {stop(w): w for w in controls(top) if w.isEnabled()}
     seen: list[QWidget] = []
@@ -143,7 +143,7 @@ def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWo
         assert (tab.isVisible(), len(window.parts.inspector.tabs)) == (True, 5)
         assert_named(window)
         order = assert_reached(window)
-        # and in the order in which it is read: columns from left to right, in each from the top down
+        # and in reading order: columns from left to right, each from top to bottom
         parts = [window.parts.sidebar, window.parts.first.offers, window.parts.composer, window.parts.inspector]
         token = window.parts.inspector.token
         parts += [token.alternatives, token.draws] if token.isVisible() else []
@@ -155,7 +155,7 @@ def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWo
 
 
 @pytest.mark.slow
-def test_everything_that_is_opened_is_named(in_window: Play, bench: FakeWorkbench) -> None:
+def test_every_part_that_can_be_opened_has_names_for_screen_readers(in_window: Play, bench: FakeWorkbench) -> None:
     prepare(bench)
 
     async def look(part: QWidget, name: str) -> None:
@@ -259,14 +259,14 @@ def test_a_whole_journey_by_keys_alone(in_window: Play, bench: FakeWorkbench) ->
             assert focused is not None, "the keyboard is nowhere"
             QTest.keyClicks(focused, text)
 
-        # to the token at which it hesitated, and another one in its place
+        # to an uncertain token, and an alternative in its place
         press(Qt.Key.Key_J, control)
         await until(window.parts.transcript.tokens.hasFocus)
         press(Qt.Key.Key_Return)
         await until(window.parts.pinned.isVisible)
         press(Qt.Key.Key_2)
         await until(lambda: len(bench.asked("branch")) == 1 and not window.controller.running)
-        # back to the answer before, and the tree of both
+        # back to the previous answer, and the tree with both
         press(Qt.Key.Key_BracketLeft, control)
         await until(lambda: bool(bench.asked("select")))
         press(Qt.Key.Key_T, control)
@@ -274,7 +274,7 @@ def test_a_whole_journey_by_keys_alone(in_window: Play, bench: FakeWorkbench) ->
         press(Qt.Key.Key_Up)
         press(Qt.Key.Key_Return)
         await until(window.parts.tree.isHidden)
-        # words in it, and away with what was opened for them
+        # search in it, and close the search
         press(Qt.Key.Key_F, control)
         await until(window.parts.finder.isVisible)
         write("sky")
@@ -307,7 +307,7 @@ def test_a_whole_journey_by_keys_alone(in_window: Play, bench: FakeWorkbench) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", Mode)
-def test_the_conversation_is_read_out(in_window: Play, bench: FakeWorkbench, mode: Mode) -> None:
+def test_screen_readers_get_the_text_of_the_conversation(in_window: Play, bench: FakeWorkbench, mode: Mode) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -317,7 +317,7 @@ def test_the_conversation_is_read_out(in_window: Play, bench: FakeWorkbench, mod
         assert said.role() == QAccessible.Role.Document
         text = said.text(QAccessible.Text.Value)
         assert text.startswith("you: Where should we go in April?\nmodel: You could visit Lisbon")
-        # and what is said next is there as soon as it is asked for
+        # and new text is available to the next query
         window.parts.composer.field.setPlainText("And in autumn?")
         window.parts.composer.send_button.click()
         await until(lambda: not window.controller.running and "autumn" in said.text(QAccessible.Text.Value))
@@ -327,7 +327,7 @@ def test_the_conversation_is_read_out(in_window: Play, bench: FakeWorkbench, mod
 
 
 @pytest.mark.slow
-def test_segments_are_chosen_by_the_arrows(in_window: Play) -> None:
+def test_segments_are_chosen_with_the_arrow_keys(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         await ready(window)
         tabs = [tab for tab in window.parts.inspector.tabs if tab.isVisible()]

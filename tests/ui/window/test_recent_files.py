@@ -38,14 +38,14 @@ def test_a_file_is_imported_again_from_the_menu(in_window: Play, bench: FakeWork
             window.transfers.take(path)
             await until(partial(is_first, window, path))
             await until(lambda: not window.parts.status.transfer.isVisible())
-        # then the last one stands first, one that is gone cannot be chosen, and no letter is a key
+        # then the last file is first, a missing file cannot be chosen, and no letter is a mnemonic
         gone, here, clear = opened(window)
         assert (gone.isEnabled(), here.isEnabled()) == (False, True)
         assert here.text().startswith("a && b.json – ")
         here.trigger()
         await until(lambda: len(bench.asked("import_file")) == 3)
         await until(lambda: window.transfers.recent == [first, second])
-        # and how the window is left says them
+        # and the saved window state contains them
         assert window.state().recent == (str(first), str(second))
         clear.trigger()
         assert [action.text() for action in opened(window)] == ["No recent files"]
@@ -55,7 +55,7 @@ def test_a_file_is_imported_again_from_the_menu(in_window: Play, bench: FakeWork
 
 
 @pytest.mark.slow
-def test_what_is_exported_so_that_it_comes_in_again_is_recent(in_window: Play, tmp_path: Path) -> None:
+def test_exports_in_importable_formats_are_listed_as_recent(in_window: Play, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
         for form in (exporter.format for exporter in EXPORTS):
             window.transfers.export(TRIP, form, tmp_path / f"x.{form.ending}")
@@ -71,6 +71,6 @@ def test_what_is_exported_so_that_it_comes_in_again_is_recent(in_window: Play, t
 
 
 @pytest.mark.parametrize(("held", "known"), [(["/a", 3, "/b"], ["/a", "/b"]), (None, []), ("/a", []), ((), [])])
-def test_what_another_version_kept_is_passed_over(held: object, known: list[str]) -> None:
+def test_recent_files_that_another_version_saved_in_another_form_are_ignored(held: object, known: list[str]) -> None:
     assert known_paths(held) == [Path(each) for each in known]
     assert WindowState().recent == ()

@@ -1,4 +1,4 @@
-"""A change of the sample is shown in the copy that it goes into."""
+"""A change of the sample session is made and shown in a copy of it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: Fak
 
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer
-        # given: the sample can be written in like any other
+        # given: the sample can be edited like any session
         assert "starts a copy" in composer.field.placeholderText()
         assert window.acts.regenerate.isEnabled()
-        # when a message is sent, and the workbench goes on in a copy
+        # when a message is sent, and the workbench continues in a copy
         send = bench.answers.send
 
         async def send_in_copy(session_id: int, text: str, replaces: int | None = None) -> None:
@@ -34,10 +34,10 @@ def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: Fak
             bench.emit(SessionCopied(SAMPLE, bench.views[copy]))
             await send(copy, text, replaces)
 
-        bench.answers.send = send_in_copy  # type: ignore[method-assign]  # what the app does with the sample
+        bench.answers.send = send_in_copy  # type: ignore[method-assign]  # as the app does with the sample
         QTest.keyClicks(composer.field, "Go on")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
-        # then the copy is shown, its stream arrives, and the draft has done its work
+        # then the copy is shown, its stream arrives, and the draft is cleared
         await until(lambda: window.parts.top.title.text() == "A recording (copy)")
         await until(lambda: not window.controller.running)
         assert turns(window)[-1] == ("assistant", "".join(bench.answer))
@@ -48,7 +48,7 @@ def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: Fak
     in_window(scene)
 
 
-def test_another_version_of_an_answer_leaves_the_field_when_it_is_in_the_copy(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_new_version_of_an_answer_clears_the_field_once_it_is_in_the_copy(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     make_sample(bench)
     copy = 77
@@ -64,7 +64,7 @@ def test_another_version_of_an_answer_leaves_the_field_when_it_is_in_the_copy(in
             await until(lambda: window.controller.is_shown(copy))
             bench.emit(SessionChanged(bench.views[copy]))
 
-        bench.answers.send = edit_in_copy  # type: ignore[method-assign]  # the app answers nothing then
+        bench.answers.send = edit_in_copy  # type: ignore[method-assign]  # the app generates no answer then
         window.parts.transcript.edit_requested.emit(turns[-1].node_id)
         QTest.keyClicks(composer.field, "Rather")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)

@@ -1,4 +1,4 @@
-"""An empty session: three ways to begin, each a click away from what it promises."""
+"""An empty session: three ways to begin, each with one click."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def empty(window: MainWindow) -> None:
     await until(window.starters.card.isVisible)
 
 
-def test_tab_comes_to_them_on_its_way_to_the_message(in_window: Play) -> None:
+def test_tab_reaches_the_starters_before_the_message(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         await empty(window)
         card, parts = window.starters.card, window.parts
@@ -44,7 +44,7 @@ def test_tab_comes_to_them_on_its_way_to_the_message(in_window: Play) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [False, True])  # at the longest length of an answer
-def test_eight_endings_stand_side_by_side(in_window: Play, bench: FakeWorkbench, *, cut: bool) -> None:
+def test_eight_endings_are_shown_side_by_side(in_window: Play, bench: FakeWorkbench, *, cut: bool) -> None:
     finish(bench)
     bench.cuts_answers = cut
 
@@ -64,7 +64,7 @@ def test_eight_endings_stand_side_by_side(in_window: Play, bench: FakeWorkbench,
 
 
 @pytest.mark.slow
-def test_the_token_at_which_the_model_hesitated_gets_its_card(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_card_of_the_most_uncertain_token_is_opened(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -72,11 +72,11 @@ def test_the_token_at_which_the_model_hesitated_gets_its_card(in_window: Play, b
         QTest.mouseClick(window.starters.card.unsure, LEFT)
         await until(lambda: window.parts.transcript.pinned is not None and window.parts.pinned.isVisible())
         assert len(bench.asked("send")) == 1
-        # of the answer's tokens the last has the highest entropy
+        # the last token of the answer has the highest entropy
         assert window.controller.shown is not None
         assert window.controller.shown.last_answer is not None
         assert window.parts.transcript.pinned == (window.controller.shown.last_answer.node_id, len(bench.answer) - 1)
-        # what follows is the person's: nothing is pinned for the next answer
+        # the starter applies once: nothing is pinned for the next answer
         window.parts.pinned.close_again()
         QTest.keyClicks(window.parts.composer.field, "Go on")
         await until(window.parts.composer.send_button.isEnabled)
@@ -84,7 +84,7 @@ def test_the_token_at_which_the_model_hesitated_gets_its_card(in_window: Play, b
         await until(lambda: len(bench.asked("send")) == 2 and not window.controller.running)
         await frames()
         assert not window.parts.pinned.isVisible()
-        # and what is being typed as the answer ends: the token is pinned, the keyboard stays
+        # and while the user is typing as the answer ends: the token is pinned, the keyboard focus stays
         await empty(window)
         bench.gate = asyncio.Semaphore(1)
         QTest.mouseClick(window.starters.card.unsure, LEFT)
@@ -101,7 +101,7 @@ def test_the_token_at_which_the_model_hesitated_gets_its_card(in_window: Play, b
 
 
 @pytest.mark.slow
-def test_what_is_stopped_is_not_followed_up(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_stopped_starter_runs_no_further_steps(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     gate = bench.gate = asyncio.Semaphore(1)
 
@@ -120,7 +120,7 @@ def test_what_is_stopped_is_not_followed_up(in_window: Play, bench: FakeWorkbenc
 
 
 @pytest.mark.slow
-def test_ones_own_text_is_coloured_without_an_answer(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_users_text_is_coloured_without_an_answer(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     bench.surprises = {"rain": 9.0}
 
@@ -139,7 +139,7 @@ def test_ones_own_text_is_coloured_without_an_answer(in_window: Play, bench: Fak
     in_window(scene)
 
 
-def test_without_a_model_what_needs_one_says_so(in_window: Play, bench: FakeWorkbench) -> None:
+def test_starters_that_need_a_model_are_disabled_with_the_reason(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -149,7 +149,7 @@ def test_without_a_model_what_needs_one_says_so(in_window: Play, bench: FakeWork
         await until(lambda: not card.endings.isEnabled())
         assert "choose a model first" in card.unsure.toolTip()
         assert card.own_text.isEnabled()
-        # and what a model on a server lacks for it
+        # and so are those that a model on a server does not support
         bench.emit(StatusChanged(StatusView(EngineState.READY, model="big at host", lacks=frozenset({"kv", "token_ids"}))))
         await until(card.unsure.isEnabled)
         assert not card.own_text.isEnabled()

@@ -1,4 +1,4 @@
-"""The line at the bottom says where the disk has no room for KV."""
+"""The status bar: a full disk, a missing model, the progress of a load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Play = Callable[[Scene], None]
 
 
 @pytest.mark.parametrize("width", [1440, 700])
-def test_a_full_disk_stands_there_with_the_reason_until_there_is_room(qapp: QApplication, width: int) -> None:
+def test_a_full_disk_is_shown_with_the_reason_until_there_is_room(qapp: QApplication, width: int) -> None:
     bar = StatusBar()
     bar.resize(width, 26)
     bar.show()
@@ -38,7 +38,7 @@ def test_a_full_disk_stands_there_with_the_reason_until_there_is_room(qapp: QApp
     bar.close()
 
 
-def test_a_model_that_is_not_here_has_one_action_beside_it(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_notice_of_a_missing_model_has_one_action_beside_it(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bar = window.parts.status
         assert bar.choose.isHidden()
@@ -50,7 +50,7 @@ def test_a_model_that_is_not_here_has_one_action_beside_it(in_window: Play, benc
         asked: list[object] = []
         window.controller.models.menu_ready.connect(lambda *given: asked.append(given))
         QTest.mouseClick(bar.choose, Qt.MouseButton.LeftButton)
-        # then the models there are come up, and with one of them the action is gone
+        # then the menu of models opens, and while a model loads the action is hidden
         await until(lambda: asked)
         bar.show_status(StatusView(EngineState.STARTING, "loading"))
         assert bar.choose.isHidden()
@@ -61,7 +61,7 @@ def test_a_model_that_is_not_here_has_one_action_beside_it(in_window: Play, benc
     in_window(scene)
 
 
-def test_without_a_model_what_needs_one_is_off_and_all_else_goes_on(in_window: Play, bench: FakeWorkbench) -> None:
+def test_without_a_model_actions_that_need_one_are_disabled_and_others_work(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -75,13 +75,13 @@ def test_without_a_model_what_needs_one_is_off_and_all_else_goes_on(in_window: P
         assert not any(act.isEnabled() for act in asking)
         assert not token.draws.isVisible()
         assert not token.beam_rows.isVisible()
-        # then reading, finding, branching, comparing branches and Why go on
+        # then finding, branching and stepping to uncertain tokens still work
         others = [row for row in token.alternatives.buttons if row.alternative is not None and not row.alternative.chosen]
         assert others
         assert all(row.isEnabled() for row in others)
         assert acts.find.isEnabled()
         assert acts.uncertain.isEnabled()
-        # and all of it is back when one is there
+        # and all actions are enabled again once a model is loaded
         bench.emit(StatusChanged(StatusView(EngineState.READY)))
         await until(lambda: all(act.isEnabled() for act in asking) and token.draws.isVisible())
 
@@ -89,7 +89,9 @@ def test_without_a_model_what_needs_one_is_off_and_all_else_goes_on(in_window: P
 
 
 @pytest.mark.slow
-def test_without_a_model_a_message_can_be_written_and_is_sent_when_one_is_there(in_window: Play, bench: FakeWorkbench) -> None:
+def test_without_a_model_a_message_can_be_written_and_sent_once_a_model_is_loaded(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -100,13 +102,13 @@ def test_without_a_model_a_message_can_be_written_and_is_sent_when_one_is_there(
         QTest.keyClicks(composer.field, "and then?")
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await frames()
-        # then nothing is sent, nothing is lost, and it says why
+        # then nothing is sent, the draft is kept, and the reason is shown
         said = "smollm2 is not on this computer: choose a model first"
         assert (composer.draft, bench.asked("send")) == ("and then?", [])
         assert composer.meter.busy.text() == said
         assert not composer.send_button.isEnabled()
         assert composer.send_button.accessibleDescription() == said
-        # and with a model it goes
+        # and with a model it is sent
         bench.emit(StatusChanged(StatusView(EngineState.READY)))
         await until(composer.send_button.isEnabled)
         assert not composer.meter.busy.text()
@@ -116,17 +118,17 @@ def test_without_a_model_a_message_can_be_written_and_is_sent_when_one_is_there(
     in_window(scene)
 
 
-def test_loading_shows_its_stage_and_how_far_it_is_and_can_be_stopped(in_window: Play, bench: FakeWorkbench) -> None:
+def test_loading_shows_its_stage_and_progress_and_can_be_stopped(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bar = window.parts.status
         assert not bar.loading.isVisible()
-        # when weights are read
+        # when weights are being read
         reading = StatusView(EngineState.STARTING, "loading smollm2: reading weights, 68 of 272", load_share=0.25)
         bench.emit(StatusChanged(reading))
         await until(bar.loading.isVisible)
         assert bar.engine.text() == reading.reason
         assert (bar.loading.bar.accessibleName(), bar.loading.bar.accessibleDescription()) == ("Weights read", "25 %")
-        # then a key stops it, and what tells of it goes, the keyboard elsewhere
+        # then a key stops it, its progress is hidden, and the keyboard focus moves to a visible widget
         bar.loading.stop_button.setFocus()
         QTest.keyClick(bar.loading.stop_button, Qt.Key.Key_Space)
         await until(lambda: bench.asked("stop_loading") == [()])

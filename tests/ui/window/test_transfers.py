@@ -43,7 +43,7 @@ async def asked(window: MainWindow) -> QFileDialog:
 
 
 def choose(dialog: QFileDialog, path: Path) -> None:
-    """Types the name: where the keyboard is in the field, `selectFile` leaves what stands there."""
+    """Types the name: `selectFile` does not replace the text of a field that has the keyboard focus."""
     field = dialog.findChild(QLineEdit)
     assert field is not None
     field.setText(str(path))
@@ -51,7 +51,7 @@ def choose(dialog: QFileDialog, path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_export_asks_for_a_file_and_says_where_it_is(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+def test_an_export_asks_for_a_file_and_reports_its_path(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
         for form, action in window.acts.exports.items():
             action.trigger()
@@ -69,7 +69,7 @@ def test_an_export_asks_for_a_file_and_says_where_it_is(in_window: Play, bench: 
 
 
 @pytest.mark.slow
-def test_an_import_is_shown_when_it_is_there(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+def test_an_import_is_shown_when_it_has_ended(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text("[]")
 
     async def scene(window: MainWindow) -> None:
@@ -84,7 +84,7 @@ def test_an_import_is_shown_when_it_is_there(in_window: Play, bench: FakeWorkben
     in_window(scene)
 
 
-def test_an_import_does_not_change_what_is_shown_while_a_message_is_written(
+def test_an_import_does_not_switch_sessions_while_a_message_is_written(
     in_window: Play, bench: FakeWorkbench, tmp_path: Path
 ) -> None:
     async def scene(window: MainWindow) -> None:
@@ -105,7 +105,7 @@ def test_an_import_does_not_change_what_is_shown_while_a_message_is_written(
     in_window(scene)
 
 
-def test_kv_is_taken_where_somebody_says_so(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+def test_kv_of_a_file_is_imported_only_after_the_user_accepts_it(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
         notice, file = window.parts.composer.notice, tmp_path / "trip.kv.elsewise"
         window.transfers.take(file)
@@ -115,7 +115,7 @@ def test_kv_is_taken_where_somebody_says_so(in_window: Play, bench: FakeWorkbenc
         QTest.mouseClick(button, Qt.MouseButton.LeftButton)
         await until(lambda: window.parts.toast.words == "1,234 KV blocks were imported from trip.kv.elsewise")
         assert bench.asked("take_kv") == [((TRIP,), file)]
-        # another notice's button is about something else
+        # the button of another notice does not accept KV
         notice.say("something else", "Undo")
         notice.acted.emit()
         assert len(bench.asked("take_kv")) == 1
@@ -123,9 +123,7 @@ def test_kv_is_taken_where_somebody_says_so(in_window: Play, bench: FakeWorkbenc
     in_window(scene)
 
 
-def test_files_that_are_named_together_are_imported_one_after_the_other(
-    in_window: Play, bench: FakeWorkbench, tmp_path: Path
-) -> None:
+def test_several_files_are_imported_one_after_the_other(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.kv.elsewise", "b.kv.elsewise", "c.json")]
 
     async def scene(window: MainWindow) -> None:
@@ -144,7 +142,7 @@ def test_files_that_are_named_together_are_imported_one_after_the_other(
 
 
 @pytest.mark.parametrize("answer", ["Accept KV", "dismiss"])
-def test_what_is_said_of_one_file_while_the_next_is_imported_holds_for_that_file(
+def test_the_answer_about_one_file_during_the_next_import_applies_to_that_file(
     in_window: Play, bench: FakeWorkbench, tmp_path: Path, answer: str
 ) -> None:
     files = [tmp_path / name for name in ("a.kv.elsewise", "b.kv.elsewise")]
@@ -175,7 +173,7 @@ def test_what_is_said_of_one_file_while_the_next_is_imported_holds_for_that_file
     in_window(scene)
 
 
-def test_what_is_refused_is_said_in_the_window(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+def test_a_refused_import_is_reported_in_the_window(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
         bench.refusal = "in.json, line 3, node 7: its parent 9 <b>is</b> not there"
         window.transfers.take(tmp_path / "in.json")
@@ -208,7 +206,7 @@ def test_progress_is_shown_and_can_be_stopped(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
-def test_stop_ends_the_files_that_wait_as_well(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+def test_stop_cancels_the_waiting_files_too(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
 
     async def scene(window: MainWindow) -> None:
@@ -276,7 +274,7 @@ def test_two_branches_are_compared_from_the_keyboard_and_closed_by_esc(in_window
         text = pane.text.toPlainText()
         for words in ("We could visit", "A  Lisbon  −3.2", "B  Paris  −0.8", "in the rain", "上海 🌧 עברית"):
             assert words in text, text
-        await until(lambda: pane.text.x() == left)  # where the conversation stood
+        await until(lambda: pane.text.x() == left)  # where the conversation was
         await until(pane.text.hasFocus)
         QTest.keyClick(pane.text, Qt.Key.Key_Escape)
         await until(lambda: not pane.isVisible())
@@ -285,7 +283,7 @@ def test_two_branches_are_compared_from_the_keyboard_and_closed_by_esc(in_window
     in_window(scene)
 
 
-def test_nothing_hides_or_acts_in_a_comparison(in_window: Play, bench: FakeWorkbench) -> None:
+def test_control_characters_are_made_visible_in_a_comparison(in_window: Play, bench: FakeWorkbench) -> None:
     hidden = DiffSide("a\x1b[31m \u202eb\u202c", 2, None)
     parts = DiffPart(True, hidden, hidden), DiffPart(False, hidden, DiffSide("", 0, None))
     bench.diff = replace(bench.diff, stem=hidden, parts=parts)
@@ -316,12 +314,12 @@ def test_the_outline_offers_a_comparison(in_window: Play, bench: FakeWorkbench) 
         entry = next(action for action in menu.actions() if "Compare" in action.text())
         QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entry).center())
         await until(window.parts.compare.isVisible)
-        # other news of this path, as a title that arrives, leaves it
+        # other changes of this path, such as a new title, keep it open
         view = replace(bench.views[TRIP], title="A trip to Lisbon")
         bench.emit(SessionChanged(view))
         await until(lambda: window.parts.top.title.text() == "A trip to Lisbon")
         assert window.parts.compare.isVisible()
-        # another session, or another path, ends it
+        # another session, or another path, closes it
         window.controller.new_session()
         await until(lambda: not window.parts.compare.isVisible())
 
@@ -340,7 +338,7 @@ def test_a_session_without_numbers_is_scored_from_the_token_and_from_the_menu(in
         await until(window.acts.score.isEnabled)
         window.presenter.pin(bench.views[TRIP].turns[0].node_id, 0)
         await until(token.score_button.isVisible)
-        # when it is asked for where the number is missing
+        # when scoring is requested where the number is missing
         QTest.mouseClick(token.score_button, Qt.MouseButton.LeftButton)
         await until(lambda: bar.label.text() == "scoring 50 %")
         # then nothing can be sent meanwhile, and Stop can be pressed
@@ -355,12 +353,12 @@ def test_a_session_without_numbers_is_scored_from_the_token_and_from_the_menu(in
         bench.gate.release()
         await until(lambda: window.parts.toast.words == "120 tokens were scored")
         assert not window.acts.stop.isEnabled()
-        # then the menu has it too, and says that there is nothing left
+        # then the menu has it too, and reports that nothing is left to score
         bench.unscored, bench.gate = 0, None
         window.acts.score.trigger()
         await until(lambda: window.parts.toast.words == "every token has its numbers already")
         assert bench.asked("score_session") == [(TRIP,), (TRIP,)]
-        # and while no model can be asked it is off in both places
+        # and without a usable model it is disabled in both places
         bench.emit(StatusChanged(StatusView(EngineState.NONE, "smollm2 is not on this computer")))
         await until(lambda: not window.acts.score.isEnabled())
         assert not token.score_button.isEnabled()

@@ -1,6 +1,6 @@
-"""Every word of the window goes through Qt's translators: one that marks what it was given finds none without a mark.
+"""Every text of the window goes through Qt's translators: with a translator that marks its output, no text lacks the mark.
 
-What is written in the code is looked at in `tests/app/test_translations.py`.
+The strings in the code are checked in `tests/app/test_translations.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ui.window.topbar import ModelChip
 Play = Callable[[Scene], None]
 MARK = "«"
 SAYS = ("text", "placeholderText", "toolTip", "accessibleName", "accessibleDescription", "windowTitle")
-# Numbers and their units; what sessions, models and their authors are called; tokens; what is set as code.
+# Numbers and their units; names of sessions, models and their authors; tokens; text set as code.
 CONTENT = re.compile(
     r"[\d\W]+((tok/s|nats|bits|[kMG]?B)( · p [\d\We]+)?)?|u = [.\d]+|A spring trip|\u200b?rainy ending|mine|/data/elsewise"
     r"|SmolLM2.*|Qwen3.*|Llama.*|org/.*|trying things out|thinking|long answers|hf|mlx|cpu|[a-z]*float\d+|int\d|chatml|tiny"
@@ -43,7 +43,7 @@ NAMES = {"DRY", "XTC", "Elsewise", "‹", "›", "2", "4", "8"}
 
 
 class Marks(QTranslator):
-    """What it translates begins with a mark."""
+    """Translates each text to itself with a mark in front."""
 
     def isEmpty(self) -> bool:  # noqa: N802  # Qt's
         return False
@@ -62,7 +62,9 @@ def marks(app: QApplication) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_no_word_bypasses_the_translators(marks: None, in_window: Play, bench: FakeWorkbench) -> None:
+def test_no_text_of_menus_buttons_and_turns_bypasses_the_translators(
+    marks: None, in_window: Play, bench: FakeWorkbench
+) -> None:
     async def scene(window: MainWindow) -> None:
         window.acts.settings.trigger()
         window.popover.open(SAMPLING)
@@ -87,7 +89,7 @@ def test_no_word_bypasses_the_translators(marks: None, in_window: Play, bench: F
 
 
 def seen(top: QWidget) -> Iterator[str]:
-    """Every text of what is visible: shown, spoken or hinted at."""
+    """Every text of the visible widgets: labels, accessible texts and tooltips."""
     for part in [top, *top.findChildren(QWidget)]:
         if part.isVisible() and part.window() is top.window():
             texts = [getattr(part, says)() for says in SAYS if callable(getattr(part, says, None))]
@@ -98,7 +100,7 @@ def seen(top: QWidget) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_nothing_that_is_seen_bypasses_the_translators(marks: None, in_window: Play, bench: FakeWorkbench) -> None:
+def test_no_visible_text_of_any_part_bypasses_the_translators(marks: None, in_window: Play, bench: FakeWorkbench) -> None:
     prepare(bench)
     found: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""What is undone in the list and in the tree, with Ctrl-Z (Cmd-Z)."""
+"""Undo in the session list and in the tree, with Ctrl-Z (Cmd-Z)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbenc
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: window.controller.sessions.rows)
-        # two changes at once: the second one's way back is what the first one left
+        # two changes at once: undoing the second restores the result of the first
         panel.tagged.emit(BOAT, ["sea", "draft"])
         panel.tagged.emit(BOAT, ["done"])
         panel.moved.emit(BOAT, WORK)
@@ -48,7 +48,7 @@ def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbenc
         await until(lambda: bench.summaries[BOAT].tags == ("sea",))
         assert not window.acts.undo.isEnabled()
         await until(lambda: window.controller.sessions.rows[BOAT].tags == ("sea",))  # and the list shows it
-        # also of a session that a search leaves out, but not while the trash is in the place of the list
+        # also for a session that a search hides, but not while the trash is shown
         window.controller.sessions.search("trip")
         await until(lambda: panel.rows.index_of(BOAT).row() < 0)
         panel.renamed.emit(BOAT, "Boats")
@@ -88,7 +88,9 @@ def test_pins_and_their_order(in_window: Play, bench: FakeWorkbench) -> None:
     in_window(scene)
 
 
-def test_an_order_made_in_a_search_leaves_the_places_of_the_others_and_is_undone(in_window: Play, bench: FakeWorkbench) -> None:
+def test_reordering_pins_in_a_search_keeps_the_places_of_the_others_and_can_be_undone(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     for each in (3, BOAT):
         bench.summaries[each] = replace(bench.summaries[each], pinned=True)
 
@@ -97,7 +99,7 @@ def test_an_order_made_in_a_search_leaves_the_places_of_the_others_and_is_undone
         await until(lambda: len(window.controller.sessions.rows) > 2)
         pinned = [each for each, row in window.controller.sessions.rows.items() if row.pinned]
         assert pinned == [TRIP, 3, BOAT]
-        window.controller.sessions.search("a s")  # the one between them has no such words
+        window.controller.sessions.search("a s")  # the session between them does not match
         await until(lambda: panel.rows.index_of(3).row() < 0)
         panel.view.setCurrentIndex(panel.rows.index_of(BOAT))
         QTest.keyClick(panel.view, Qt.Key.Key_Up, Qt.KeyboardModifier.AltModifier)
@@ -131,14 +133,14 @@ def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
         panel.folder_removed.emit(WORK)
         await until(lambda: window.acts.undo.text() == "Undo Remove Folder")
         assert bench.folder_views == {}
-        # it comes back with its sessions, and the older step finds it under its new number
+        # it returns with its sessions, and the older undo step finds it under its new id
         undo(window, "Remove Folder")
         await until(lambda: len({bench.summaries[each].folder_id for each in (3, BOAT)} - {None}) == 1 and bench.folder_views)
         (again,) = bench.folder_views.values()
         assert (again.name, bench.summaries[BOAT].folder_id) == ("Office", again.folder_id)
         undo(window, "Rename Folder")
         await until(lambda: bench.folder_views[again.folder_id].name == "Work")
-        # a folder made for a session goes again, and the session to where it was
+        # undo removes a folder made for a session, and moves the session back
         panel.folder_wanted.emit("New folder", BOAT)
         await until(lambda: window.acts.undo.text() == "Undo New Folder")
         assert bench.summaries[BOAT].folder_id != again.folder_id
@@ -149,7 +151,7 @@ def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
     in_window(scene)
 
 
-def test_what_was_refused_leaves_nothing_to_undo(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_refused_change_leaves_no_undo_step(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: window.controller.sessions.rows)
@@ -157,7 +159,7 @@ def test_what_was_refused_leaves_nothing_to_undo(in_window: Play, bench: FakeWor
         panel.tagged.emit(BOAT, ["x" * 50])
         await until(lambda: window.parts.composer.notice.words == "a tag has at most 40 characters")
         assert not window.acts.undo.isEnabled()
-        # what is said next begins from what holds, not from what was refused
+        # the next change starts from the stored state, not from the refused one
         panel.tagged.emit(BOAT, ["sea"])
         await until(lambda: window.acts.undo.isEnabled())
         undo(window, "Tags")
@@ -166,9 +168,7 @@ def test_what_was_refused_leaves_nothing_to_undo(in_window: Play, bench: FakeWor
     in_window(scene)
 
 
-def test_a_branch_by_an_alternative_and_an_edit_are_undone_once_the_answer_has_ended(
-    in_window: Play, bench: FakeWorkbench
-) -> None:
+def test_branching_and_editing_can_be_undone_once_the_answer_has_ended(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     question, answer, *_, last = bench.views[TRIP].turns
     bench.gate = asyncio.Semaphore(0)
@@ -180,7 +180,7 @@ def test_a_branch_by_an_alternative_and_an_edit_are_undone_once_the_answer_has_e
         await until(lambda: acts.undo.text() == "Undo Prune Branch")
         window.controller.answers.branch(answer.node_id, 3, 1001)
         await until(lambda: window.controller.running)
-        assert not acts.undo.isEnabled()  # not the pruning either: it would be refused under an answer
+        assert not acts.undo.isEnabled()  # not the pruning either: it would be refused during an answer
         assert bench.gate is not None
         for _ in bench.answer:
             bench.gate.release()
@@ -199,8 +199,8 @@ def test_a_branch_by_an_alternative_and_an_edit_are_undone_once_the_answer_has_e
     in_window(scene)
 
 
-def test_a_branch_that_undo_has_removed_is_not_done_again(in_window: Play, bench: FakeWorkbench) -> None:
-    """Given another answer that failed before it said anything: it goes when it is left."""
+def test_a_branch_selection_cannot_be_redone_when_its_branch_was_removed(in_window: Play, bench: FakeWorkbench) -> None:
+    """Given an answer that failed before its first token: it is removed when another branch is selected."""
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -218,8 +218,8 @@ def test_a_branch_that_undo_has_removed_is_not_done_again(in_window: Play, bench
 
 
 @pytest.mark.slow
-def test_a_branch_is_undone_where_it_was_chosen_and_done_again(in_window: Play, bench: FakeWorkbench) -> None:
-    """Given another session that was opened meanwhile: nothing that is out of sight is changed."""
+def test_a_branch_selection_is_undone_only_in_its_session_and_can_be_redone(in_window: Play, bench: FakeWorkbench) -> None:
+    """Given another session that was opened meanwhile: sessions that are not shown are not changed."""
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -233,14 +233,14 @@ def test_a_branch_is_undone_where_it_was_chosen_and_done_again(in_window: Play, 
         QTest.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
         await frames()
         assert [call[1] for call in bench.asked("select")] == [41]
-        # in the session itself it is undone, and the window says so
+        # in the session itself it is undone, and the window reports it
         window.controller.open(TRIP)
         await until(lambda: window.controller.is_shown(TRIP))
         undo(window, "Branch Selection")
         await until(lambda: toast.words == "Undone: Branch Selection")
         assert bench.asked("select")[-1] == (TRIP, before, "as before")
         assert (acts.undo.isEnabled(), acts.redo.text()) == (False, "Redo Branch Selection")
-        # and done again, by the button of the message and by the key
+        # and redone, by the button of the message and by the key
         QTest.mouseClick(toast.action, Qt.MouseButton.LeftButton)
         await until(lambda: toast.words == "Done again: Branch Selection")
         assert bench.asked("select")[-1] == (TRIP, 41, "as before")
@@ -249,7 +249,7 @@ def test_a_branch_is_undone_where_it_was_chosen_and_done_again(in_window: Play, 
         await until(lambda: acts.redo.isEnabled())
         QTest.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
         await until(lambda: bench.asked("select")[-1] == (TRIP, 41, "as before") and acts.undo.isEnabled())
-        # a change of its own is the end of what could be done again
+        # a new change clears the redo step
         undo(window, "Branch Selection")
         await until(lambda: acts.redo.isEnabled())
         window.controller.tree.select(41)
@@ -259,7 +259,7 @@ def test_a_branch_is_undone_where_it_was_chosen_and_done_again(in_window: Play, 
     in_window(scene)
 
 
-def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_list_and_the_session_have_separate_undo_steps(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -268,9 +268,9 @@ def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, be
         panel.renamed.emit(BOAT, "Another name")
         await until(lambda: acts.undo.text() == "Undo Rename")
         window.controller.tree.prune(43, 0, True)
-        window.controller.tree.select(41)  # at once: the one before is done, and can be undone, all the same
+        window.controller.tree.select(41)  # at once: the previous step is still completed and can be undone
         await until(lambda: acts.undo.text() == "Undo Branch Selection")
-        # what has the keyboard goes first: its own text, then the part of the window that it stands in
+        # the focused widget comes first: its own text, then the part of the window that contains it
         field = window.parts.composer.field
         field.setFocus()
         QTest.keyClicks(field, "words")
@@ -284,7 +284,7 @@ def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, be
         await until(lambda: bench.summaries[BOAT].title == "Another name")
         window.parts.transcript.setFocus()
         assert acts.undo.text() == "Undo Branch Selection"
-        # without the sidebar the change of the list would not be seen
+        # without the sidebar the change of the list would not be visible
         undo(window, "Branch Selection")
         await until(lambda: acts.undo.text() == "Undo Prune Branch")
         undo(window, "Prune Branch")
@@ -296,11 +296,11 @@ def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, be
     in_window(scene)
 
 
-def test_the_button_of_the_message_stands_for_the_step_it_names(
+def test_the_button_of_the_message_acts_on_the_step_that_it_names(
     in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(bench)
-    monkeypatch.setattr("ui.window.toast.SHOWN_MS", 60_000)  # it does not leave by itself
+    monkeypatch.setattr("ui.window.toast.SHOWN_MS", 60_000)  # it does not disappear by itself
 
     async def scene(window: MainWindow) -> None:
         panel, acts, toast = window.parts.sidebar.sessions, window.acts, window.parts.toast
@@ -311,14 +311,14 @@ def test_the_button_of_the_message_stands_for_the_step_it_names(
         await until(lambda: toast.words == "Undone: Rename")
         acts.redo.trigger()
         await until(lambda: toast.words == "Done again: Rename")
-        # a change of the session comes between
+        # a change of the session in between
         window.controller.tree.prune(41, 0, True)
         await until(lambda: acts.undo.text() == "Undo Prune Branch")
         QTest.mouseClick(toast.action, Qt.MouseButton.LeftButton)
         await until(lambda: toast.words == "Undone: Rename")
         assert bench.summaries[BOAT].title == "Names for a small boat"
         assert bench.asked("prune") == [(TRIP, 41, 0, True)]
-        # after another change of the list it is not to be done again, nor in another session what was done in this one
+        # it is withdrawn after another change of the list, and when another session is opened
         panel.pinned.emit(BOAT, True)
         await until(lambda: toast.words == "")
         acts.undo.trigger()
@@ -330,7 +330,7 @@ def test_the_button_of_the_message_stands_for_the_step_it_names(
     in_window(scene)
 
 
-def test_a_session_is_thrown_away_again(in_window: Play, bench: FakeWorkbench) -> None:
+def test_moving_a_session_to_the_trash_can_be_redone(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await until(lambda: window.controller.sessions.rows)
         window.controller.sessions.trash(BOAT)
@@ -339,12 +339,12 @@ def test_a_session_is_thrown_away_again(in_window: Play, bench: FakeWorkbench) -
         await until(lambda: BOAT not in bench.trash)
         window.acts.redo.trigger()
         await until(lambda: BOAT in bench.trash and window.acts.undo.isEnabled())
-        # keys that come before the step is over: each is done, in their order
+        # keys pressed before the step has ended: each is executed, in order
         for _ in range(2):
             undo(window, "Move to Trash")
             window.acts.redo.trigger()
         await until(lambda: len(bench.asked("restore_session")) == 3 and BOAT in bench.trash)
-        # what is gone for good does not come back, nor what was done to it before
+        # a session deleted for good does not come back, nor do its earlier undo steps
         window.controller.sessions.restore(BOAT)
         await until(lambda: BOAT not in bench.trash)
         window.parts.sidebar.sessions.renamed.emit(BOAT, "Boats")
@@ -369,7 +369,7 @@ def test_escape_closes_card_popover_edit_and_search_in_this_order(in_window: Pla
         question, visit = (turn.node_id for turn in bench.views[TRIP].turns[:2])
         window.activateWindow()
         await until(lambda: window.isActiveWindow() and bool(parts.transcript.tokens.page.boxes))
-        parts.show_card(parts.coach, True)  # it was not asked for, and takes no key from what was
+        parts.show_card(parts.coach, True)  # it opened by itself, and takes no key from parts that the user opened
         parts.finder.open()
         QTest.keyClicks(parts.finder.field, "we")
         QTest.keyClicks(parts.composer.field, "my own")
@@ -377,7 +377,7 @@ def test_escape_closes_card_popover_edit_and_search_in_this_order(in_window: Pla
         window.popover.open()
         window.presenter.pin(visit, 3)
         parts.pinned.open()
-        parts.finder.field.setFocus()  # whichever part has the keyboard
+        parts.finder.field.setFocus()  # whichever part has the keyboard focus
         everything = (parts.pinned, window.popover, parts.composer.version, parts.finder)
         for gone in range(4):
             assert [part.isVisible() for part in everything] == [False] * gone + [True] * (4 - gone)
@@ -390,7 +390,7 @@ def test_escape_closes_card_popover_edit_and_search_in_this_order(in_window: Pla
         QTest.keyClick(parts.coach.done_button, Qt.Key.Key_Escape)
         assert not parts.coach.isVisible()
         assert (parts.composer.draft, parts.composer.replaces) == ("my own", None)
-        # with nothing open the key is the text's own again
+        # with nothing open the key goes to the text again
         parts.transcript.tokens.setFocus()
         assert parts.transcript.pinned == (visit, 3)
         QTest.keyClick(parts.transcript.tokens, Qt.Key.Key_Escape)
@@ -399,9 +399,7 @@ def test_escape_closes_card_popover_edit_and_search_in_this_order(in_window: Pla
     in_window(scene)
 
 
-def test_a_session_thrown_away_while_it_is_being_opened_is_not_left_on_the_screen(
-    in_window: Play, bench: FakeWorkbench
-) -> None:
+def test_a_session_moved_to_the_trash_while_it_opens_is_not_shown(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -412,7 +410,7 @@ def test_a_session_thrown_away_while_it_is_being_opened_is_not_left_on_the_scree
         sessions.trash(following)
         await until(lambda: {TRIP, following} <= bench.trash)
         await until(lambda: not (window.controller.is_shown(TRIP) or window.controller.is_shown(following)))
-        # and it is shown where it comes back
+        # and it is shown again when it is restored
         undo_stack.undo()
         await until(lambda: window.controller.is_shown(following))
         await frames()
@@ -421,7 +419,7 @@ def test_a_session_thrown_away_while_it_is_being_opened_is_not_left_on_the_scree
     in_window(scene)
 
 
-def test_restoring_does_not_take_away_a_session_that_was_opened_meanwhile(in_window: Play, bench: FakeWorkbench) -> None:
+def test_trashing_the_shown_session_does_not_replace_a_session_opened_meanwhile(in_window: Play, bench: FakeWorkbench) -> None:
     slow = asyncio.Event()
     listed = bench.sessions.list
 
@@ -432,7 +430,7 @@ def test_restoring_does_not_take_away_a_session_that_was_opened_meanwhile(in_win
             await slow.wait()
             return await listed(query)
 
-        bench.sessions.list = sessions  # type: ignore[method-assign, assignment]  # slower than a hand
+        bench.sessions.list = sessions  # type: ignore[method-assign, assignment]  # slower than the user
         window.controller.sessions.trash(TRIP)
         await until(lambda: bench.asked("trash_session"))
         window.controller.open(BOAT)

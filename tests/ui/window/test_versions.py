@@ -1,4 +1,4 @@
-"""What the window asks and says about a draft that is another version, and a session that goes while it is answered."""
+"""Drafts of another version of a turn, and a session that is moved to the trash while its answer streams."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.ui.window.test_conversation import finish
 from ui import MainWindow
 from ui.core.shown import typed_text
 
-OTHER = 4  # a session that nothing runs in
+OTHER = 4  # a session without a running answer
 Play = Callable[[Scene], None]
 
 
 @pytest.mark.slow
-def test_another_version_of_a_turn_is_counted_in_its_place(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_new_version_of_a_turn_is_counted_at_the_place_of_that_turn(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         assert window.controller.shown is not None
         question = window.controller.shown.view.turns[0]
@@ -32,14 +32,14 @@ def test_another_version_of_a_turn_is_counted_in_its_place(in_window: Play, benc
         # when a turn is edited, then the draft is counted beside it
         composer.edit(question.node_id, "Where should we go?", "Where")
         await until(lambda: bench.asked("compose")[-1:] == [(TRIP, "Where", question.node_id)])
-        # when that is taken back, then it is counted at the end of the path again
+        # when the edit is cancelled, then it is counted at the end of the path again
         composer.version.dismissed.emit()
         await until(lambda: bench.asked("compose")[-1:] == [(TRIP, "And")])
 
     in_window(scene)
 
 
-def test_another_version_of_an_answer_is_written_like_one_of_a_question(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_new_version_of_an_answer_is_sent_like_one_of_a_question(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -55,7 +55,7 @@ def test_another_version_of_an_answer_is_written_like_one_of_a_question(in_windo
     in_window(scene)
 
 
-def test_the_token_that_ends_an_answer_is_no_word_of_it() -> None:
+def test_the_end_token_of_an_answer_is_not_part_of_its_typed_text() -> None:
     run = TokenRun.unscored([1], [b"well"], ["well"], Origin.SAMPLED)
     ended = TokenRun.unscored([2], [b"<end>"], ["<end>"], Origin.SAMPLED)
     ended = replace(ended, finish=np.array([int(Finish.EOS)], np.uint8))
@@ -64,7 +64,7 @@ def test_the_token_that_ends_an_answer_is_no_word_of_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answering", [True, False])
-def test_the_trash_says_that_it_stopped_an_answer(in_window: Play, bench: FakeWorkbench, answering: bool) -> None:
+def test_moving_a_session_to_the_trash_reports_a_stopped_answer(in_window: Play, bench: FakeWorkbench, answering: bool) -> None:
     async def scene(window: MainWindow) -> None:
         window.controller.open(OTHER)
         await until(lambda: window.controller.is_shown(OTHER))

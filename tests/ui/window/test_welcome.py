@@ -21,14 +21,14 @@ LEFT = Qt.MouseButton.LeftButton
 
 
 @pytest.mark.slow
-def test_tokens_are_explained_once(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_hint_about_tokens_is_shown_once(in_window: Play, bench: FakeWorkbench) -> None:
     bench.left_hints = frozenset({"tokens"})
 
     async def scene(window: MainWindow) -> None:
         coach = window.parts.coach
         await until(coach.isVisible)
-        assert bench.asked("dismiss_hint") == [("tokens",)]  # no other window shows it, nor does the next start
-        assert window.parts.composer.field.hasFocus()  # it takes no keyboard
+        assert bench.asked("dismiss_hint") == [("tokens",)]  # neither other windows nor the next start show it
+        assert window.parts.composer.field.hasFocus()  # it does not take the keyboard focus
         for width in (1400, 900, 560):
             window.resize(width, 640)
             await frames()
@@ -50,7 +50,7 @@ def test_tokens_are_explained_once(in_window: Play, bench: FakeWorkbench) -> Non
     in_window(scene)
 
 
-def test_who_clicks_a_token_needs_no_explanation(in_window: Play, bench: FakeWorkbench) -> None:
+def test_clicking_a_token_hides_the_hint_about_tokens(in_window: Play, bench: FakeWorkbench) -> None:
     bench.left_hints = frozenset({"tokens"})
 
     async def scene(window: MainWindow) -> None:
@@ -67,7 +67,7 @@ def test_who_clicks_a_token_needs_no_explanation(in_window: Play, bench: FakeWor
 
 
 @pytest.mark.slow
-def test_of_two_windows_that_open_at_once_one_explains(
+def test_only_one_of_two_windows_that_open_at_once_shows_the_hint(
     in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.left_hints = frozenset({"tokens"})
@@ -86,27 +86,27 @@ def test_of_two_windows_that_open_at_once_one_explains(
         assert window.parts.coach.isVisible() != other.parts.coach.isVisible()
         other.close()
         await until(lambda: not other.isVisible())
-        bench.closed = False  # it is shared: the scene closes the first one itself
+        bench.closed = False  # the workbench is shared: the scene closes the first window itself
         other.deleteLater()
 
     in_window(scene)
 
 
-def test_models_that_fit_stand_after_the_sample(in_window: Play, bench: FakeWorkbench) -> None:
+def test_models_that_fit_are_offered_after_the_sample(in_window: Play, bench: FakeWorkbench) -> None:
     bench.left_hints = frozenset({"models"})
     bench.views[TRIP] = replace(bench.views[TRIP], is_sample=True)
 
     async def scene(window: MainWindow) -> None:
         first = window.parts.first
         await until(first.isVisible)
-        (row,) = first.offers.rows  # that suit this machine
+        (row,) = first.offers.rows  # models that suit this machine
         assert (row.name.text(), row.facts.text()[:23]) == ("Qwen3 0.6B", "596 M parameters · 1.2 ")
         assert first.place.text() == "Your sessions are kept on this machine, in /data/elsewise"
         assert bench.asked("download") == bench.asked("plan_model") == []
         QTest.mouseClick(row.get_button, LEFT)
         assert bench.asked("download") == [("org/qwen3",)]
         await until(lambda: row.get_button.text() == "fetching")
-        # it belongs to the sample alone
+        # it is shown only in the sample
         window.controller.new_session()
         await until(lambda: not first.isVisible())
         window.controller.open(TRIP)
@@ -119,7 +119,7 @@ def test_models_that_fit_stand_after_the_sample(in_window: Play, bench: FakeWork
 
 
 @pytest.mark.parametrize(("width", "height", "scale"), [(560, 420, 1.0), (900, 640, 2.0)])
-def test_what_finds_no_room_waits_and_is_not_cut(
+def test_a_hint_without_room_is_hidden_until_there_is_room_and_is_not_cut(
     in_window: Play, bench: FakeWorkbench, app: QApplication, width: int, height: int, scale: float
 ) -> None:
     bench.left_hints = frozenset({"tokens", "models"})
@@ -161,7 +161,7 @@ def test_a_model_is_imported_from_a_file_at_the_first_start(in_window: Play, ben
     in_window(scene)
 
 
-def test_nothing_is_explained_twice(in_window: Play, bench: FakeWorkbench) -> None:
+def test_dismissed_hints_are_not_shown_again(in_window: Play, bench: FakeWorkbench) -> None:
     bench.views[TRIP] = replace(bench.views[TRIP], is_sample=True)
 
     async def scene(window: MainWindow) -> None:

@@ -1,4 +1,4 @@
-"""The window as a whole: opening, folding, closing, and what must never happen."""
+"""The window as a whole: opening, folding, closing, and faults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def closed(window: MainWindow, bench: FakeWorkbench) -> None:
     await until(lambda: bench.closed and not window.isVisible())
 
 
-def test_it_opens_the_first_session_and_names_model_and_status(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_window_opens_the_first_session_and_shows_model_and_status(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         assert window.parts.top.title.text() == "A spring trip"
         assert window.windowTitle() == "A spring trip – Elsewise"
@@ -50,7 +50,7 @@ def test_it_opens_the_first_session_and_names_model_and_status(in_window: Play, 
 
 
 def opens_slowly(bench: FakeWorkbench, session_id: int, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """That session is read once the event is set."""
+    """Makes the load of a session wait for the returned event."""
     may, read = asyncio.Event(), bench.sessions.open
 
     async def read_later(wanted: int) -> SessionView:
@@ -70,18 +70,18 @@ def test_the_session_that_was_clicked_last_is_shown(
         may = opens_slowly(bench, 3, monkeypatch)
         window.controller.open(3)
         await until(lambda: bench.asked("open_session")[-1] == (3,))
-        # when the one that is shown is clicked again
+        # when the shown session is clicked again
         window.controller.open(TRIP)
         await until(lambda: bench.asked("open_session")[-1] == (TRIP,))
         may.set()
         await frames()
-        # then it stays
+        # then it remains shown
         assert window.controller.is_shown(TRIP)
 
     in_window(scene)
 
 
-def test_a_session_that_is_clicked_while_the_first_one_is_read_is_shown(
+def test_a_session_clicked_while_the_first_one_loads_is_shown(
     arun: Arun, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
@@ -92,7 +92,7 @@ def test_a_session_that_is_clicked_while_the_first_one_is_read_is_shown(
         window.controller.open(3)
         may.set()
         await until(lambda: window.controller.shown is not None)
-        await until(lambda: bench.asked("models"))  # after what is looked at
+        await until(lambda: bench.asked("models"))  # requested after the load of the session
         await frames()
         assert window.controller.is_shown(3)
         await closed(window, bench)
@@ -102,16 +102,16 @@ def test_a_session_that_is_clicked_while_the_first_one_is_read_is_shown(
 
 
 @pytest.mark.slow
-def test_a_model_that_was_loaded_anew_is_named_with_how(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_model_reloaded_with_another_precision_is_shown_with_its_new_label(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await until(lambda: window.parts.top.model.text() == "SmolLM2 135M Instruct")
-        # when it comes back with its weights in fewer bits
+        # when it is reloaded with quantised weights
         bench.choices[0] = replace(bench.choices[0], label="int8 · SmolLM2")
         bench.emit(StatusChanged(StatusView(EngineState.STARTING)))
         await until(lambda: window.parts.status.engine.text() != "ready")
         bench.emit(StatusChanged(StatusView(EngineState.READY)))
         await until(lambda: window.parts.top.model.text() == "int8 · SmolLM2")
-        # an answer alone asks nothing
+        # an answer alone requests no models
         asked = len(bench.asked("models"))
         for state in (EngineState.BUSY, EngineState.READY):
             bench.emit(StatusChanged(StatusView(state, "now" if state is EngineState.BUSY else "then")))
@@ -123,7 +123,7 @@ def test_a_model_that_was_loaded_anew_is_named_with_how(in_window: Play, bench: 
     in_window(scene)
 
 
-def test_with_an_empty_store_it_opens_a_new_session(arun: Arun) -> None:
+def test_with_an_empty_store_the_window_opens_a_new_session(arun: Arun) -> None:
     bench = FakeWorkbench()
 
     async def play() -> None:
@@ -152,12 +152,12 @@ def test_panels_fold_from_the_right_and_come_back(in_window: Play) -> None:
         await until(lambda: parts.transcript.width() == 900 - 248)
         window.resize(640, 600)
         await until(lambda: shown() == (False, False))
-        # one that is asked for comes although it is narrow
+        # a panel that is opened is shown although the window is narrow
         QTest.mouseClick(parts.top.inspector_button, Qt.MouseButton.LeftButton)
         assert shown() == (False, True)
         window.resize(1360, 860)
         await until(lambda: shown() == (True, True))
-        # and one that was put away stays away
+        # and a panel that was closed stays closed
         window.acts.sidebar.trigger()
         window.resize(900, 700)
         window.resize(1360, 860)
@@ -168,14 +168,14 @@ def test_panels_fold_from_the_right_and_come_back(in_window: Play) -> None:
 
 
 @pytest.mark.slow
-def test_the_composer_stands_under_the_text_in_both_modes(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_composer_is_aligned_with_the_text_in_both_modes(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         parts = window.parts
 
         def aligned() -> bool:
             return (parts.composer.x(), parts.composer.width()) == (104, parts.transcript.width() - 104 - 44)
 
-        # taking a picture measures hidden parts too
+        # a grab lays out hidden parts too
         assert not window.grab().isNull()
         bench.emit(SessionChanged(bench.views[TRIP]))
         await frames()
@@ -232,11 +232,11 @@ def test_the_scheme_changes_while_the_window_is_open(in_window: Play, app: QAppl
 
 
 @pytest.mark.slow
-def test_closing_in_the_middle_of_a_stream_asks_once_and_says_closed(arun: Arun, bench: FakeWorkbench) -> None:
+def test_closing_during_a_stream_saves_once_and_emits_closed(arun: Arun, bench: FakeWorkbench) -> None:
     async def play() -> None:
         kept: list[WindowState] = []
         window = MainWindow(bench, keep_state=kept.append)
-        window.resize(740, 600)  # Qt puts a window back only where the screen (800 x 800 here) has room for it
+        window.resize(740, 600)  # Qt restores a window only where the screen (800 x 800 here) has room for it
         window.show()
         window.start(TRIP)
         await until(lambda: window.controller.shown is not None)
@@ -251,17 +251,17 @@ def test_closing_in_the_middle_of_a_stream_asks_once_and_says_closed(arun: Arun,
         window.close()
         assert window.isVisible()  # until everything is saved
         await until(lambda: ends)
-        # then it was saved first, once, and nothing goes on
+        # then it was saved first, once, and nothing keeps running
         assert ends == [True]
         assert bench.asked("close") == [()]
         assert sending.done()
         assert not window.isVisible()
         assert len(window.controller.tasks) == 0
         assert [(state.sidebar, state.inspector, state.mode) for state in kept] == [(True, True, "tokens")]
-        # and late news changes nothing
+        # and late events change nothing
         bench.emit(SessionChanged(bench.views[TRIP]))
         assert window.controller.events.idle
-        # and the next window stands where this one stood
+        # and the next window has the same size
         again = MainWindow(FakeWorkbench(), state=kept[0])
         assert again.size() == window.size()
         again.deleteLater()
@@ -286,7 +286,9 @@ def test_a_window_closes_even_if_saving_fails(arun: Arun, bench: FakeWorkbench, 
         arun(play())
 
 
-def test_a_bug_in_a_command_is_logged_and_said(in_window: Play, bench: FakeWorkbench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_a_command_is_logged_and_reported(
+    in_window: Play, bench: FakeWorkbench, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scene(window: MainWindow) -> None:
         def broken(_session: int, _node: int) -> Coroutine[object, object, None]:
             async def fail() -> None:
