@@ -59,7 +59,7 @@ def test_the_latest_reason_up_to_a_time_counts() -> None:
     assert record.why([("base", ids((1,)))], 0) == Lost.NO
 
 
-def test_clearing_is_a_reason_of_its_own() -> None:
+def test_cleared_paths_have_a_reason_of_their_own() -> None:
     trie = Trie(ToyOps(), 1 << 20)
     put(trie, (1, 2, 3))
     put(trie, (1, 2, 4))

@@ -96,7 +96,7 @@ def test_clear_leaves_leased_paths_to_their_holders() -> None:
     assert trie.evict(1000) == 3 * BYTES
 
 
-def test_a_smaller_budget_evicts_down_to_what_is_leased() -> None:
+def test_a_smaller_budget_evicts_down_to_the_leased_bytes() -> None:
     trie = Trie(ToyOps(), 1000)
     put(trie, [1, 2, 3])
     put(trie, [4, 5, 6])
@@ -109,7 +109,7 @@ def test_a_smaller_budget_evicts_down_to_what_is_leased() -> None:
 
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_the_queue_of_leaves_stays_as_small_as_the_trie(recurrent: bool) -> None:
-    # given one path that is read over and over, then everything can still be evicted
+    # given one path that is read over and over, then the queue does not grow, and everything can still be evicted
     trie = Trie(ToyOps(recurrent=recurrent), 10**6)
     put(trie, [1, 2, 3])
     put(trie, [1, 2, 4])
@@ -120,7 +120,7 @@ def test_the_queue_of_leaves_stays_as_small_as_the_trie(recurrent: bool) -> None
         grown, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert grown < 9000 * 64  # an entry takes more
+    assert grown < 9000 * 64  # one queue entry takes more
     trie.evict(10**6)
     assert trie.bytes == 0
 
@@ -167,7 +167,7 @@ def test_the_same_tokens_in_two_namespaces_are_leased_and_evicted_separately() -
 
 
 def test_a_split_under_two_leases_keeps_both_places() -> None:
-    # given a lease at the end of an edge, when another path leaves it in the middle
+    # given a lease at the end of an edge, when another path branches off in the middle
     trie = Trie(ToyOps(), 100 * BYTES)
     put(trie, [1, 2, 3, 4, 5])
     deep = trie.lookup([("base", ids([1, 2, 3, 4, 5]))])

@@ -9,7 +9,7 @@ from tests.runtime.trie.toys import BYTES, STATE, Toy, ToyOps, check, held, ids,
 def test_lookup_ends_inside_an_edge_and_splits_it() -> None:
     trie = Trie(ToyOps(), 1000)
     put(trie, [1, 2, 3, 4, 5], scores=scored([1, 2, 3, 4, 5]))
-    # when another path leaves the edge after three tokens
+    # when another path branches off after three tokens
     lease = trie.lookup([("base", ids([1, 2, 3, 9]))])
     # then the lease ends exactly there, and payloads and scores are split with the edge
     assert lease.length == 3

@@ -16,7 +16,7 @@ class CountingOps(ToyOps):
         return Toy(payload.tokens[:n]), Toy(payload.tokens[n:])
 
 
-def test_a_path_of_a_hundred_thousand_tokens() -> None:
+def test_a_path_of_a_hundred_thousand_tokens_is_stored_matched_and_evicted() -> None:
     # given a path that was stored in runs of 64, deeper than any recursion could go
     trie = Trie(CountingOps(), 10**9)
     path = (np.arange(100_000) % 50_000).astype(np.int32)
@@ -36,7 +36,7 @@ def test_a_path_of_a_hundred_thousand_tokens() -> None:
     assert trie.bytes == 0
 
 
-def test_one_edge_of_a_hundred_thousand_tokens() -> None:
+def test_one_edge_of_a_hundred_thousand_tokens_is_stored_and_split() -> None:
     trie = Trie(CountingOps(), 10**9)
     path = tuple(range(100_000))
     put(trie, path)
