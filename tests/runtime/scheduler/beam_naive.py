@@ -33,7 +33,7 @@ class World:
     limit: int = 4
 
     def said(self, path: Path) -> bytes:
-        """Its bytes, without an eos."""
+        """The bytes of a path, without an eos."""
         return b"".join(self.pieces[token] for token in path if token not in self.eos)
 
     def next(self, path: Path) -> list[int]:
@@ -63,7 +63,7 @@ class World:
         return bool(matcher.is_stopped())
 
     def shown(self, path: Path) -> str:
-        """Its text up to the stop string that is complete first, the longest of several."""
+        """The text of a path up to the stop string that is complete first, the longest of several."""
         if path[-1] in self.eos:  # the text of an eos is not shown, nor is an unfinished character before it
             return _finished(self.said(path))
         text = self.said(path).decode(errors="replace")
@@ -74,7 +74,7 @@ class World:
         return text
 
     def total(self, path: Path) -> float:
-        """The sum of its log-probabilities."""
+        """The sum of the log-probabilities of a path."""
         return sum(float(self.logprobs(path[:i])[token]) for i, token in enumerate(path))
 
 

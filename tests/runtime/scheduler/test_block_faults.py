@@ -25,7 +25,7 @@ from tests.runtime.model.trouble import audit
 
 GREEDY = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
 STEM = some_ids(1, 300)
-KV = 2 * 16 * 8  # bytes of a token of the fake's
+KV = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 class Panic(BaseException):

@@ -148,7 +148,7 @@ def test_requests_cancelled_during_the_prompt_keep_the_computed_kv() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cancelled_search_keeps_what_it_computed(kind: str) -> None:
+def test_a_cancelled_search_keeps_the_kv_of_its_beams(kind: str) -> None:
     gate, forwards = Gate(), 0
 
     def tenth(_: object) -> None:

@@ -42,7 +42,7 @@ class Work:
         self._rng = np.random.default_rng(seed)
         self._longest = longest
         self._stems = [self._ids(longest) for _ in range(3)]
-        self._choice = np.random.default_rng(seed)  # of what is pinned
+        self._choice = np.random.default_rng(seed)  # chooses the pins
         self.refusals: list[str] = []
 
     def _ids(self, n: int) -> list[int]:
@@ -68,14 +68,14 @@ class Work:
             self.refusals.append(str(refused))
 
     async def some(self, model: LanguageModel) -> None:
-        """A few at a time; now and then one is cancelled in the middle."""
+        """Runs a few requests at a time; now and then one is cancelled in the middle."""
         tasks = [asyncio.create_task(self.one(model)) for _ in range(int(self._rng.integers(1, 7)))]
         if self._rng.random() < 0.3:
             await asyncio.sleep(0)
             tasks[0].cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
-        if self._choice.random() < 0.6:  # an open session comes back to the beginning of a stem, or leaves
+        if self._choice.random() < 0.6:  # a session pins the beginning of a stem, or unpins it
             stem = self._stems[int(self._choice.integers(3))]
             await model.pin_async(stem[: int(self._choice.integers(1, len(stem) + 1))], int(self._choice.integers(1, 4)))
         elif self._choice.random() < 0.5:

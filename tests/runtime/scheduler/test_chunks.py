@@ -68,7 +68,7 @@ def test_a_chunk_holds_what_the_model_computes_in_its_time_limit(kind: str, monk
         assert all(75 <= size <= 80 for size in chunks[:-1])
 
 
-def test_background_work_alone_goes_in_longer_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_work_alone_is_read_in_longer_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a model of 400 tokens a second with only long background texts to read
     clock = Clock(400.0, monkeypatch)
 

@@ -1,4 +1,4 @@
-"""Tokens pushed through the model = tokens that are not in the trie yet, counted exactly."""
+"""Tokens that the model computes = tokens that are not in the trie yet, counted exactly."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_each_turn_of_a_growing_chat_computes_only_its_new_tokens(kind: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_branches_of_one_transcript_compute_only_their_own_tokens(kind: str) -> None:
-    # given a transcript, when branches leave at its last token and are continued by sampling
+    # given a transcript, when branches start after its last token and are continued by sampling
     transcript = some_ids(0, 150)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         model.cache_kv(transcript)

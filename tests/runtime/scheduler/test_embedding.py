@@ -28,11 +28,11 @@ from tests.fakes import (
     wait_for_jobs,
 )
 
-BIG = 262  # bytes of a fake token's KV, rounded up: 2 * 16 float64
+BIG = 262  # bytes of one token's KV in the fake model, rounded up: 2 * 16 float64
 
 
 def slices_of(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, log: list[Any]) -> None:
-    """Notes the shape of every padded batch."""
+    """Records the shape of every padded batch."""
     plain = engine_of(model).backend.hidden_states
 
     def noted(tokens: Any, stacks: Any) -> Any:
@@ -59,7 +59,7 @@ def test_thousands_of_texts_are_embedded_in_slices_with_little_padding(monkeypat
         assert useful <= computed <= 1.25 * useful
         assert max(rows for rows, _ in log) <= 64
         assert max(rows * length for rows, length in log) <= 512
-        # and order is kept
+        # and the order is kept
         for at in (0, 7, 800, 1499):
             np.testing.assert_allclose(got[at], model.embed_sync([texts[at]], "mean")[0], atol=1e-6)
         assert settled(model)[1].working_bytes == 0
@@ -187,7 +187,7 @@ def test_states_that_are_not_finite_name_their_text(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_budget_holds_for_a_long_text(kind: str) -> None:
+def test_a_long_text_to_embed_stays_within_the_budget_or_is_refused(kind: str) -> None:
     # given room for 300 tokens
     with fake_model(Behaviour(recurrent=kind == "recurrent"), kv_cache_bytes=300 * BIG, prefill_chunk_tokens=64) as model:
         before = model.metrics().tokens_computed

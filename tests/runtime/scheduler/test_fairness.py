@@ -73,8 +73,8 @@ def test_at_most_one_chunk_and_one_step_run_between_two_tokens_of_a_chat(kind: s
 
 
 @pytest.mark.slow
-def test_a_short_question_does_not_wait_for_a_long_prompt() -> None:
-    # given a long prompt that is being read, when a question of the same priority arrives
+def test_a_short_query_does_not_wait_for_a_long_prompt() -> None:
+    # given a long prompt that is being read, when a query of the same priority arrives
     log: list[int | str] = []
     with fake_model(Behaviour(before_forward=lambda tokens: log.append(len(tokens))), prefill_chunk_tokens=64) as model:
         long, short = Future[Any](), Future[Any]()

@@ -19,7 +19,7 @@ from runtime.records import TokenRecord
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, reference, settled, some_ids
 from tests.runtime.model.trouble import troubled
 
-GUILTY = 258  # a token that only guilty prompts hold
+GUILTY = 258  # a token that only failing prompts contain
 
 
 class NativePanic(BaseException):
@@ -156,7 +156,7 @@ def test_cancelled_requests_in_a_failing_batch_do_not_affect_the_others(streams:
 
 
 def test_kv_that_cannot_be_kept_ends_no_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    # given a model whose KV the trie holds copies of
+    # given a model whose KV is copied into the trie
     prompt = some_ids(1, 5)
     with fake_model(Behaviour(recurrent=True)) as model:
         model.cache_kv(prompt)

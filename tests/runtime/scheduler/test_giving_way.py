@@ -17,7 +17,7 @@ from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, query_job, reference, settled, some_ids, wait_for_jobs
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 GREEDY = SamplingOptions(temperature=0.0)
 
 
@@ -101,7 +101,7 @@ def test_the_largest_request_of_a_batch_fails_when_memory_runs_out() -> None:
 
 
 def test_a_smaller_budget_than_live_rows_need_is_refused_and_nothing_is_lost() -> None:
-    # given an answer that is held in the middle, when two budgets are asked for: too small a one, and another
+    # given an answer that is held in the middle, when two budgets are set: one that is too small, and another
     prompt, gate = some_ids(1, 50), Gate()
 
     async def listen(model: LanguageModel) -> list[int]:
@@ -212,7 +212,7 @@ def test_arrays_are_freed_on_the_owner_thread(monkeypatch: pytest.MonkeyPatch) -
         owner = engine_of(model).call(threading.get_ident).result()
         for seed in range(6):
             model.cache_kv(some_ids(seed, 50))  # some are evicted
-        asyncio.run(model.sample(some_ids(5, 20), 30, []))  # one is cut
+        asyncio.run(model.sample(some_ids(5, 20), 30, []))  # one is split
         assert died
         model.set_kv_budget(60 * TOKEN)
         model.clear_cache()

@@ -25,11 +25,11 @@ from tests.runtime.model.trouble import audit, poison
 from tests.tiny_models import tiny_path
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 def begun() -> tuple[Workspace, list[int]]:
-    """A workspace that holds [1, 2] and has begun [3]; how many forwards it has waited for."""
+    """A workspace that holds [1, 2] and has begun [3], and the forwards that it has waited for."""
     waited: list[int] = []
     behaviour = Behaviour(overlaps=True, before_forward=lambda tokens: waited.append(len(tokens)))
     backend = FakeBackend(LoadOptions(), behaviour)
@@ -68,7 +68,7 @@ def test_queries_placed_at_every_step_neither_lose_nor_repeat_nor_delay_a_token_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("runtime.scheduler.decode.rows.PACE_SECONDS", 0.0)  # every token is reported in its step
-    # given streams in packs of their own, and memory for little more than them
+    # given streams in separate packs, and little more memory than they need
     prompts = [some_ids(seed, 20 + seed) for seed in range(3)]
     n = 40
     options = GenerationOptions(max_tokens=n, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)

@@ -19,7 +19,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.records import Float32
 from tests.fakes import KINDS, assert_right, engine_of, fake_model, generate_job, query_job, settled, some_ids
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 class Scene:
@@ -30,7 +30,7 @@ class Scene:
         self._kind = "recurrent" if behaviour.recurrent else "attention"
         self.forwards = 0
         self.ended: list[str] = []
-        self.begun: dict[str, int] = {}  # the step in which each was asked
+        self.begun: dict[str, int] = {}  # the step in which each was submitted
         self.answered: dict[str, int] = {}  # and answered
         self._model: LanguageModel | None = None
         self._due: dict[int, list[Callable[[], None]]] = {}
@@ -106,7 +106,7 @@ def test_a_short_query_is_answered_while_a_prompt_waits_for_room(kind: str) -> N
         for n in range(20):
             scene.at(15 + 2 * n, partial(scene.chat, f"short {n}", some_ids(10 + n, 10), 1))
         scene.play(model)
-        # then each is read in the next step, in the order they came; the long one when the answer has ended
+        # then each is read in the next step, in the order of their arrival; the long one when the answer has ended
         assert scene.ended == [*(f"short {n}" for n in range(20)), "answer", "long"]
         assert scene.steps("short") == [1] * 20
         # and no token was computed twice: the prompt was not read, and thrown away, meanwhile
@@ -140,7 +140,7 @@ def test_a_prompt_that_is_pushed_out_by_a_growing_answer_is_read_again_once() ->
 
 
 def test_a_long_text_gives_way_to_short_ones_once() -> None:
-    # given a text that takes nearly all there is, when short ones come again and again
+    # given a text that takes nearly the whole budget, when short ones keep arriving
     behaviour = Behaviour()
     scene = Scene(behaviour)
     with fake_model(behaviour, kv_cache_bytes=320 * TOKEN, prefill_chunk_tokens=16) as model:
@@ -180,12 +180,12 @@ def test_a_thousand_contexts_delay_no_other_query(kind: str) -> None:
     behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
     scene = Scene(behaviour)
     with fake_model(behaviour) as model:
-        # given a call of 1,000 contexts, when others ask for one each
+        # given a call of 1,000 contexts, when other calls query one each
         scene.at(0, lambda: scene.query("large", *(some_ids(100 + i, 12) for i in range(1_000))))
         for n in range(5):
             scene.at(2 + 4 * n, partial(scene.query, f"short {n}", some_ids(10 + n, 30)))
         scene.play(model)
-        # then each is answered with the step after the one in which it came
+        # then each is answered with the step after the one in which it arrived
         assert scene.ended == [*(f"short {n}" for n in range(5)), "large"]
         assert scene.steps("short") == [1] * 5
 

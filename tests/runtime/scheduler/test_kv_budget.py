@@ -17,12 +17,12 @@ from runtime.scheduler.prefill.distributions import Distribution
 from tests.fakes import Gate, assert_right, engine_of, fake_model, local, settled, some_ids, wait_for_jobs
 from tests.runtime.model.trouble import audit
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Full:
-    """A device that is full for so many forwards."""
+    """A device that is full for the next `times` forwards."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -91,7 +91,7 @@ def test_a_row_that_cannot_be_copied_is_answered_and_not_kept(monkeypatch: pytes
         audit(model)
 
 
-def test_a_pin_whose_row_cannot_be_copied_holds_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_whose_row_cannot_be_copied_still_pins_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(row: Distribution) -> Any:
         raise MemoryBudgetError(f"out of memory for {row.vocab} numbers")
 
@@ -112,7 +112,7 @@ def test_a_pin_whose_row_cannot_be_copied_holds_the_path(monkeypatch: pytest.Mon
         audit(model)
 
 
-def test_a_smaller_budget_holds_for_the_vectors_too() -> None:
+def test_a_smaller_budget_limits_the_cached_vectors_too() -> None:
     with fake_model(kv_cache_bytes=32 << 20) as model:
         for seed in range(60):
             model.next_token_logprobs_sync(some_ids(seed, 5))

@@ -15,7 +15,7 @@ from runtime.errors import InvalidRequestError, MemoryBudgetError
 from tests.fakes import KINDS, TOLERANCE, Gate, engine_of, fake_model, local, reference, settled, some_ids
 from tests.runtime.adapters.toys import INVOCATION, toy_adapter
 
-TOKEN = 256  # bytes of a fake token's KV
+TOKEN = 256  # bytes of one token's KV in the fake model
 
 
 def last_layers(model: LanguageModel, ids: list[int], places: list[int], **named: Any) -> Any:

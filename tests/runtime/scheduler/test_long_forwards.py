@@ -101,7 +101,7 @@ def calm_model(
         yield made
 
 
-def test_texts_of_one_caller_go_in_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_one_caller_are_read_in_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch) as model:
         model.read(*(some_ids(seed, 30) for seed in range(2, 42)))
         assert model.sizes == [LONG, LONG]
@@ -122,7 +122,7 @@ def test_forwards_are_short_for_three_seconds_after_another_request_arrived(monk
         assert min(model.sizes[first:-1]) >= LONG - 1  # rounded
 
 
-def test_prompts_that_one_call_hands_over_one_by_one_go_in_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_one_call_submits_one_by_one_are_read_in_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [some_ids(seed, 30) for seed in range(2, 102)]  # more than are worked on at a time
 
     async def answers(model: LanguageModel) -> list[int]:
@@ -135,7 +135,9 @@ def test_prompts_that_one_call_hands_over_one_by_one_go_in_long_forwards(monkeyp
         assert sum(size for size in model.sizes if size > SHORT) > 0.5 * 100 * 30
 
 
-@pytest.mark.parametrize("handed_over", [False, True])  # the rest of them, as before an adapter is unloaded
+@pytest.mark.parametrize(
+    "handed_over", [False, True]
+)  # whether the rest is submitted at once, as before an adapter is unloaded
 def test_a_request_beside_many_prompts_of_one_call_has_half_of_the_turns(
     handed_over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +197,7 @@ def test_a_request_that_is_at_least_as_urgent_interrupts_a_forward(priority: Pri
 
 def test_a_forward_that_cannot_be_interrupted_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch, interruptible=False) as model:
-        model.wait(100.0)  # so that background work goes in long forwards here as well
+        model.wait(100.0)  # so that background work is read in long forwards here as well
         model.in_long(partial(model.ask, NEW, priority=Priority.CHAT))
         for answer in model.ask(*(some_ids(seed, 30) for seed in range(2, 42)), priority=Priority.BACKGROUND):
             answer.result(60)
@@ -238,7 +240,7 @@ def test_repeated_calls_to_the_engine_leave_most_of_the_time_to_the_forwards(
 
 
 @pytest.mark.parametrize(("quiet", "first"), [(0.0, SHORT), (20.0, LONG)])
-def test_texts_are_embedded_in_long_forwards_once_nothing_else_came_for_a_while(
+def test_texts_are_embedded_in_long_forwards_once_nothing_else_arrived_for_a_while(
     quiet: float, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with calm_model(monkeypatch) as model:
@@ -252,7 +254,7 @@ def test_texts_are_embedded_in_long_forwards_once_nothing_else_came_for_a_while(
         assert (model.sizes[0], sum(model.sizes)) == (first, 3_000)
 
 
-def test_texts_that_come_right_after_a_long_answer_are_embedded_in_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_arrive_right_after_a_long_answer_are_embedded_in_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch, speed=100.0) as model:
         monkeypatch.setattr("runtime.scheduler.embedding.time", SimpleNamespace(monotonic=model.clock))
         options = GenerationOptions(max_tokens=1_500, sampling=GREEDY, ignore_eos=True, top_k=0)  # 15 seconds
@@ -324,7 +326,7 @@ class Impatient(Future[Any]):
         self._looks = looks  # checks at which it still waits
 
     def cancelled(self) -> bool:
-        """Whether it is cancelled, which it is from the check after the last look on."""
+        """Whether it is cancelled; once no looks are left, the check itself cancels it."""
         if self._looks == 0:
             return self.cancel()
         self._looks -= 1
@@ -374,7 +376,7 @@ def test_a_close_does_not_wait_for_a_long_forward(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SessionClosedError):
         answer.result(60)
     assert model.sizes == [LONG]
-    with pytest.raises(SessionClosedError):  # it cannot be asked whether anything is left
+    with pytest.raises(SessionClosedError):  # the closed engine cannot report whether anything is left
         stack.close()
 
 
@@ -404,7 +406,7 @@ def test_the_forward_of_a_library_is_interrupted_between_two_layers() -> None:
         model.batch_next_token_logprobs_sync([some_ids(100 + i, 64) for i in range(3)])  # its speed is measured
         called.clear()
         slow.clear()
-        # when another thread asks in the middle of a forward over many texts
+        # when another thread queries in the middle of a forward over many texts
         late: list[Any] = []
 
         def ask() -> None:
@@ -415,7 +417,7 @@ def test_the_forward_of_a_library_is_interrupted_between_two_layers() -> None:
         asking.start()
         got = model.batch_next_token_logprobs_sync(texts)
         asking.join()
-    # then it ends after that layer, and all answers are right
+    # then the forward ends after that layer, and all answers are right
     tokens = next(n for _, n in called if n > 200)
     assert [place for place, n in called if n == tokens] == [0]
     np.testing.assert_allclose([*got, late[0][0]], expected, atol=1e-4, rtol=0)

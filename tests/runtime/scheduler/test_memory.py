@@ -10,7 +10,7 @@ from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError, MemoryBudgetError
 from tests.fakes import KINDS, assert_right, fake_model, reference, settled, some_ids
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 def test_a_prompt_larger_than_the_budget_is_refused_with_the_numbers() -> None:
@@ -88,7 +88,7 @@ def test_a_budget_is_a_number_of_bytes(budget: int) -> None:
         model.set_kv_budget(budget)
 
 
-def test_the_report_says_what_is_held_and_why_a_prefix_ended() -> None:
+def test_the_report_contains_the_edges_held_and_the_reason_why_a_prefix_ended() -> None:
     with fake_model() as model:
         prompt = some_ids(1, 30)
         asyncio.run(model.sample(prompt, 1, []))

@@ -15,7 +15,7 @@ from runtime.scheduler.kv.cache import Cache
 from tests.fakes import engine_of, fake_model, settled, some_ids
 from tests.tiny_models import tiny_path
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 def why(model: LanguageModel) -> tuple[str, int]:

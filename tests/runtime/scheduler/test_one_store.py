@@ -12,7 +12,7 @@ from runtime.errors import MemoryBudgetError
 from tests.fakes import assert_right, engine_of, fake_model, settled, some_ids
 from tests.tiny_models import tiny_path
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 def said(model: LanguageModel, ids: list[int], count: int) -> list[int]:
@@ -24,7 +24,7 @@ def packs(model: LanguageModel) -> int:
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_chat_is_held_once(backend: str) -> None:
+def test_the_kv_of_a_chat_is_held_once(backend: str) -> None:
     # given a chat of several turns
     ids = some_ids(1, 120)
     with load(tiny_path("llama"), backend=backend) as model:
@@ -33,7 +33,7 @@ def test_a_chat_is_held_once(backend: str) -> None:
             ids += said(model, ids, 10)
         metrics = settled(model)[0]
         row = model.info.kv_bytes_per_token
-        # then it takes its own bytes and what the buffers have grown ahead, also while they grow (two layers: a quarter)
+        # then it takes its own bytes and the spare room of its buffers, also while these grow (two layers: a quarter)
         assert metrics.kv_bytes <= 1.2 * len(ids) * row
         assert metrics.kv_peak_bytes <= 1.5 * len(ids) * row
 

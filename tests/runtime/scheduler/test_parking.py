@@ -12,7 +12,7 @@ from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError, SessionClosedError
 from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids, wait_for_close
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 @pytest.mark.parametrize("kind", KINDS)

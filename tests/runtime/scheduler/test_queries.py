@@ -17,7 +17,7 @@ from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, settle
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_suffix_after_another_prefix_is_another_answer(kind: str) -> None:
+def test_the_same_suffix_after_different_prefixes_gives_different_answers(kind: str) -> None:
     # given two cached prefixes, when the same tokens follow both in one batch
     first, second, suffix = some_ids(1, 30), some_ids(2, 30), some_ids(3, 5)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
@@ -199,7 +199,7 @@ def test_clearing_the_cache_does_not_affect_running_requests(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_cache_every_number_is_uncached(kind: str) -> None:
+def test_without_a_cache_every_answer_is_computed_and_nothing_is_kept(kind: str) -> None:
     ids = some_ids(1, 20)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), cache=False) as model:
         for _ in range(2):
@@ -278,7 +278,7 @@ def test_answers_that_run_together_are_the_same_as_alone_and_share_their_stem() 
         async def main() -> list[list[int]]:
             return await asyncio.gather(*map(collect, prompts))
 
-        # then each is as it was alone, and nothing was computed twice
+        # then each is the same as alone, and nothing was computed twice
         before = model.metrics().tokens_computed
         assert asyncio.run(main()) == alone
         assert model.metrics().tokens_computed - before == 30 + 2 * (6 + 19)

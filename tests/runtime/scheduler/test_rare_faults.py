@@ -20,7 +20,7 @@ from tests.fakes import KINDS, assert_right, engine_of, fake_model, query_job, r
 from tests.runtime.model.trouble import NativePanic, audit
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
-GUILTY = 258  # a token that only guilty prompts hold
+GUILTY = 258  # a token that only failing prompts contain
 
 
 async def said(model: Any, ids: list[int]) -> list[int]:

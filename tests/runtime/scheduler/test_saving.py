@@ -135,7 +135,7 @@ def test_each_slot_of_an_edge_is_copied_once(
 
 
 def test_kv_that_was_moved_in_memory_is_saved_from_its_new_place(options: BlockOptions) -> None:
-    stem, room = some_ids(1, 300), 400 * 2 * 16 * 8  # bytes of a token of the fake's
+    stem, room = some_ids(1, 300), 400 * 2 * 16 * 8  # bytes of one token's KV in the fake model
     beside = [*stem[:50], *some_ids(2, 200)]
 
     async def play() -> None:

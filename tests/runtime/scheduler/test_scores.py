@@ -122,7 +122,7 @@ def test_a_generated_answer_is_scored_already(kind: str) -> None:
         assert metrics.tokens_rescored <= (1 if kind == "attention" else 11)  # recurrent: back to the prompt's end
 
 
-def test_many_scores_and_queries_over_one_text_at_once() -> None:
+def test_scores_and_queries_over_one_text_at_once_are_right() -> None:
     ids = some_ids(1, 60)
     with fake_model(prefill_chunk_tokens=16) as model:
 

@@ -90,7 +90,7 @@ class Crowd:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leavers", [1_500, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["overlapping"])  # the others are in a row of tests/reliability
+@pytest.mark.parametrize("kind", ["overlapping"])  # tests/reliability runs the others
 def test_thousands_of_cancelled_requests_leave_nothing_behind(kind: str, leavers: int) -> None:
     # given little memory, small chunks, and iterators in another thread that are dropped without being closed
     behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")

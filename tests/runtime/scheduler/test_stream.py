@@ -115,7 +115,7 @@ def test_overlapping_beginnings_of_a_stop_string_are_found() -> None:
 
 
 def test_a_stop_string_is_matched_across_partial_characters() -> None:
-    # given a stop string of two characters whose bytes come one by one
+    # given a stop string of two characters whose bytes arrive one by one
     told = Told(["é\n"]).feed("a", b"\xc3")
     assert told.text == "a"
     told.feed(b"\xa9")
@@ -125,7 +125,7 @@ def test_a_stop_string_is_matched_across_partial_characters() -> None:
     assert told.reasons[-1] == "stop"
 
 
-def test_partial_characters_come_with_the_token_that_completes_them() -> None:
+def test_partial_characters_are_sent_with_the_token_that_completes_them() -> None:
     told = Told().feed(b"\xf0\x9f", b"\x99\x82", b"\xc3", "a")
     assert [r.text for r in told.records[:2]] == ["", "🙂"]
     assert told.text == "🙂\ufffda"
