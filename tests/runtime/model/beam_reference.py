@@ -19,7 +19,7 @@ class Expected:
     score: float
 
 
-@functools.cache  # both backends ask for the same
+@functools.cache  # both backends need the same results
 def by_transformers(name: str, prompt: tuple[int, ...], options: BeamOptions) -> list[Expected]:
     """The hypotheses of `generate(num_beams=...)` on a tiny model, best first.
 

@@ -109,7 +109,7 @@ def test_a_beam_search_is_deterministic_and_the_same_from_the_cache(case: tuple[
     np.testing.assert_allclose([o.score for o in first], [o.score for o in again], atol=TOLERANCE)
 
 
-def test_one_beam_is_greedy(case: tuple[LanguageModel, str]) -> None:
+def test_one_beam_equals_greedy_generation(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     [found] = search(model, PROMPTS[1], BeamOptions(1, 10, ignore_eos=True))
     greedy = GenerationOptions(max_tokens=10, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)

@@ -199,7 +199,7 @@ def test_empty_batches_are_refused() -> None:
                 asyncio.run(work())
 
 
-def test_arguments_have_genlms_names() -> None:
+def test_sample_and_batch_sample_take_the_argument_names_of_genlm() -> None:
     prompts = [some_ids(seed, 6) for seed in range(3)]
     with fake_model() as model:
         common: dict[str, Any] = {"max_tokens": 4, "eos_token_ids": [], "temperature": 0.5, "seed": 80808}

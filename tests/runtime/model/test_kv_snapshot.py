@@ -160,14 +160,16 @@ def test_a_snapshot_with_an_invalid_header_is_refused_with_the_reason(old: str, 
         ("llama", {"dtype": "bfloat16"}, "another (shape of keys and values|dtype)"),
     ],
 )
-def test_the_part_that_differs_is_named(name: str, loading: dict[str, Any], match: str, tmp_path: Path) -> None:
+def test_a_snapshot_of_another_model_is_refused_with_the_part_that_differs(
+    name: str, loading: dict[str, Any], match: str, tmp_path: Path
+) -> None:
     with load(tiny_path("llama"), backend="hf") as model:
         model.kv_snapshot([5, 6, 7], tmp_path / "x")
     with load(tiny_path(name), **{"backend": "hf", **loading}) as model, pytest.raises(SnapshotMismatchError, match=match):
         model.kv_restore(tmp_path / "x")
 
 
-def test_other_weights_are_named_last(file: Path) -> None:
+def test_a_snapshot_of_other_weights_is_refused(file: Path) -> None:
     with fake_model() as model:
         print_of = model.info.kv_fingerprint
         rewritten(file, f'"kv_fingerprint":"{print_of}"', '"kv_fingerprint":"another"')

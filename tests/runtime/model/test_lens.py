@@ -117,7 +117,7 @@ def test_every_layer_of_every_architecture_equals_transformers(case: tuple[Langu
     np.testing.assert_allclose(run.entropy, entropy, atol=10 * tolerance)
 
 
-def test_a_position_costs_one_token(case: tuple[LanguageModel, str]) -> None:
+def test_a_lens_computes_one_token_per_position(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     ids = random_ids(11, 60).tolist()
     model.cache_kv(ids)
@@ -226,7 +226,7 @@ async def _collected(model: LanguageModel, options: GenerationOptions) -> list[i
     return [record.token_id async for record in model.generate(IDS[:10], options)]
 
 
-def test_refusals_come_before_compute() -> None:
+def test_invalid_lens_arguments_are_refused_before_compute() -> None:
     with load(tiny_path("llama"), "hf") as model:
         before = settled(model)[0].tokens_computed
         for ids, named, words in (

@@ -24,7 +24,7 @@ GREEDY = GenerationOptions(max_tokens=6, sampling=SamplingOptions(temperature=0.
 
 
 class Door:
-    """Stands in for an mlx-lm model: counts what it is called with."""
+    """Stands in for an mlx-lm model: records the number of tokens of each call."""
 
     def __init__(self, model: Any) -> None:
         self._inside = model

@@ -69,7 +69,7 @@ def check(name: str, ids: list[int], got: Any) -> None:
 def greedy(name: str, prompt: list[int], said: list[int]) -> None:
     """Asserts that each token was the likeliest except `POISON`."""
     assert POISON not in said
-    rows = np.delete(expected(name, [*prompt, *said])[len(prompt) - 1 : -1], POISON, axis=1)  # `POISON` is the last id
+    rows = np.delete(expected(name, [*prompt, *said])[len(prompt) - 1 : -1], POISON, axis=1)  # no higher id is drawn
     np.testing.assert_allclose(rows[np.arange(len(said)), said], rows.max(-1), atol=2 * TOLERANCE, rtol=0)
 
 

@@ -49,7 +49,7 @@ def test_a_callable_gets_the_number_done_and_the_total(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_true_draws_a_bar_that_is_full_at_the_end(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_true_draws_a_bar_that_is_full_at_the_end(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     call, total, unit = CALLS[name]
     with fake_model() as model:
         asyncio.run(call(model, progress=True))
@@ -141,7 +141,7 @@ def interrupted(done: int, _total: int | None) -> None:
         raise KeyboardInterrupt
 
 
-def test_an_interrupted_score_keeps_what_is_computed() -> None:
+def test_an_interrupted_score_keeps_the_computed_tokens() -> None:
     with fake_model(prefill_chunk_tokens=32) as model:
         with pytest.raises(KeyboardInterrupt):
             model.score_sync(IDS, progress=interrupted)

@@ -45,7 +45,7 @@ class Bad:
     says: str
 
 
-# ---- the ways in ------------------------------------------------------------------------------------------------------
+# ---- the entry points -------------------------------------------------------------------------------------------------
 
 
 def one(**options: Any) -> Ask:
@@ -192,7 +192,7 @@ class Bomb:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of adapters that cannot be used, by what is wrong with them."""
+    """Folders of adapters that cannot be used, named by their fault."""
     root = tmp_path_factory.mktemp("bad")
     plain = {f"{Q}.lora_A.weight": np.ones((4, 64), np.float32), f"{Q}.lora_B.weight": np.ones((64, 4), np.float32)}
     wide = {**plain, f"{Q}.lora_A.weight": np.ones((4, 65), np.float32)}

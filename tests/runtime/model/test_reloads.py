@@ -163,13 +163,13 @@ def test_a_thread_keeps_no_words_of_freed_tokenizers() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="counts arenas of glibc")
 @pytest.mark.parametrize(("variables", "count"), [({}, 2), ({"MALLOC_ARENA_MAX": "5"}, 5)])
-def test_threads_share_few_arenas_unless_the_environment_says_how_many(variables: dict[str, str], count: int) -> None:
+def test_threads_share_few_arenas_unless_the_environment_sets_their_number(variables: dict[str, str], count: int) -> None:
     rest = {name: value for name, value in os.environ.items() if name not in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")}
     child = subprocess.run([sys.executable, "-c", COUNT_ARENAS], env=rest | variables, capture_output=True, text=True)
     assert (child.stdout, child.stderr) == (f"{count}\n", "")
 
 
-def test_limits_of_glibc_are_not_set_in_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_settings_are_skipped_with_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     limit_arenas()
     return_memory()

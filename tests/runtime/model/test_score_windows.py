@@ -45,7 +45,7 @@ def by_hand(text: list[int], stride: int) -> list[float]:
     for begin in range(0, len(text), stride):
         end = min(begin + CONTEXT, len(text))
         window = text[begin:end]
-        logprobs = expected("llama", window)  # row i: after token i
+        logprobs = expected("llama", window)  # row i: log-probabilities after token i
         found += [float(logprobs[place - begin - 1][text[place]]) for place in range(max(previous_end, 1), end)]
         previous_end = end
         if end == len(text):

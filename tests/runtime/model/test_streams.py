@@ -41,7 +41,7 @@ ROUNDED: list[tuple[Case, str]] = [  # and the option that keeps a stream the sa
 ]
 FAST = ("mlx-gemma3", "hf-lfm2", "mlx-llama-dtype=bfloat16", "hf-llama-kv_dtype=q8")
 PROMPTS = [[int(i) for i in random_ids(seed, 10 + 7 * seed % 40)] for seed in range(8)]
-TOKENS, KEPT = 12, 5  # of each, and in front of its branch
+TOKENS, KEPT = 12, 5  # tokens of each stream, and those before its branch
 TIES = 2  # streams that may meet two tokens that float32 cannot order
 
 

@@ -20,7 +20,7 @@ from tests.fakes import some_ids
 from tests.tiny_models import tiny_path
 
 Callers = dict[str, set[int]]  # operation -> the threads that called it
-BROKEN = [7, 7, 7]  # a forward of just these fails
+BROKEN = [7, 7, 7]  # a forward of exactly these tokens fails
 MAKERS = ("open_pack", "take", "restore")
 RECURRENT = ("lfm2", "falcon_h1", "mamba")  # their segments are copied one by one
 

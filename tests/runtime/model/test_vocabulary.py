@@ -65,7 +65,7 @@ def model() -> Iterator[LanguageModel]:
         yield made
 
 
-def test_sentencepiece_with_byte_fallback(model: LanguageModel) -> None:
+def test_a_sentencepiece_vocabulary_with_byte_fallback_has_exact_bytes(model: LanguageModel) -> None:
     width = len(model.next_token_logprobs_sync([5]))
     assert len(model.byte_vocab) == len(model.str_vocab) == model.info.vocab_size == width == 1024
     # given the bytes of every id, from its spelling
@@ -103,7 +103,7 @@ def test_any_text_is_restored_from_its_sentencepiece_bytes(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_byte_level_of_a_real_model() -> None:
+def test_the_byte_vocabulary_of_a_real_model_is_exact() -> None:
     # given SmolLM2's tokenizer, and the library's decoding of each id alone
     ours = OurTokenizer.from_folder(resolve("smollm2"))
     library: Any = Tokenizer.from_str(ours.to_json())

@@ -125,7 +125,7 @@ def test_a_text_in_place_of_ids_is_refused_with_a_hint_to_tokenize(model: Langua
             ask()
 
 
-def test_options_by_name_are_those_of_the_object(model: LanguageModel) -> None:
+def test_options_given_by_name_equal_those_of_an_options_object(model: LanguageModel) -> None:
     options = GenerationOptions.from_mapping({"max_new_tokens": 4, "temp": 0.5, "seed": 3})
     named: dict[str, Any] = {"max_tokens": 4, "temperature": 0.5, "seed": 3}
 

@@ -216,7 +216,7 @@ def poison(model: LanguageModel, token: int, value: float) -> None:
 
 
 def audit(model: LanguageModel) -> None:
-    """Asserts that nothing is leased or active, and that leased and evictable bytes equal those of the payloads.
+    """Asserts that nothing is leased or active, and that the bytes counted equal those of the payloads and scores.
 
     Evicts everything on the way.
     """
@@ -235,7 +235,7 @@ def audit(model: LanguageModel) -> None:
         assert [node.nbytes for node in nodes] == weights
         assert trie.leased_bytes + trie.evictable_bytes == trie.bytes == sum(weights)
         assert trie.bytes <= cache.room.bytes <= cache.room.budget
-        assert trie.evict(1 << 60) == sum(weights)  # evictable means just that
+        assert trie.evict(1 << 60) == sum(weights)  # all evictable bytes can be evicted
         assert (trie.bytes, trie.leased_bytes) == (0, 0)
 
     engine_of(model).call(look).result()
