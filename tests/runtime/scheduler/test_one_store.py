@@ -201,7 +201,7 @@ def test_after_many_answers_the_newest_is_still_copied_out() -> None:
 
 
 def test_with_little_memory_no_kv_is_evicted_to_copy_an_answer_out() -> None:
-    # given room for both answers, but not to copy one that has been copied in two
+    # given room for both answers, but not to copy one whose edge was split in two
     prompt = some_ids(1, 20)
     with fake_model(kv_cache_bytes=(20 + 3 * 40) * TOKEN) as model:
         texts = [[*prompt, *answered(model, prompt, 40, seed)[:-1]] for seed in range(2)]

@@ -60,7 +60,7 @@ def test_a_panic_in_a_draw_ends_that_stream_alone(kind: str, at: int, monkeypatc
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("broken"), NativePanic("panic")])
-def test_where_the_check_for_finite_numbers_fails_the_worst_is_assumed(
+def test_answers_are_right_where_the_check_for_finite_numbers_fails(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def blind(*_: object) -> Any:
