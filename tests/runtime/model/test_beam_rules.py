@@ -205,7 +205,7 @@ def test_invalid_options_are_refused_before_compute_in_this_process_and_over_the
     asyncio.run(both())
 
 
-def test_a_cancelled_search_ends_cleanly() -> None:
+def test_a_cancelled_search_leaves_no_lease() -> None:
     async def main(model: LanguageModel) -> None:
         options = BeamOptions(4, 300, grammar=Grammar.regex("[a-z]{200}"), stop=("nothing of it",))
         begun = asyncio.Event()
