@@ -1,4 +1,4 @@
-"""What is refused, before anything is computed, and what the refusal says."""
+"""Input that is refused before anything is computed, and the messages of the refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def everything(model: LanguageModel, ids: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("ids", "says"), BAD_IDS, ids=str)
-def test_bad_ids(ids: Any, says: str) -> None:
+def test_bad_token_ids_are_refused_before_compute(ids: Any, says: str) -> None:
     with fake_model() as model:
         for error in asyncio.run(everything(model, ids)):
             with pytest.raises(InvalidRequestError, match=says):
@@ -69,7 +69,7 @@ def test_bad_ids(ids: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize("ids", [(1, 2), np.array([1, 2], np.uint8), np.array([1, 2], np.int64), range(1, 3)], ids=repr)
-def test_good_ids_of_any_kind(ids: Any) -> None:
+def test_token_ids_of_any_sequence_type_are_accepted(ids: Any) -> None:
     with fake_model() as model:
         assert_right(model.next_token_logprobs_sync(ids), [1, 2])
 
@@ -87,7 +87,7 @@ def test_a_caller_may_change_its_array_afterwards() -> None:
         assert_right(asyncio.run(main()), [1, 2, 3])
 
 
-def test_too_long_is_said_with_numbers_before_any_compute() -> None:
+def test_a_text_longer_than_the_context_is_refused_with_numbers_before_compute() -> None:
     with fake_model(context_length=50) as model:
         for error in asyncio.run(everything(model, some_ids(1, 51))):
             assert isinstance(error, ContextOverflowError)
@@ -107,7 +107,7 @@ def test_too_long_is_said_with_numbers_before_any_compute() -> None:
         GenerationOptions(branch=-1),
     ],
 )
-def test_bad_options_stop_nothing_else(options: GenerationOptions) -> None:
+def test_bad_options_do_not_affect_other_requests(options: GenerationOptions) -> None:
     with fake_model() as model:
 
         async def main() -> None:
@@ -124,7 +124,7 @@ def test_bad_options_stop_nothing_else(options: GenerationOptions) -> None:
 NO_IDS: tuple[Any, ...] = (5, None, "eos", [1.0], [[1]])
 
 
-def test_bad_sampling_arguments_of_genlms_call() -> None:
+def test_bad_sampling_arguments_of_genlms_call_are_named() -> None:
     bad: list[dict[str, Any]] = [
         {"max_tokens": -1},
         {"temperature": -1.0},
@@ -151,7 +151,7 @@ def test_unknown_options_and_backends_name_the_nearest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_model_that_is_not_here(backend: str, tmp_path: Path) -> None:
+def test_a_missing_model_is_named_in_the_error(backend: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for source in (tmp_path / "none", tmp_path / "empty", "nobody/nothing"):
         with pytest.raises(ModelLoadError) as caught:
@@ -161,7 +161,7 @@ def test_a_model_that_is_not_here(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["hf", "mlx", "auto", "fake"])
 @pytest.mark.parametrize("source", [None, 5, b"x", range(2), {}, [1, 2], (), (1,), (1, 2, 3)], ids=repr)
-def test_what_is_no_model_is_said(source: Any, backend: str) -> None:
+def test_a_source_that_is_no_model_is_refused(source: Any, backend: str) -> None:
     with pytest.raises(InvalidRequestError, match="a model is a folder, a GGUF file, a name on the shelf, or a ready"):
         load(source, backend)
 
@@ -186,7 +186,7 @@ def test_a_ready_model_of_the_other_library_is_refused_with_the_backend_that_tak
     for swapped in (torchs[::-1], (None, torchs[1]), (object(), object())):
         with pytest.raises(InvalidRequestError, match="takes a transformers model and its tokenizer, not a"):
             load(swapped, "hf")
-    # and it is used as it is
+    # and a ready model is used as it is
     unlike: list[tuple[tuple[Any, Any], dict[str, Any]]] = [
         (torchs, {"dtype": "bfloat16"}),
         (torchs, {"attention": "eager"}),
@@ -212,7 +212,7 @@ def test_ids_outside_the_vocabulary_have_no_bytes() -> None:
 
 
 @pytest.mark.parametrize("bad", [1.0, "1", None, True, [1], b"a"], ids=repr)
-def test_what_is_no_token_id_is_said(bad: Any) -> None:
+def test_values_that_are_no_token_ids_are_refused(bad: Any) -> None:
     with fake_model() as model:
         for act in (model.decode_token, model.is_eos, lambda token: model.detokenize([65, token])):
             with pytest.raises(InvalidRequestError, match="a token id is a whole number"):

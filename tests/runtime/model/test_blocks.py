@@ -69,8 +69,8 @@ def test_restored_equals_fresh(name: str, backend: str, options: BlockOptions) -
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "falcon_h1"])
-def test_texts_that_part_inside_a_block_reopen_as_they_were(name: str, backend: str, options: BlockOptions) -> None:
-    # given two texts that part within a block and grow by turns: the keys of either stand between those of the other
+def test_texts_that_diverge_inside_a_block_are_restored_exactly(name: str, backend: str, options: BlockOptions) -> None:
+    # given two texts that diverge within a block and grow in turns: the slots of either lie between those of the other
     stem = ids(1, 150)
     paths, store = [stem, [*stem[:100], *ids(2, 40)]], SHELVES[options.path]
     with load(tiny_path(name), backend=backend, blocks=options) as model:
@@ -81,12 +81,12 @@ def test_texts_that_part_inside_a_block_reopen_as_they_were(name: str, backend: 
             assert model.save_blocks(path).tokens == len(path)
         running = [model.next_token_logprobs_sync([*path, 7]) for path in paths]
     saved = dict(store.blocks)
-    # then another process goes on from them with the same numbers
+    # then another model continues them with the same numbers
     with load(tiny_path(name), backend=backend, blocks=options) as model:
         for path, expected in zip(paths, running, strict=True):
             np.testing.assert_allclose(model.next_token_logprobs_sync([*path, 7]), expected, atol=TOLERANCE, rtol=0)
         assert model.metrics().tokens_computed == 2
-        # and what it would save is the same, bit for bit
+        # and the blocks that it would save are the same, bit for bit
         store.blocks.clear()
         for path in paths:
             assert model.save_blocks(path).tokens == len(path)
@@ -96,7 +96,7 @@ def test_texts_that_part_inside_a_block_reopen_as_they_were(name: str, backend: 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("kv_dtype", ["q8", "q4", "bf16"])
-def test_coded_kv_is_kept_as_it_rests(kv_dtype: str, backend: str, options: BlockOptions) -> None:
+def test_quantised_kv_is_saved_as_it_is_stored(kv_dtype: str, backend: str, options: BlockOptions) -> None:
     stem = ids(1, 150)
     with load(tiny_path("llama"), backend=backend, blocks=options, kv_dtype=kv_dtype) as model:
         model.cache_kv(stem)
@@ -106,7 +106,7 @@ def test_coded_kv_is_kept_as_it_rests(kv_dtype: str, backend: str, options: Bloc
     with load(tiny_path("llama"), backend=backend, blocks=options, kv_dtype=kv_dtype) as model:
         np.testing.assert_allclose(model.next_token_logprobs_sync([*stem, 5]), from_memory, atol=TOLERANCE, rtol=0)
         assert model.metrics().tokens_restored == 150
-    # then another form of the same KV is another model's
+    # then a model with another kv_dtype does not use it
     with load(tiny_path("llama"), backend=backend, blocks=options) as model:
         assert model.prefix_match(stem).tokens == 0
 
@@ -146,7 +146,7 @@ def test_adapters_have_blocks_of_their_own(backend: str, options: BlockOptions, 
 
 
 @pytest.mark.slow
-def test_a_model_made_of_other_weights_finds_nothing(options: BlockOptions) -> None:
+def test_a_model_of_other_weights_or_another_backend_restores_nothing(options: BlockOptions) -> None:
     stem = ids(1, 100)
     with load(tiny_path("llama"), backend="hf", blocks=options) as model:
         model.cache_kv(stem)

@@ -1,4 +1,4 @@
-"""A step of the scheduler that breaks in the middle, by a bug of ours: nobody waits for ever."""
+"""A step of the scheduler that fails in the middle, by a bug of ours: no request waits for ever."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from runtime.scheduler.decode.rows import Drawn, Stream
 from tests.runtime.model.trouble import NativePanic
 
 PATIENCE_SECONDS = 20
-MANY = 100_000  # tokens: nobody is done before the step breaks
+MANY = 100_000  # tokens: no request is done before the step fails
 LONG = GenerationOptions(max_tokens=MANY, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
 
 
 def at_call(number: int, real: Callable[..., Any]) -> Callable[..., Any]:
-    """The real one, which from its call of this number on is broken."""
+    """The real function, which fails from its call of this number on."""
     calls = 0
 
     def counted(*args: Any, **named: Any) -> Any:
@@ -38,7 +38,7 @@ def at_call(number: int, real: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize(("owner", "name"), [(Drawn, "record"), (Stream, "deliver")])
-def test_everybody_is_told(
+def test_a_failing_step_ends_every_running_and_later_request_with_an_error(
     owner: type, name: str, overlaps: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
@@ -67,11 +67,11 @@ def test_everybody_is_told(
             done, waiting = await asyncio.wait([*tasks, scored], timeout=PATIENCE_SECONDS)
             assert not waiting
             assert scored in done
-            scored.exception()  # it may have been in time
+            scored.exception()  # it may have ended before the fault
             return [task.result() for task in tasks]
 
         errors = asyncio.run(everybody())
         assert all(isinstance(error, RuntimeFault) for error in errors), errors
-        # and whoever comes later is told at once
+        # and later requests fail at once
         with pytest.raises(RuntimeFault):
             model.next_token_logprobs_sync([1, 2])

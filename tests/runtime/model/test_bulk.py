@@ -1,4 +1,4 @@
-"""Scores and likeliest tokens of many texts: as alone, in order or not, in bounded memory, in spite of faults."""
+"""Scores and likeliest tokens of many texts: the same as alone, in order or not, in bounded memory, in spite of faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def assert_alone(model: LanguageModel, ids: Sequence[int], run: TokenRun, top_k:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ordered", [True, False])
-def test_each_is_answered_as_alone_and_a_fault_ends_alone(model: LanguageModel, ordered: bool) -> None:
+def test_each_text_is_answered_as_alone_and_a_fault_does_not_affect_the_others(model: LanguageModel, ordered: bool) -> None:
     faults: dict[int, RuntimeFault] = {}
     counted: list[tuple[int, int | None]] = []
     found = dict(
@@ -76,7 +76,7 @@ def test_each_is_answered_as_alone_and_a_fault_ends_alone(model: LanguageModel, 
     assert counted == [(n, len(TEXTS)) for n in range(1, len(TEXTS) + 1)]
     for number, run in found.items():
         assert_alone(model, model.tokenize(TEXTS[number]), run, 3)
-    # and so are the likeliest tokens after each
+    # and so it is for the likeliest tokens after each text
     faults.clear()
     likeliest = dict(model.top_many_sync(TEXTS, 3, ordered=ordered, on_fault=faults.__setitem__))
     assert (sorted(faults), sorted(likeliest)) == (BAD, [0, 1, 3, 5, 6])
@@ -88,7 +88,7 @@ def test_each_is_answered_as_alone_and_a_fault_ends_alone(model: LanguageModel, 
 
 
 @pytest.mark.slow
-def test_the_likeliest_are_those_of_each_alone(model: LanguageModel) -> None:
+def test_the_likeliest_tokens_of_each_text_are_the_same_as_alone(model: LanguageModel) -> None:
     paths = [model.tokenize("one"), model.tokenize("two and two")]
     found = dict(model.top_many_sync([paths[0], "two and two"], 4, chosen=[5, 6]))
     for number, ids in enumerate(paths):
@@ -100,7 +100,7 @@ def test_the_likeliest_are_those_of_each_alone(model: LanguageModel) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("many", ["score_many_sync", "top_many_sync"])
-def test_without_a_listener_a_fault_is_raised_with_its_number_behind_what_was_before(many: str) -> None:
+def test_without_on_fault_a_fault_is_raised_with_the_number_of_its_text_after_earlier_results(many: str) -> None:
     with load("x", backend="fake") as model:
         stream = getattr(model, many)(TEXTS)
         assert [number for number, _ in islice(stream, 2)] == [0, 1]
@@ -110,7 +110,9 @@ def test_without_a_listener_a_fault_is_raised_with_its_number_behind_what_was_be
 
 
 @pytest.mark.parametrize("fault", [RemoteError("lost", "lost"), MemoryBudgetError("full"), OptionError("no", "top_k")])
-def test_a_listener_hears_of_the_texts_own_faults_alone(fault: RuntimeFault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_fault_gets_only_the_faults_of_texts_and_other_faults_are_raised(
+    fault: RuntimeFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
     score, faults = LanguageModel.score_run, dict[int, RuntimeFault]()
 
     async def failing(self: LanguageModel, ids: Sequence[int], *arguments: Any, **named: Any) -> TokenRun:
@@ -129,7 +131,7 @@ def test_a_listener_hears_of_the_texts_own_faults_alone(fault: RuntimeFault, mon
 
 
 class Ids(list[int]):
-    """Token ids that can be referred to weakly."""
+    """Token ids that support weak references."""
 
 
 @pytest.mark.sampled(1)
@@ -158,12 +160,12 @@ def test_inputs_are_read_as_results_are_taken_and_neither_is_held(many: str, ord
                 del found
                 if taken == 600:
                     break
-            # then few more were read, and of texts and results those alone are there that are in flight
+            # then few more were read, and only texts and results in flight are alive
             assert read <= 600 + 2 * AUTO_TEXTS
             gc.collect()
             assert sum(each() is not None for each in texts) <= 2 * AUTO_TEXTS
             assert sum(each() is not None for each in columns) <= 2
-        # and nothing goes on
+        # and no work continues
         assert len(asyncio.all_tasks()) == 1
 
     with load("x", backend="fake") as model:
@@ -195,7 +197,7 @@ def test_a_hundred_thousand_texts_take_no_more_memory_than_ten_thousand(record_p
     grown = max(sizes[10:]) - sizes[9]
     record_property("bytes at 10,000 texts", sizes[9])
     record_property("bytes more up to 100,000", grown)
-    assert grown < 16 << 20  # results alone, were they held, are above 100 MiB
+    assert grown < 16 << 20  # if the results were held, they alone would take more than 100 MiB
 
 
 def test_shared_beginnings_are_computed_once() -> None:
@@ -215,19 +217,19 @@ def test_a_beginning_that_takes_several_forwards_is_computed_once(backend: str) 
     texts = [[*prefix, *some_ids(seed, 4)] for seed in range(2, 72)]
     with load(tiny_path("llama"), backend, prefill_chunk_tokens=64) as model:
         runs = dict(model.score_many_sync(texts, 2))
-        # then a token is pushed again only for the row after it, one in a forward
+        # then a token is computed again only for the row after it, one in a forward
         assert model.metrics().tokens_computed <= 200 + 70 * 4 + 16
         model.clear_cache()
         for at in (0, 40, 69):
             assert_alone(model, texts[at], runs[at], 2)
 
 
-def test_what_is_done_is_skipped() -> None:
+def test_texts_in_skip_are_skipped() -> None:
     with fake_model() as model:
         texts = [some_ids(seed, 10) for seed in range(6)]
         assert [number for number, _ in model.score_many_sync(texts, skip=range(4))] == [4, 5]
         assert model.metrics().tokens_computed == 20
-        # and what was taken before a stream was given up is left out the next time
+        # and results taken before a stream was closed can be skipped the next time
         stream = model.top_many_sync(texts, 2, ordered=False, batch=2)
         taken = dict(islice(stream, 3))
         stream.close()
@@ -235,13 +237,13 @@ def test_what_is_done_is_skipped() -> None:
         assert sorted([*taken, *rest]) == list(range(6))
 
 
-def test_a_bar_is_drawn_and_leaves_no_thread() -> None:
+def test_progress_true_draws_a_bar() -> None:
     with load("x", backend="fake") as model, redirect_stderr(io.StringIO()) as err:
         list(model.score_many_sync(["a", "b"], progress=True))
     assert "2/2" in err.getvalue()
 
 
-def test_a_generator_that_is_given_up_stops_the_work() -> None:
+def test_closing_the_generator_stops_the_work() -> None:
     with fake_model(Behaviour(delay=0.01)) as model:
         stream = model.score_many_sync([some_ids(seed, 30) for seed in range(300)])
         next(stream)
@@ -263,7 +265,7 @@ def test_a_generator_that_is_given_up_stops_the_work() -> None:
         ({"texts": [None]}, "token ids|flat"),
     ],
 )
-def test_what_cannot_be_is_refused(given: dict[str, Any], why: str) -> None:
+def test_invalid_arguments_are_refused(given: dict[str, Any], why: str) -> None:
     with load("x", backend="fake") as model, pytest.raises(InvalidRequestError, match=why):
         list(model.score_many_sync(**given))
 
@@ -277,7 +279,7 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], why: str) -> None:
         ("top_many_sync", {"chosen": ["a"]}),
     ],
 )
-def test_what_is_wrong_with_the_call_is_no_fault_of_its_texts(many: str, given: dict[str, Any]) -> None:
+def test_invalid_arguments_of_the_call_are_not_reported_as_faults_of_its_texts(many: str, given: dict[str, Any]) -> None:
     faults = dict[int, RuntimeFault]()
     with load("x", backend="fake") as model, pytest.raises(InvalidRequestError):
         list(getattr(model, many)(["one", "two"], on_fault=faults.__setitem__, **given))

@@ -1,4 +1,4 @@
-"""What is asked for together: branches, batches, grammars, adapters, stages, guesses and penalties."""
+"""Combined options: branches, batches, grammars, adapters, stages, speculation and penalties."""
 
 from __future__ import annotations
 
@@ -57,13 +57,15 @@ def gathered(branches: Branches[TokenRecord]) -> dict[int, list[int]]:
 @pytest.mark.parametrize(
     "more", [{"grammar": GRAMMAR}, {"adapters": ("A", ("B", 0.5))}, {"grammar": GRAMMAR, "adapters": ("A",)}]
 )
-def test_branches_and_batches_with_grammar_and_adapters(model: LanguageModel, more: dict[str, object]) -> None:
+def test_branches_and_batches_with_a_grammar_and_adapters_are_the_same_as_alone(
+    model: LanguageModel, more: dict[str, object]
+) -> None:
     options = replace(OPTIONS, **more)  # type: ignore[arg-type]  # fields of it
     alone = {k: ids(said(model, PROMPT, replace(options, branch=k))) for k in range(4)}
     assert len({tuple(answer) for answer in alone.values()}) > 1
     model.clear_cache()
     assert gathered(model.continue_many(PROMPT, 4, options)) == alone
-    # different prompts, each with options of its own
+    # different prompts, each with its own options
     prompts = [some_ids(seed, 5 + seed) for seed in range(3)]
     each = [options, OPTIONS, replace(options, seed=8)]
     expected = {i: ids(said(model, prompt, own)) for i, (prompt, own) in enumerate(zip(prompts, each, strict=True))}
@@ -88,7 +90,7 @@ def test_beams_under_adapters_are_those_of_the_uncached_model(model: LanguageMod
 @pytest.mark.parametrize(
     "more", [{"grammar": GRAMMAR}, {"speculative": GUESSING}, {"grammar": GRAMMAR, "speculative": GUESSING}]
 )
-def test_stages_tell_of_the_draw_that_was_made(model: LanguageModel, more: dict[str, object]) -> None:
+def test_stages_report_the_draw_that_was_made_and_do_not_change_it(model: LanguageModel, more: dict[str, object]) -> None:
     sampling = SamplingOptions(temperature=0.8, top_k=20, top_p=0.9)
     plain = said(model, PROMPT, replace(OPTIONS, sampling=sampling, grammar=more.get("grammar")))  # type: ignore[arg-type]  # one
     told = said(model, PROMPT, replace(OPTIONS, sampling=sampling, stages=True, **more))  # type: ignore[arg-type]  # fields of it
@@ -99,7 +101,7 @@ def test_stages_tell_of_the_draw_that_was_made(model: LanguageModel, more: dict[
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_penalties_and_guesses(model: LanguageModel, temperature: float) -> None:
+def test_speculation_does_not_change_answers_with_penalties(model: LanguageModel, temperature: float) -> None:
     for sampling in (
         SamplingOptions(temperature=temperature, repetition_penalty=1.3),
         SamplingOptions(temperature=temperature, presence_penalty=0.8, frequency_penalty=0.4),

@@ -1,4 +1,4 @@
-"""n continuations of one point: the prefix once, one forward per step, each branch what it is alone."""
+"""n continuations of one prefix: it is computed once, a step is one forward, each branch is the same as alone."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def test_the_prefix_is_computed_once_and_a_step_is_one_forward(model: LanguageMo
     after = settled(model)[0]
     assert sorted(said) == list(range(8))
     assert {len(records) for records in said.values()} == {7}
-    assert len({tuple(ids(records)) for records in said.values()}) > 4  # which are not the same
-    shared = sum(len({tuple(ids(r)[:m]) for r in said.values()}) for m in range(1, 7))  # of what is said twice, one is computed
+    assert len({tuple(ids(records)) for records in said.values()}) > 4  # the branches differ
+    shared = sum(len({tuple(ids(r)[:m]) for r in said.values()}) for m in range(1, 7))  # equal beginnings are computed once
     assert after.tokens_computed - before.tokens_computed == len(PREFIX) + shared <= len(PREFIX) + 8 * 6
-    if "recurrent" not in model.info.attention_kinds:  # whose calls may be cut inside
+    if "recurrent" not in model.info.attention_kinds:  # recurrent models may split a call
         assert after.forward_calls - before.forward_calls == 1 + 6
     assert heard[-1] == PromptProgress(len(PREFIX), len(PREFIX), 0, len(PREFIX))
-    # and again from the cache: nothing of the prefix
+    # and again from the cache: nothing of the prefix is computed
     asyncio.run(branches(model, 8, WARM))
     assert settled(model)[0].tokens_computed - after.tokens_computed == shared
 
 
-def test_a_branch_is_what_it_is_alone(model: LanguageModel) -> None:
+def test_a_branch_is_the_same_as_alone(model: LanguageModel) -> None:
     said = asyncio.run(branches(model, 4, WARM))
     model.clear_cache()
     for branch in (0, 3):
@@ -81,7 +81,7 @@ def test_a_branch_is_what_it_is_alone(model: LanguageModel) -> None:
         for one, other in zip(records, said[branch], strict=True):
             assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
             assert one.rank == other.rank
-    # and others follow with the numbers after them
+    # and branches are numbered from the given one on
     more = replace(WARM, branch=2)
     assert ids(asyncio.run(branches(model, 2, more))[3]) == ids(said[3])
 

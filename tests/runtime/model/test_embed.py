@@ -1,4 +1,4 @@
-"""Embeddings are transformers' last hidden states, pooled, whatever is embedded beside them."""
+"""Embeddings are the pooled last hidden states of transformers, whatever is embedded beside them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.runtime.backends.reference import in_turn
 from tests.tiny_models import tiny_path
 
 NAMES = ("llama", "gpt2", "gemma3", "mistral", "mamba", "lfm2", "falcon_h1")
-TOLERANCE = 1e-5  # of a vector of length 1, to transformers
-BATCHED = 5e-6  # alone against among others
+TOLERANCE = 1e-5  # of a vector of length 1, compared with transformers
+BATCHED = 5e-6  # alone compared with a batch
 TEXTS = [
     "The parser reads a file.",
     "x",
@@ -42,7 +42,7 @@ def _model(name: str) -> Any:
 
 @functools.cache
 def expected(name: str, ids: tuple[int, ...], pooling: str) -> Float32:
-    """One text alone, by transformers: the last of its hidden states is after the final norm."""
+    """The vector of one text alone, by transformers: the last of its hidden states is after the final norm."""
     import torch
 
     with torch.inference_mode():
@@ -73,7 +73,7 @@ def test_vectors_are_the_pooled_hidden_states_of_transformers(case: tuple[Langua
 
 
 @pytest.mark.sampled(1)
-def test_a_long_text_in_chunks_is_the_whole(case: tuple[LanguageModel, str]) -> None:
+def test_a_long_text_embedded_in_chunks_equals_the_whole_and_leaves_no_pack(case: tuple[LanguageModel, str]) -> None:
     # given chunks so small that the long text takes several
     measured, name = case
     ids = tuple(measured.tokenize(LONG))
@@ -84,7 +84,7 @@ def test_a_long_text_in_chunks_is_the_whole(case: tuple[LanguageModel, str]) -> 
         for pooling in ("last", "mean"):
             got = model.embed_sync([LONG, "x"], pooling)
             np.testing.assert_allclose(got[0], expected(name, ids, pooling), atol=TOLERANCE, rtol=0)
-        # then its pack is gone and the trie holds what it held
+        # then its pack is closed and the trie holds what it held before
         metrics, report = settled(model)
         assert metrics.tokens_computed - before.tokens_computed == 2 * (len(ids) + 1)
         assert metrics.forward_calls - before.forward_calls >= 2 * 4
@@ -92,7 +92,7 @@ def test_a_long_text_in_chunks_is_the_whole(case: tuple[LanguageModel, str]) -> 
         assert report.working_bytes == report.leases == 0
 
 
-def test_alone_and_in_a_batch_are_equal(case: tuple[LanguageModel, str]) -> None:
+def test_vectors_alone_and_in_a_batch_are_equal(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     together = model.embed_sync(TEXTS)
     alone = np.concatenate([model.embed_sync([text]) for text in TEXTS])
@@ -125,7 +125,7 @@ def test_bad_input_is_refused_before_compute(case: tuple[LanguageModel, str]) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_stream_beside_it_says_what_it_says_alone(backend: str) -> None:
+def test_a_stream_beside_an_embed_and_the_vectors_are_the_same_as_alone(backend: str) -> None:
     texts = [f"Text number {i}, of some length or other." for i in range(60)]
     with load(tiny_path("llama"), backend, prefill_chunk_tokens=64) as model:
         prompt, options = model.tokenize("The parser"), GenerationOptions(max_tokens=40, seed=3, ignore_eos=True)
@@ -154,7 +154,7 @@ def test_without_a_cache_the_vectors_are_the_same() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_smollm2_is_that_of_transformers(pooling: Any) -> None:
+def test_embeddings_of_smollm2_equal_those_of_transformers(pooling: Any) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Chat formats through the whole model: `info`, fingerprints, where answers end, both backends and the pipe."""
+"""Chat formats through the whole model: `info`, fingerprints, ends of answers, both backends and the pipe."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_info_and_the_text_half_of_the_fingerprint_follow_the_format(backend: st
             source = {"gemma": CHAT_FORMATS["gemma"].source, "none": None}.get(name, TEMPLATE)
             digest = None if source is None else hashlib.sha256(source.encode()).hexdigest()
             assert described(model) == (name, source is not None, digest, source)
-    # then no KV is dropped for it, and the same text is the same template
+    # then the KV stays valid, and the same text is the same template
     assert len({info.kv_fingerprint for info in infos.values()}) == 1
     assert len({info.model_fingerprint for info in infos.values()}) == 3
     assert infos["custom"].model_fingerprint == infos["model"].model_fingerprint
@@ -60,7 +60,7 @@ def test_info_and_the_text_half_of_the_fingerprint_follow_the_format(backend: st
 
 
 @pytest.mark.slow
-def test_it_is_the_same_over_the_pipe(tmp_path: Path) -> None:
+def test_chat_formats_are_the_same_over_the_pipe(tmp_path: Path) -> None:
     (tmp_path / "my.jinja").write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
 
     async def scenario(**options: Any) -> None:
@@ -84,7 +84,7 @@ async def answer_of(model: LanguageModel, options: GenerationOptions) -> tuple[s
 
 @pytest.mark.slow
 def test_the_text_that_ends_a_turn_ends_the_answer_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a format whose turns end with a text that this model is going to say
+    # given a format whose turns end with a text that this model generates
     options = GenerationOptions(max_tokens=40, sampling=GREEDY)
     with load(tiny_path("llama"), "mlx", chat_format="plain") as model:
         whole, finish = asyncio.run(answer_of(model, options))
@@ -94,14 +94,14 @@ def test_the_text_that_ends_a_turn_ends_the_answer_and_is_not_shown(monkeypatch:
     with load(tiny_path("llama"), "mlx", chat_format="plain") as model:
         # when
         cut = asyncio.run(answer_of(model, options))
-        # then it ends there, unless the caller wants no such ends; the caller's own stops stay
+        # then it ends there, unless the caller ignores such ends; the caller's own stops still hold
         assert cut == (whole[: whole.index(said)], "stop")
         assert asyncio.run(answer_of(model, replace(options, ignore_eos=True)))[0] == whole
         assert asyncio.run(answer_of(model, replace(options, resolve=False)))[0] == whole
         first = whole[1]
         assert asyncio.run(answer_of(model, replace(options, stop=(first,)))) == (whole[: whole.index(first)], "stop")
         assert asyncio.run(model.complete(MESSAGES, options)) == cut[0]
-        # and who asks which options hold is told of both, with who said so
+        # and the resolved options have both stops, with their sources
         resolved = model.resolve_options(replace(options, stop=(first,)))
         assert (resolved.options.stop, resolved.sources["stop"]) == ((first, said), "call and format")
         assert (resolved.options.eos_token_ids, resolved.sources["eos_token_ids"]) == (model.eos_token_ids, "model")
@@ -110,7 +110,7 @@ def test_the_text_that_ends_a_turn_ends_the_answer_and_is_not_shown(monkeypatch:
 
 def test_the_token_that_ends_a_turn_is_an_end_of_the_text() -> None:
     with load("x", "mock", chat_format="chatml") as model, load("x", "mock", chat_format="none") as own:
-        assert model.eos_token_ids == own.eos_token_ids  # which has <|im_end|> anyway: it is not there twice
+        assert model.eos_token_ids == own.eos_token_ids  # the model has <|im_end|> anyway: it is not listed twice
         assert all(model.is_eos(token) for token in model.eos_token_ids)
 
 
@@ -136,14 +136,14 @@ def test_a_model_without_a_format_continues_text_and_says_how_to_get_one() -> No
     asyncio.run(both())
 
 
-def test_raw_text_begins_as_add_bos_says() -> None:
+def test_raw_text_starts_with_bos_only_if_add_bos_says_so() -> None:
     greedy = GenerationOptions(max_tokens=6, sampling=GREEDY)
     texts = {}
     for add_bos in ("yes", "no"):
         with load(tiny_path("llama"), "hf", add_bos=add_bos) as model:
             ids = model.tokenize("Hello there")
             assert (ids[0] == 0) == (add_bos == "yes")
-            for _ in range(2):  # as one goes on behind other tokens: the same with and without
+            for _ in range(2):  # for text after other tokens: the same with and without
                 assert model.tokenize("Hello there", add_special_tokens=False) == ids[len(model.tokenize("")) :]
                 assert model.tokenize("", add_special_tokens=False) == []
             texts[add_bos] = asyncio.run(model.complete("Hello there", greedy))

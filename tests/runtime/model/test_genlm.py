@@ -1,4 +1,4 @@
-"""genlm-backend's names, and what it promises under them."""
+"""The interface of genlm-backend, and its guarantees."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_loading_by_name_takes_genlms_options() -> None:
 
 
 @pytest.mark.parametrize(("size", "kept"), [(0, 0), (1, 1), (4, 4), (1000, 10)])
-def test_cache_size_counts_remembered_vectors(size: int, kept: int) -> None:
+def test_cache_size_counts_cached_vectors(size: int, kept: int) -> None:
     # given genlm's size of the output cache
     prompts = [some_ids(seed, 6) for seed in range(10)]
     with load_model_by_name("anything", backend="fake", llm_opts={"cache_size": size}) as model:
         model.batch_next_token_logprobs_sync(prompts)
-        model.set_kv_budget(1 << 24)  # which is another matter
-        # when all are asked for again, the latest first, then so many answers are remembered, and all of the KV
+        model.set_kv_budget(1 << 24)  # it does not change the number of vectors
+        # when all are queried again, the latest first, then so many answers are cached, and all of the KV
         before = model.metrics()
         for prompt in reversed(prompts[10 - kept :] if kept else []):
             assert_right(model.next_token_logprobs_sync(prompt), prompt)
@@ -44,7 +44,7 @@ def test_cache_size_counts_remembered_vectors(size: int, kept: int) -> None:
             assert_right(model.next_token_logprobs_sync(prompt), prompt)
 
 
-def test_options_that_make_no_sense() -> None:
+def test_invalid_options_are_refused() -> None:
     for options, says in (
         ({"cache_size": -1}, "cache_size"),
         ({"cache_size": True}, "cache_size"),
@@ -97,13 +97,13 @@ def test_the_libraries_dictionaries_are_translated_one_by_one() -> None:
         ({"batch_size": 2, "engine_opts": {"max_num_seqs": 3}}, "engine_opts is genlm's name for max_batch_rows: give one"),
     ],
 )
-def test_what_of_them_has_no_counterpart_is_refused_with_what_there_is(options: dict[str, Any], says: str) -> None:
+def test_options_without_a_counterpart_are_refused_with_the_alternative(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         load_model_by_name("anything", backend="fake", llm_opts=options)
     assert says in str(caught.value)
 
 
-def test_backends_that_cannot_be() -> None:
+def test_unknown_and_unavailable_backends_are_refused() -> None:
     with pytest.raises(UnknownBackendError, match="'mock'"):
         load_model_by_name("anything", backend="moc")
     with pytest.raises(BackendUnavailableError, match="vllm"):
@@ -112,7 +112,7 @@ def test_backends_that_cannot_be() -> None:
         load_model_by_name("anything", backend="mock", llm_opts={"dtyp": "float32"})
 
 
-def test_async_batch_and_sync_are_one_answer() -> None:
+def test_async_batch_and_sync_calls_give_the_same_answer() -> None:
     prompts = [some_ids(seed, 5 + seed) for seed in range(6)]
     with fake_model() as model:
 
@@ -127,7 +127,7 @@ def test_async_batch_and_sync_are_one_answer() -> None:
         np.testing.assert_allclose(batch[3], model.next_token_logprobs_uncached(prompts[3]), atol=1e-5)
 
 
-def test_reset_fails_every_waiter_and_no_stream() -> None:
+def test_a_reset_cancels_every_waiting_query_and_no_stream() -> None:
     # given queries in the model, in the queue and joined, beside a stream
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=4) as model:
@@ -147,15 +147,15 @@ def test_reset_fails_every_waiter_and_no_stream() -> None:
                 with pytest.raises(asyncio.CancelledError):
                     await task
             assert len(await stream) == 10
-            # and the same questions are answered afterwards
+            # and the same queries are answered afterwards
             for seed in (0, 9):
                 assert_right(await model.next_token_logprobs(some_ids(seed, 20)), some_ids(seed, 20))
 
         asyncio.run(main())
-        model.reset_async_queries()  # with nobody waiting: nothing happens
+        model.reset_async_queries()  # without a waiting query nothing happens
 
 
-def test_sampling_and_queries_at_once() -> None:
+def test_sampling_and_queries_that_run_together_are_the_same_as_alone() -> None:
     prompts = [some_ids(seed, 8) for seed in range(5)]
     with fake_model() as model:
         alone = [asyncio.run(model.sample(p, 12, [0], seed=3)) for p in prompts]
@@ -181,7 +181,7 @@ def test_sample_leaves_the_eos_out_and_honours_the_temperature() -> None:
         # an eos in the middle ends it before
         at = next(i for i in range(1, 10) if greedy[i] not in greedy[:i])
         assert asyncio.run(model.sample(prompt, 10, [greedy[at]], temperature=0.0)) == greedy[:at]
-        # the model's own eos means nothing here
+        # the model's own eos does not end these
         for seed in range(30):
             ids = asyncio.run(model.sample(prompt, 30, [], seed=seed))
             assert len(ids) == 30
@@ -190,7 +190,7 @@ def test_sample_leaves_the_eos_out_and_honours_the_temperature() -> None:
         assert asyncio.run(model.sample(prompt, 20, [], seed=1)) == asyncio.run(model.sample(prompt, 20, [], seed=1))
 
 
-def test_empty_batches_are_mistakes() -> None:
+def test_empty_batches_are_refused() -> None:
     with fake_model() as model:
         with pytest.raises(InvalidRequestError, match="empty batch"):
             model.batch_next_token_logprobs_sync([])
@@ -199,7 +199,7 @@ def test_empty_batches_are_mistakes() -> None:
                 asyncio.run(work())
 
 
-def test_arguments_have_genlms_names() -> None:
+def test_sample_and_batch_sample_take_the_argument_names_of_genlm() -> None:
     prompts = [some_ids(seed, 6) for seed in range(3)]
     with fake_model() as model:
         common: dict[str, Any] = {"max_tokens": 4, "eos_token_ids": [], "temperature": 0.5, "seed": 80808}
@@ -207,7 +207,7 @@ def test_arguments_have_genlms_names() -> None:
         async def main() -> None:
             together = await model.batch_sample(prompt_token_ids_list=prompts, **common)
             assert together == [await model.sample(prompt_token_ids=p, **common) for p in prompts]
-            # an end at every id, and no room at all, give no tokens
+            # an eos at every id, and max_tokens of 0, give no tokens
             common["eos_token_ids"] = range(259)
             assert await model.batch_sample(prompts, **common) == [[], [], []]
             assert await model.batch_sample(prompts, 0, []) == [[], [], []]
@@ -223,8 +223,8 @@ def blocking(call: Callable[[Sequence[int]], Coroutine[Any, Any, None]]) -> Call
 
 @pytest.mark.parametrize("how", ["cleared", "evicted"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cache_kv_holds_the_kv_whatever_is_remembered(kind: str, how: str) -> None:
-    # given a text whose answer is remembered, but whose KV is gone
+def test_cache_kv_computes_dropped_kv_even_if_the_vector_is_cached(kind: str, how: str) -> None:
+    # given a text whose vector is cached, but whose KV was dropped
     ids = some_ids(1, 40)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         for tail, keep in enumerate([model.cache_kv, blocking(model.cache_kv_async)]):
@@ -234,17 +234,17 @@ def test_cache_kv_holds_the_kv_whatever_is_remembered(kind: str, how: str) -> No
             else:
                 engine_of(model).call(lambda: engine_of(model).scheduler.cache.trie.evict(1 << 40)).result()
             assert model.prefix_match(ids).tokens == 0
-            # when it is to be cached, then it is, and a longer text pays for its own tokens only
+            # when it is to be cached, then it is, and a longer text computes only its own tokens
             keep(ids)
             assert model.prefix_match(ids).tokens == 40
             before = model.metrics().tokens_computed
             assert_right(model.next_token_logprobs_sync([*ids, tail]), [*ids, tail], kind)
             assert model.metrics().tokens_computed - before == 1
-            keep(ids)  # what is there is not computed again
+            keep(ids)  # cached KV is not computed again
             assert model.metrics().tokens_computed - before == 1
 
 
-def test_clear_cache_forgets() -> None:
+def test_clear_cache_drops_the_kv() -> None:
     with fake_model() as model:
         model.cache_kv([1, 2, 3])
         assert model.prefix_match([1, 2, 3, 4]).tokens == 3

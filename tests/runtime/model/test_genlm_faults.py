@@ -1,4 +1,4 @@
-"""What went wrong in genlm-backend, and must not here: each fault played on a toy and on real architectures."""
+"""Faults of genlm-backend that must not occur here: each provoked on a toy and on real architectures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fresh(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_suffix_after_other_prefixes(case: Case) -> None:
+def test_the_same_suffix_after_different_prefixes_gives_different_rows(case: Case) -> None:
     # given prefixes that are cached, when the same suffix follows each of them, and none, in one batch
     prefixes = [case.ids(seed, 7 + seed) for seed in range(4)]
     suffix = case.ids(9, 5)
@@ -47,8 +47,8 @@ def test_the_same_suffix_after_other_prefixes(case: Case) -> None:
 
 
 @pytest.mark.slow
-def test_blocking_calls_go_on_from_the_deepest_cached_place(case: Case) -> None:
-    # given a cached text and, deeper, one whose answer alone was asked for
+def test_synchronous_calls_on_partly_cached_texts_are_right(case: Case) -> None:
+    # given a cached text and, deeper, one that was queried
     stem = case.ids(1, 12)
     case.model.cache_kv(stem)
     case.model.next_token_logprobs_sync([*stem, 3, 4])
@@ -59,14 +59,14 @@ def test_blocking_calls_go_on_from_the_deepest_cached_place(case: Case) -> None:
         )
 
 
-def test_an_answer_is_the_callers_and_a_hit_changes_nothing(case: Case) -> None:
+def test_writing_into_an_answer_does_not_change_the_cached_one(case: Case) -> None:
     text = case.ids(2, 9)
     first = case.model.next_token_logprobs_sync(text)
     kept = first.copy()
-    first[:] = 0  # what the caller does to it is the caller's business
+    first[:] = 0  # the caller may write into its answer
     for _ in range(3):
         assert np.array_equal(case.model.next_token_logprobs_sync(text), kept)
-    # cleared, it is worked out anew
+    # after a clear it is computed again
     before = case.model.metrics().tokens_computed
     case.model.clear_cache()
     case.check(case.model.next_token_logprobs_sync(text), text)
@@ -74,7 +74,7 @@ def test_an_answer_is_the_callers_and_a_hit_changes_nothing(case: Case) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_hangs_after_a_batch_that_failed(case: Case) -> None:
+def test_no_request_hangs_after_a_failed_batch(case: Case) -> None:
     texts = [case.ids(seed, 5) for seed in range(6)]
     case.faults.raise_on = {case.guilty: ZeroDivisionError("broken kernel")}
 
@@ -94,22 +94,22 @@ def test_nobody_hangs_after_a_batch_that_failed(case: Case) -> None:
 
 
 @pytest.mark.slow
-def test_a_cancelled_waiter_leaves_its_batch_mates_alone(case: Case) -> None:
+def test_a_cancelled_query_does_not_affect_the_others_of_its_batch(case: Case) -> None:
     texts = [case.ids(seed, 6) for seed in range(5)]
 
     async def main() -> list[Any]:
         tasks = [asyncio.ensure_future(case.model.next_token_logprobs(t)) for t in (*texts, texts[0])]
-        await asyncio.sleep(0)  # everybody stands in one batch
+        await asyncio.sleep(0)  # all of them are in one batch
         tasks[0].cancel()
         return list(await asyncio.gather(*tasks, return_exceptions=True))
 
     got = asyncio.run(main())
     assert isinstance(got[0], asyncio.CancelledError)
-    for one, text in zip(got[1:], [*texts[1:], texts[0]], strict=True):  # also who asked the same
+    for one, text in zip(got[1:], [*texts[1:], texts[0]], strict=True):  # also the one with the same text
         case.check(one, text)
 
 
-def test_a_reset_tells_everybody_and_the_next_question_is_answered(case: Case) -> None:
+def test_a_reset_cancels_waiting_queries_and_the_next_ones_are_answered(case: Case) -> None:
     texts = [case.ids(seed, 30) for seed in range(4)]
 
     async def main() -> None:
@@ -126,8 +126,8 @@ def test_a_reset_tells_everybody_and_the_next_question_is_answered(case: Case) -
 
 
 @pytest.mark.slow
-def test_nothing_recurses_over_tokens() -> None:
-    # given a text that is cut at every token, past the depth at which genlm's trie ends in a RecursionError
+def test_a_text_split_at_every_token_causes_no_recursion_error() -> None:
+    # given a text that is split at every token, past the depth at which genlm's trie ends in a RecursionError
     text = some_ids(1, 1100)
     with fake_model() as model:
         model.cache_kv(text)
@@ -139,7 +139,7 @@ def test_nothing_recurses_over_tokens() -> None:
 
         engine_of(model).call(cut).result()
         assert settled(model)[1].edges == 1100
-        # when it is asked for, continued, scored and cleared
+        # when it is matched, continued, scored and cleared
         assert model.prefix_match(text).tokens == 1100
         model.next_token_logprobs_sync([*text[:1050], 7])
         assert len(asyncio.run(model.score(text[:1020]))) == 1020
@@ -164,7 +164,7 @@ def test_sampling_neither_reads_nor_moves_a_global_seed(backend: str) -> None:
 
     def reseed(seed: int) -> None:
         random.seed(seed)
-        np.random.seed(seed)  # the global one is what this is about
+        np.random.seed(seed)  # the global generator is under test
         torch.manual_seed(seed)
         mx.random.seed(seed)
 
@@ -178,7 +178,7 @@ def test_sampling_neither_reads_nor_moves_a_global_seed(backend: str) -> None:
         reseed(2)
         assert asyncio.run(model.batch_sample([prompt, prompt], 12, [], seed=7)) == first
         assert first[0] == first[1]
-        # and without a seed of one's own, the global one fixes nothing
+        # and without a seed in the call, the global one fixes nothing
         drawn = []
         for _ in range(2):
             reseed(3)

@@ -1,4 +1,4 @@
-"""Streams of hybrid models that begin alike: they join, leave and branch anywhere, and each says what it says alone."""
+"""Streams of hybrid models with a common beginning: they join, leave and branch anywhere, and each is the same as alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
 
 
 def check(name: str, prompt: list[int], said: list[int]) -> None:
-    """Each token was the likeliest, as transformers' own forward of the whole has it."""
+    """Asserts that each token was the likeliest, by one forward of transformers over the whole text."""
     rows = expected(name, [*prompt, *said])[len(prompt) - 1 : -1]
     for row, token in zip(rows, said, strict=True):
         assert row[token] >= row.max() - 2 * TOLERANCE
@@ -40,8 +40,8 @@ def check(name: str, prompt: list[int], said: list[int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_they_come_and_go_at_any_step(model: LanguageModel, seed: int) -> None:
-    # given streams that leave the stem anywhere, of which some begin later, and some are cancelled in the middle
+def test_streams_that_start_and_end_at_any_step_are_right(model: LanguageModel, seed: int) -> None:
+    # given streams that branch from the stem anywhere, some of which start later, and some are closed in the middle
     chance = random.Random(seed)
     model.clear_cache()
     name = model.info.name.removeprefix("tiny-")
@@ -69,15 +69,17 @@ def test_they_come_and_go_at_any_step(model: LanguageModel, seed: int) -> None:
         await asyncio.gather(*map(stream, range(STREAMS)))
 
     asyncio.run(main())
-    # then whatever was said is right, and nothing is left of anybody
+    # then every answer is right, and no lease is left behind
     assert ended + left == STREAMS
     assert min(ended, left) > 0
     assert settled(model)[1].leases == 0
     audit(model)
 
 
-def test_once_they_stand_side_by_side_nothing_is_copied(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given what rows are shown in every forward
+def test_streams_of_one_stem_copy_no_paths_while_they_decode_together(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a record of the paths that are copied for each forward
     backend: Any = cast("Any", engine_of(model).backend)
     copied: list[int] = []
     rows, push = backend.push_rows, backend.push
@@ -93,7 +95,7 @@ def test_once_they_stand_side_by_side_nothing_is_copied(model: LanguageModel, mo
     model.clear_cache()
     monkeypatch.setattr(backend, "push_rows", push_rows)
     monkeypatch.setattr(backend, "push", push_one)
-    lengths = (2, 4, 7, TOKENS)  # one after the other ends, the last goes on alone
+    lengths = (2, 4, 7, TOKENS)  # one after another ends, the last continues alone
 
     async def stream(number: int, n: int) -> None:
         options = GenerationOptions(max_tokens=n, sampling=GREEDY.sampling, ignore_eos=True, top_k=0)

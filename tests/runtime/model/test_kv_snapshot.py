@@ -1,4 +1,4 @@
-"""`kv_snapshot` and `kv_restore`: one file, and nothing but the very same KV comes out of it."""
+"""`kv_snapshot` and `kv_restore`: one file, from which exactly the same KV is restored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
 @pytest.mark.parametrize("part", [1 << 20, 4096])
-def test_what_was_written_is_restored(kind: str, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_is_restored_completely(kind: str, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "PART_BYTES", part)
     behaviour = Behaviour(recurrent=kind == "recurrent")
     with fake_model(behaviour) as model:
@@ -48,20 +48,20 @@ def test_what_was_written_is_restored(kind: str, part: int, tmp_path: Path, monk
         assert_right(model.next_token_logprobs_sync([*IDS, 1]), [*IDS, 1], kind)
         assert model.metrics().tokens_computed == 1
         assert model.metrics().tokens_restored == 300
-        assert model.kv_restore(tmp_path / "x") == 300  # it is all there already
+        assert model.kv_restore(tmp_path / "x") == 300  # all of it is in memory already
         audit(model)
     assert list(tmp_path.iterdir()) == [tmp_path / "x"]
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
 
 
-def test_it_can_be_cut_short(file: Path) -> None:
+def test_a_restore_can_be_limited_to_leading_tokens(file: Path) -> None:
     with fake_model() as model:
         assert model.kv_restore(file, upto=130) == 130
         assert model.prefix_match(IDS).tokens == 130
         assert model.kv_restore(str(file), upto=1_000) == 300
 
 
-def test_its_header_tells_what_it_is(file: Path) -> None:
+def test_the_header_of_a_snapshot_describes_it(file: Path) -> None:
     with safe_open(file, framework="numpy") as opened:
         metadata = opened.metadata()
         assert metadata["format"] == "elsewise-kv"
@@ -85,7 +85,7 @@ def test_restored_equals_fresh_on_real_models(name: str, backend: str, tmp_path:
         assert model.metrics().tokens_computed - before == 1
 
 
-def test_paths_of_activated_adapters(tmp_path: Path) -> None:
+def test_paths_with_activated_adapters_are_restored(tmp_path: Path) -> None:
     act = save_adapter(tmp_path / "act", "llama", seed=3, alora_invocation_tokens=INVOCATION)
     path = [*plain(1, 70), *INVOCATION, *plain(2, 30)]
     for turn in range(2):
@@ -99,7 +99,7 @@ def test_paths_of_activated_adapters(tmp_path: Path) -> None:
                 assert model.prefix_match(path, adapters=()).tokens == 70
 
 
-# ---- what is refused ----------------------------------------------------------------------------------------------------
+# ---- files that are refused --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_every_flipped_byte_is_noticed(file: Path) -> None:
 
 
 def rewritten(file: Path, old: str, new: str) -> None:
-    """Somebody who knows the format writes another header."""
+    """Writes another header with a valid seal."""
     data = file.read_bytes()
     size = int.from_bytes(data[:8], "little")
     text = data[8 : 8 + size].decode().rstrip(" ")
@@ -144,7 +144,7 @@ def rewritten(file: Path, old: str, new: str) -> None:
         pytest.param('"adapters":"[[', f'"adapters":"{50_000 * "["}', "header is damaged", id="too deep"),
     ],
 )
-def test_what_is_not_a_snapshot_of_ours_is_said(old: str, new: str, match: str, file: Path) -> None:
+def test_a_snapshot_with_an_invalid_header_is_refused_with_the_reason(old: str, new: str, match: str, file: Path) -> None:
     rewritten(file, old, new)
     with fake_model() as model, pytest.raises(SnapshotFormatError, match=match):
         model.kv_restore(file)
@@ -160,14 +160,16 @@ def test_what_is_not_a_snapshot_of_ours_is_said(old: str, new: str, match: str, 
         ("llama", {"dtype": "bfloat16"}, "another (shape of keys and values|dtype)"),
     ],
 )
-def test_the_part_that_differs_is_named(name: str, loading: dict[str, Any], match: str, tmp_path: Path) -> None:
+def test_a_snapshot_of_another_model_is_refused_with_the_part_that_differs(
+    name: str, loading: dict[str, Any], match: str, tmp_path: Path
+) -> None:
     with load(tiny_path("llama"), backend="hf") as model:
         model.kv_snapshot([5, 6, 7], tmp_path / "x")
     with load(tiny_path(name), **{"backend": "hf", **loading}) as model, pytest.raises(SnapshotMismatchError, match=match):
         model.kv_restore(tmp_path / "x")
 
 
-def test_other_weights_are_named_last(file: Path) -> None:
+def test_a_snapshot_of_other_weights_is_refused(file: Path) -> None:
     with fake_model() as model:
         print_of = model.info.kv_fingerprint
         rewritten(file, f'"kv_fingerprint":"{print_of}"', '"kv_fingerprint":"another"')
@@ -191,7 +193,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
                 model.kv_restore(tmp_path / "theirs", upto=upto)  # type: ignore[arg-type]  # what is tested
 
 
-def test_a_name_that_is_planted_beside_it_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_planted_at_the_temporary_name_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"mine")
     (tmp_path / f".x.{os.getpid()}.part").symlink_to(tmp_path / "victim")
     with fake_model() as model:
@@ -227,11 +229,11 @@ def test_a_disk_that_fails_leaves_the_old_file(file: Path, monkeypatch: pytest.M
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_what_does_not_fit_is_said(tmp_path: Path, file: Path) -> None:
+def test_a_snapshot_that_does_not_fit_into_memory_is_refused_or_not_restored(tmp_path: Path, file: Path) -> None:
     token = 2 * 16 * 8
     with fake_model(kv_cache_bytes=290 * token) as model, pytest.raises(MemoryBudgetError, match="kv_cache_bytes"):
         model.kv_snapshot(IDS, tmp_path / "x")
     with fake_model(kv_cache_bytes=200 * token) as model:
-        assert model.kv_restore(file) == 0  # one part, that does not fit
+        assert model.kv_restore(file) == 0  # its one part does not fit
         assert_right(model.next_token_logprobs_sync(IDS[:50]), IDS[:50])
         audit(model)

@@ -1,4 +1,4 @@
-"""What must not leave the owner thread with an error, and how a process that used MLX ends."""
+"""Errors carry no arrays off the owner thread, and a process that used MLX ends cleanly."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def variables(error: BaseException | None, seen: set[int]) -> list[tuple[str, st
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_an_error_takes_nothing_of_the_owner_thread_along(backend: str) -> None:
-    # given a request that fails inside the model, whose error its caller keeps
+def test_an_error_keeps_nothing_of_the_owner_thread_alive(backend: str) -> None:
+    # given a request that fails inside the model, and a caller that keeps the error
     with troubled(backend, "llama") as case:
         case.faults.raise_on = {case.guilty: ZeroDivisionError("broken kernel")}
         with pytest.raises(ZeroDivisionError) as caught:
             case.model.next_token_logprobs_sync([1, 2, case.guilty])
         case.faults.raise_on = {}
         error = caught.value
-        # then no activation, pack, trie node or model lives in its frames: they would die on the caller's thread
+        # then its frames hold no activation, pack, trie node or model: these would be freed on the caller's thread
         kept = variables(error, set())
         assert kept == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mamba"])
-def test_a_process_that_used_mlx_ends_well(name: str) -> None:
+def test_a_process_that_used_mlx_ends_without_an_error(name: str) -> None:
     code = (
         "import sys; from runtime import load\n"
         f"with load({str(tiny_path(name))!r}, backend='mlx') as model: model.next_token_logprobs_sync(list(range(1, 60)))\n"
@@ -57,8 +57,8 @@ def test_a_process_that_used_mlx_ends_well(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_uses_mlx_on_its_own_thread_too_ends_well() -> None:
-    # given a compiled function of the caller's, which something holds until the very end
+def test_a_process_that_uses_mlx_on_its_own_thread_too_ends_without_an_error() -> None:
+    # given a compiled function of the caller's that is referenced until the very end
     code = (
         "from runtime import load\n"
         f"with load({str(tiny_path('llama'))!r}, backend='mlx') as model: model.next_token_logprobs_sync([1, 2, 3])\n"

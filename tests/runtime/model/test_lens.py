@@ -1,4 +1,4 @@
-"""What each layer would answer is transformers' hidden state of that layer through its own norm and head."""
+"""The answer of each layer equals the hidden state of transformers at that layer through the model's own norm and head."""
 
 from __future__ import annotations
 
@@ -33,10 +33,16 @@ from tests.tiny_models import tiny_path
 
 NAMES = ("llama", "qwen3", "gpt2", "gemma2", "gemma3", "gemma3_80", "phi3", "mistral", "mamba", "lfm2", "falcon_h1")
 TOLERANCE = {"hf": 1e-4, "mlx": 1e-3}  # nats
-NORMS = ("norm", "ln_f", "norm_f", "final_layernorm", "embedding_norm")  # what classes of transformers call the final one
+NORMS = (
+    "norm",
+    "ln_f",
+    "norm_f",
+    "final_layernorm",
+    "embedding_norm",
+)  # names of the final norm in the classes of transformers
 VOCAB = 1000
 IDS = random_ids(7, 40).tolist()  # past the windows of gemma, phi3 and mistral
-PLACES = [5, 6, 7, 39, 20]  # some that follow each other, gaps, no order
+PLACES = [5, 6, 7, 39, 20]  # some are adjacent, there are gaps, and no order
 
 
 @functools.cache
@@ -55,7 +61,7 @@ def through_the_head(name: str, model: Any, ids: Sequence[int]) -> Float32:
         out = model(input_ids=torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True)
         body = model.base_model
         before = out.hidden_states[:-1]  # the last one is after the norm
-        if name == "mamba":  # whose list begins after the first layer
+        if name == "mamba":  # its list begins after the first layer
             before = (body.embeddings(torch.tensor([list(ids)])), *before[:-1])
         norm = next(getattr(body, each) for each in NORMS if hasattr(body, each))
         rows = [model.get_output_embeddings()(norm(state)[0]) for state in before]
@@ -80,13 +86,13 @@ def whole(run: Any) -> Float32:
 
 
 @pytest.mark.sampled(1)
-def test_every_layer_of_every_architecture(case: tuple[LanguageModel, str]) -> None:
+def test_every_layer_of_every_architecture_equals_transformers(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     expected = through_the_head(name, _model(name), IDS)
     tolerance = TOLERANCE[model.info.backend]
-    # when some positions are looked at, in any order
+    # when some positions are read, in any order
     run = model.lens_sync(IDS, PLACES, top_k=VOCAB, tokens=[11, 500])
-    # then each layer says what its hidden state says through the model's own norm and head
+    # then each layer gives what its hidden state gives through the model's own norm and head
     assert run.layers == model.info.layers == expected.shape[1] - 1
     assert run.positions.tolist() == PLACES
     np.testing.assert_allclose(whole(run), expected[PLACES], atol=tolerance, rtol=0)
@@ -94,7 +100,7 @@ def test_every_layer_of_every_architecture(case: tuple[LanguageModel, str]) -> N
     ordinary = model.batch_next_token_logprobs_sync([IDS[: place + 1] for place in PLACES])
     np.testing.assert_allclose(whole(run)[:, -1], ordinary, atol=tolerance, rtol=0)
     assert run.deviation < tolerance
-    # and what else is told fits the rows: the token that follows, the ones asked for, their ranks, the entropy
+    # and the rest agrees with the rows: the following token, the requested ones, their ranks, the entropy
     following = [IDS[place + 1] if place < 39 else NO_TOKEN for place in PLACES]
     assert run.token_ids.tolist() == [[token, 11, 500] for token in following]
     for row, place in enumerate(PLACES):
@@ -111,7 +117,7 @@ def test_every_layer_of_every_architecture(case: tuple[LanguageModel, str]) -> N
     np.testing.assert_allclose(run.entropy, entropy, atol=10 * tolerance)
 
 
-def test_a_position_costs_one_token(case: tuple[LanguageModel, str]) -> None:
+def test_a_lens_computes_one_token_per_position(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     ids = random_ids(11, 60).tolist()
     model.cache_kv(ids)
@@ -120,14 +126,14 @@ def test_a_position_costs_one_token(case: tuple[LanguageModel, str]) -> None:
     before = settled(model)[0].tokens_computed
     model.lens_sync(ids)
     assert settled(model)[0].tokens_computed - before == 1
-    if "recurrent" not in model.info.attention_kinds:  # what lies between is taken from the cache
+    if "recurrent" not in model.info.attention_kinds:  # the tokens in between come from the cache
         model.lens_sync(ids, [10, 30, 59])
         assert settled(model)[0].tokens_computed - before == 4
     assert settled(model)[1].leases == 0
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_without_a_cache_it_is_the_same(backend: str) -> None:
+def test_a_lens_without_a_cache_is_the_same(backend: str) -> None:
     with load(tiny_path("llama"), backend, cache=False, prefill_chunk_tokens=32) as model:
         run = model.lens_sync(IDS, PLACES, top_k=VOCAB)
         np.testing.assert_allclose(whole(run), through_the_head("llama", _model("llama"), IDS)[PLACES], atol=1e-4, rtol=0)
@@ -136,7 +142,7 @@ def test_without_a_cache_it_is_the_same(backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_under_adapters(backend: str, tmp_path: Path) -> None:
+def test_a_lens_under_adapters_equals_that_of_peft(backend: str, tmp_path: Path) -> None:
     a, b = adapters_of("llama", tmp_path)
     stack = (("A", 0.5), ("B", -2.0))
     with load(tiny_path("llama"), backend) as model:
@@ -145,7 +151,7 @@ def test_under_adapters(backend: str, tmp_path: Path) -> None:
             model.load_adapter(model.add_adapter(folder))
         run = model.lens_sync(IDS, [38], top_k=VOCAB, adapters=stack)
         peft = Peft("llama", A=a, B=b)
-        answer = peft.logprobs(IDS, *stack)  # from here on its model computes under the stack
+        answer = peft.logprobs(IDS, *stack)  # from here on the model of peft computes under the stack
         expected = through_the_head("llama", peft.model.base_model.model, IDS)
         np.testing.assert_allclose(whole(run)[0], expected[38], atol=1e-4, rtol=0)
         np.testing.assert_allclose(whole(run)[0, -1], answer[38], atol=1e-4, rtol=0)
@@ -186,14 +192,14 @@ def test_with_fewer_bits_the_last_layer_is_still_the_answer(backend: str, option
         assert bool(model.info.quantisation) == (not {"dtype", "kv_dtype"} & {*options})
         ordinary = model.next_token_logprobs_sync(IDS)
         run = model.lens_sync(IDS, top_k=VOCAB)
-        off = {"q8": 0.2, "q4": 3.0}.get(options.get("kv_dtype", ""), 0.02)  # the ordinary answer is so much off itself
+        off = {"q8": 0.2, "q4": 3.0}.get(options.get("kv_dtype", ""), 0.02)  # the ordinary answer has this error itself
         assert run.deviation < off
         likely = ordinary > -5
         np.testing.assert_allclose(whole(run)[0, -1][likely], ordinary[likely], atol=off, rtol=0)
 
 
 @pytest.mark.slow
-def test_over_the_pipe_and_beside_an_answer() -> None:
+def test_a_lens_over_the_pipe_beside_an_answer_is_the_same() -> None:
     async def beside() -> tuple[Any, list[Any], LanguageModel]:
         model = await spawn(tiny_path("llama"), "hf")
         try:
@@ -220,7 +226,7 @@ async def _collected(model: LanguageModel, options: GenerationOptions) -> list[i
     return [record.token_id async for record in model.generate(IDS[:10], options)]
 
 
-def test_refusals_come_before_compute() -> None:
+def test_invalid_lens_arguments_are_refused_before_compute() -> None:
     with load(tiny_path("llama"), "hf") as model:
         before = settled(model)[0].tokens_computed
         for ids, named, words in (
@@ -241,7 +247,7 @@ def test_refusals_come_before_compute() -> None:
             with pytest.raises(InvalidRequestError, match=words):
                 model.lens_sync(ids, **named)
         assert settled(model)[0].tokens_computed == before
-        # and the cost of any number of positions is known without a computation
+        # and the cost of any number of positions is known without computing it
         cost = LensCost.of(model.info, 10**6, top_k=1000)
         assert cost.head_rows == 4 * 10**6
         assert cost.answer_bytes > MOST_BYTES
@@ -250,7 +256,7 @@ def test_refusals_come_before_compute() -> None:
             cost.check()
 
 
-def test_a_lone_surrogate_is_read_as_the_sign_of_what_is_no_character() -> None:
+def test_a_lone_surrogate_is_read_as_the_replacement_character() -> None:
     with load("x", "fake") as model:
         ids = model.tokenize("a \ud800 b")
         assert ids == model.tokenize("a \ufffd b")
@@ -274,7 +280,7 @@ def test_an_interrupted_lens_leaves_the_model_as_it_was() -> None:
 
 
 def torch_made_otherwise(how: str) -> Any:
-    """A llama that passes on the same numbers otherwise, so that its layers cannot be read (or not so)."""
+    """A llama that computes the same numbers in another form, so that its layers cannot be read (or not in this way)."""
     from torch.nn import Identity, ModuleList
     from transformers import AutoModelForCausalLM
 
@@ -296,7 +302,7 @@ def torch_made_otherwise(how: str) -> Any:
 
 
 def mlx_made_otherwise(how: str) -> Any:
-    """As `torch_made_otherwise`."""
+    """The same for mlx-lm."""
     from mlx.nn.layers.base import Module
     from mlx.nn.layers.normalization import RMSNorm
     from mlx_lm.models import llama
@@ -315,7 +321,7 @@ def mlx_made_otherwise(how: str) -> Any:
         use_sliding = False
 
         def __init__(self, inner: Any, *, last: bool = False) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]  # nor has mlx there
+            super().__init__()  # type: ignore[no-untyped-call]  # nor has this part of mlx
             self.inner, self.last = inner, last
 
         def __call__(self, x: Any, *args: Any, **named: Any) -> Any:
@@ -371,7 +377,7 @@ def mlx_made_otherwise(how: str) -> Any:
         ],
     ],
 )
-def test_an_architecture_that_is_made_otherwise_is_refused_with_the_reason(backend: str, how: str, why: str) -> None:
+def test_an_architecture_whose_layers_cannot_be_read_is_refused_with_the_reason(backend: str, how: str, why: str) -> None:
     from transformers import AutoTokenizer
 
     own = torch_made_otherwise(how) if backend == "hf" else mlx_made_otherwise(how)
@@ -384,7 +390,7 @@ def test_an_architecture_that_is_made_otherwise_is_refused_with_the_reason(backe
         assert settled(model)[1].leases == 0
 
 
-def test_it_is_a_table_with_the_names_of_the_view() -> None:
+def test_a_lens_is_exported_as_a_table_with_the_names_of_the_view() -> None:
     with load(tiny_path("llama"), "hf") as model:
         run = model.lens_sync(IDS, [38, 39], top_k=2)
         asked = model.lens_sync(IDS, [39], tokens=[7, 11])
@@ -402,7 +408,7 @@ def test_it_is_a_table_with_the_names_of_the_view() -> None:
     assert rows[3]["top_ids"] == run.top_ids[0, 3].tolist()
     assert rows[7]["position"] is rows[7]["token_id"] is rows[7]["logprob"] is rows[7]["rank"] is None  # nothing follows
     assert run.to_arrow().num_rows == 8
-    # and in a notebook, tokens are shown by their texts, and bytes that are no character as such
+    # and in a notebook, tokens are shown by their texts, and bytes that are no character as bytes
     shown = html.unescape(run._repr_html_())
     tokens = [model.decode_token(int(token)) for token in run.top_ids[:, 3].ravel()]
     assert b"\xfd" in tokens
@@ -410,7 +416,7 @@ def test_it_is_a_table_with_the_names_of_the_view() -> None:
 
 
 @pytest.mark.parametrize("without", ["entropy", "top_ids", "positions"])
-def test_an_answer_that_is_no_lens_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, without: str) -> None:
+def test_a_malformed_answer_of_the_engine_is_refused_with_a_message(monkeypatch: pytest.MonkeyPatch, without: str) -> None:
     with load("x", "mock") as model:
         whole = model.lens_sync([1, 2, 3], [1]).to_columns()
         for columns in (

@@ -1,4 +1,4 @@
-"""A model's library that fails at any call that is made of it, once: one request at most is told, the others notice nothing."""
+"""A library that fails once, at any of its calls: at most one request gets the error, the others are not affected."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ CASES = (
 )
 FAULTS: dict[str, type[BaseException]] = {"exception": ZeroDivisionError, "panic": NativePanic}
 TOLD = {"exception": ZeroDivisionError, "panic": RuntimeFault}
-PREPARED = "prepared"  # the beginning of a forward that was prepared
+PREPARED = "prepared"  # the begin of a prepared forward
 AWAITED = ("_awaited",)
-AT_FIRST = ("open_pack", "load", "retain", "resize", "take_many", "split", PREPARED)  # of which there are not many
+AT_FIRST = ("open_pack", "load", "retain", "resize", "take_many", "split", PREPARED)  # there are few calls of these
 LATER = ("compute", "begin", "prepare", "ready", "push", "push_rows", "launch", *AWAITED, "take")
 CALLS = [*((member, 0) for member in AT_FIRST), *((member, 3) for member in LATER)]
 MORE_CALLS = [*CALLS, *((member, at) for member in (*AT_FIRST, *LATER) for at in (1, 9))]  # where they cost little
 BUDGET_TOKENS = 260
-LONG = 6  # tokens that each stream says
+LONG = 6  # tokens that each stream generates
 GREEDY = GenerationOptions(max_tokens=LONG, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
 
 
 class Work:
-    """Requests of every kind, and what is right for each; in two waves, between which nothing stands in a pack.
+    """Requests of every kind, and the right answer for each; in two waves, between which no KV is in a pack.
 
     Args:
-        model: Who is asked.
-        name: Of `CASES`, for the right answers.
+        model: The model under test.
+        name: The name in `CASES`, which selects the reference.
     """
 
     def __init__(self, model: LanguageModel, name: str) -> None:
@@ -60,13 +60,13 @@ class Work:
         return [int(i) for i in np.random.default_rng(seed).integers(3, 250, n)]
 
     def rows(self, ids: list[int], start: int) -> np.ndarray[Any, Any]:
-        """What follows each token of `ids` from number `start` on."""
+        """The log-probabilities after each token of `ids` from index `start` on."""
         if self.toy:
             return np.stack([reference(ids[: at + 1], self.name) for at in range(start, len(ids))])
         return expected(self.name, ids)[start:]
 
     def all(self) -> Iterator[list[tuple[str, Any, Callable[[Any], None]]]]:
-        """Waves of requests: each with a name, what is awaited, and what looks at the answer."""
+        """Waves of requests: each with a name, an awaitable, and a check of its answer."""
         stem = self.ids(1, 20)
         yield [
             *(self._stream([*stem[:at], *self.ids(at, 3)]) for at in (20, 11, 0)),
@@ -75,7 +75,7 @@ class Work:
             *(self._query([*stem, *self.ids(30 + i, 1 + i % 2)]) for i in range(5)),
             self._score([*stem[:17], *self.ids(40, 12)]),
         ]
-        yield [  # edges are split, what was put away is loaded
+        yield [  # edges are split, dropped packs are loaded again
             self._query([*stem[:13], 9]),
             self._stream([*stem, 7, 9]),
             self._query([*stem, 200]),
@@ -131,7 +131,7 @@ class Work:
 
 
 async def play(work: Work, between: Callable[[], None]) -> list[tuple[str, BaseException]]:
-    """Plays all waves; who was told of an error, and of which. All other answers are right."""
+    """Runs all waves, and returns the kinds of the requests that failed, with their errors. All other answers are checked."""
     told: list[tuple[str, BaseException]] = []
     for wave in work.all():
         answers = await asyncio.gather(*(awaited for _, awaited, _ in wave), return_exceptions=True)
@@ -146,7 +146,7 @@ async def play(work: Work, between: Callable[[], None]) -> list[tuple[str, BaseE
 
 @contextmanager
 def failing(backend: Any, member: str, at: int, error: BaseException) -> Iterator[list[int]]:
-    """Call number `at` of a member fails; the numbers of the calls that were made."""
+    """Makes call number `at` of a member fail, and yields the numbers of the calls that were made."""
     calls, count, name = list[int](), itertools.count(), "prepare" if member == PREPARED else member
     real = getattr(backend, name)
 
@@ -181,7 +181,7 @@ def work(request: pytest.FixtureRequest) -> Iterator[Work]:
         yield Work(model, name)
 
 
-def test_one_call_that_fails_costs_one_request_at_most(work: Work) -> None:
+def test_one_failing_call_of_the_library_ends_at_most_one_request(work: Work) -> None:
     model = work.model
     scheduler = engine_of(model).scheduler
     backend: Any = engine_of(model).backend
@@ -199,14 +199,14 @@ def test_one_call_that_fails_costs_one_request_at_most(work: Work) -> None:
         # when one call of the library fails in the middle of all kinds of work
         with failing(backend, member, at, FAULTS[fault](f"{member}, call {at}")) as calls:
             told = asyncio.run(play(work, put_away))
-        # then one request at most is told so, and nobody else notices
+        # then at most one request gets the error, and the others have right answers
         failed = len(calls) > at
         assert len(told) <= failed, (member, at, told)
         assert {type(error) for _, error in told} <= {TOLD[fault]}, (member, at, told)
         if failed:
             reached.add(member)
         audit(model)
-    # copies in the trie, or slots that it refers to
+    # recurrent models copy KV into the trie, others let it refer to slots
     assert reached >= {"open_pack", "compute", "resize"} | ({"load", "take", "split"} if backend.recurrent else set())
     assert bool(reached & {*AWAITED}) == (backend.info.backend == "mlx")
     assert (PREPARED in reached) == (work.name == "overlapping" or (backend.info.backend == "mlx" and not backend.recurrent))
@@ -214,7 +214,9 @@ def test_one_call_that_fails_costs_one_request_at_most(work: Work) -> None:
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 @pytest.mark.parametrize("member", ["export", "restore"])
-def test_a_snapshot_that_fails_is_told_so_alone(work: Work, member: str, fault: str, tmp_path: Path) -> None:
+def test_a_failing_snapshot_or_restore_does_not_affect_other_requests(
+    work: Work, member: str, fault: str, tmp_path: Path
+) -> None:
     model, path = work.model, tmp_path / "snapshot"
     ids = work.ids(60, 30)
     model.clear_cache()

@@ -1,4 +1,4 @@
-"""Loops and threads: any number of them, and an end for everybody who waits."""
+"""Event loops and threads: any number of them, and closing ends every waiting call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_one_loop_after_the_other() -> None:
             assert len(asyncio.run(model.sample([n], 4, []))) == 4
 
 
-def test_a_loop_that_ends_in_the_middle_of_a_stream() -> None:
+def test_a_loop_that_ends_in_the_middle_of_a_stream_leaves_nothing_behind() -> None:
     with fake_model(Behaviour(delay=0.001)) as model:
 
         async def leave() -> None:
@@ -45,7 +45,7 @@ def test_a_loop_that_ends_in_the_middle_of_a_stream() -> None:
         assert_right(model.next_token_logprobs_sync([3]), [3])
 
 
-def test_two_loops_in_two_threads() -> None:
+def test_two_loops_in_two_threads_get_right_answers() -> None:
     failures: list[BaseException] = []
     with fake_model(Behaviour(delay=0.0005)) as model:
 
@@ -54,12 +54,12 @@ def test_two_loops_in_two_threads() -> None:
                 paths = [some_ids(seed * 100 + i, 5 + step) for i in range(4)] + [some_ids(step, 8)]
                 rows = await asyncio.gather(*(model.next_token_logprobs(p) for p in paths), model.sample(paths[0], 3, []))
                 for row, path in zip(rows[:-1], paths, strict=True):
-                    assert_right(row, path)  # type: ignore[arg-type]  # rows but for the last
+                    assert_right(row, path)  # type: ignore[arg-type]  # rows except the last
 
         def run(seed: int) -> None:
             try:
                 asyncio.run(work(seed))
-            except BaseException as error:  # noqa: BLE001  # told below
+            except BaseException as error:  # noqa: BLE001  # reported below
                 failures.append(error)
 
         threads = [threading.Thread(target=run, args=(seed,)) for seed in (1, 2)]
@@ -70,7 +70,7 @@ def test_two_loops_in_two_threads() -> None:
         assert failures == []
 
 
-def test_blocking_twins_inside_a_running_loop() -> None:
+def test_synchronous_calls_work_inside_a_running_loop() -> None:
     with fake_model() as model:
 
         async def main() -> None:
@@ -85,7 +85,7 @@ def test_blocking_twins_inside_a_running_loop() -> None:
         asyncio.run(main())
 
 
-def test_a_blocking_twin_has_the_parameters_and_the_documentation_of_its_member() -> None:
+def test_a_synchronous_member_has_the_parameters_and_the_documentation_of_its_async_one() -> None:
     twins = [(owner, name) for owner in (LanguageModel, Session) for name in dir(owner) if name.endswith("_sync")]
     pairs = [(getattr(owner, name.removesuffix("_sync")), getattr(owner, name)) for owner, name in twins]
     pairs += [
@@ -99,7 +99,7 @@ def test_a_blocking_twin_has_the_parameters_and_the_documentation_of_its_member(
         assert member.__doc__ in twin.__doc__
 
 
-def test_async_twins() -> None:
+def test_async_members_do_the_same_as_the_synchronous_ones() -> None:
     async def main() -> None:
         async with load("anything", backend="fake") as model:
             await model.cache_kv_async([1, 2, 3])
@@ -117,13 +117,13 @@ def test_async_twins() -> None:
     asyncio.run(main())
 
 
-def test_closing_tells_everybody_who_waits() -> None:
+def test_closing_the_model_ends_every_waiting_call_with_an_error() -> None:
     # given a stream in the middle of a forward, and a query, a score, a stream and a call that wait for its end
     gate = Gate()
     model = load((Behaviour(before_forward=gate), None), backend="fake")
 
     async def main() -> None:
-        gate.shut(after=1)  # behind the first token
+        gate.shut(after=1)  # after the first token
         stream = model.generate([1, 2], GenerationOptions(max_tokens=1000, ignore_eos=True))
         first = await anext(stream)
         assert first.rank is not None
@@ -143,7 +143,7 @@ def test_closing_tells_everybody_who_waits() -> None:
                 pass
 
     asyncio.run(main())
-    model.close()  # once more does nothing
+    model.close()  # a second close does nothing
     for call in (
         lambda: model.next_token_logprobs_sync([1]),
         lambda: model.next_token_logprobs_uncached([1]),
@@ -156,11 +156,11 @@ def test_closing_tells_everybody_who_waits() -> None:
     ):
         with pytest.raises(SessionClosedError, match="closed"):
             call()
-    assert model.info.backend == "fake"  # what is known stays known
+    assert model.info.backend == "fake"  # info and metrics stay available
     assert model.metrics().tokens_computed > 0
 
 
-def test_no_thread_is_left() -> None:
+def test_closing_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
     with fake_model() as model:
         model.next_token_logprobs_sync([1])
@@ -168,7 +168,7 @@ def test_no_thread_is_left() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_backend_that_cannot_load_raises_where_it_is_loaded() -> None:
+def test_a_backend_that_fails_to_load_raises_in_load_and_leaves_no_thread() -> None:
     def broken(*_: object) -> Any:
         raise MemoryError("weights do not fit")
 

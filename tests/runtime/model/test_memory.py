@@ -1,4 +1,4 @@
-"""What the trie holds is all there is: no segment keeps a larger buffer alive, and nobody changes one."""
+"""The trie accounts for all KV: no segment keeps a larger buffer alive, and no request changes one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def payloads(model: LanguageModel) -> list[Any]:
 
 
 def arrays(payload: Any) -> list[Any]:
-    if isinstance(payload, SlotRun):  # what stands in a pack
+    if isinstance(payload, SlotRun):  # slots of a pack
         return []
     return [*payload.keys, *payload.values, *(a for a in payload.state or () if a is not None)]
 
@@ -83,7 +83,7 @@ def test_every_tensor_of_a_segment_owns_exactly_its_storage(name: str) -> None:
 @pytest.mark.slow
 def test_memory_in_use_returns_to_the_segments_bytes(name: str) -> None:
     mx = pytest.importorskip("mlx.core")
-    gc.collect()  # what earlier tests left ends here, on the thread that it belongs to, and not where `in_use` collects
+    gc.collect()  # garbage of earlier tests is freed here, on the thread that it belongs to, and not where `in_use` collects
     with load(tiny_path(name), backend="mlx", prefill_chunk_tokens=64) as model:
         cache = engine_of(model).scheduler.cache
 
@@ -96,7 +96,7 @@ def test_memory_in_use_returns_to_the_segments_bytes(name: str) -> None:
             found = [array for payload in payloads(model) for array in arrays(payload)] or packs(model)
             return sum(array.nbytes for array in found), len(found)
 
-        limit = on_owner(model, lambda: mx.set_cache_limit(0))  # a buffer that is used again may be larger than asked for
+        limit = on_owner(model, lambda: mx.set_cache_limit(0))  # a reused buffer may be larger than requested
         try:
             model.next_token_logprobs_sync([1])
             model.clear_cache()
@@ -106,7 +106,7 @@ def test_memory_in_use_returns_to_the_segments_bytes(name: str) -> None:
             nbytes, count = on_owner(model, held)
             assert count > (20 if name in RECURRENT else 6)
             assert nbytes <= after - before <= nbytes + 64 * count
-            # and goes with them
+            # and it is freed with them
             model.clear_cache()
             assert on_owner(model, in_use) - before <= 4096
         finally:
@@ -115,7 +115,7 @@ def test_memory_in_use_returns_to_the_segments_bytes(name: str) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_nobody_writes_into_a_cached_segment(backend: str, name: str) -> None:
+def test_no_request_writes_into_a_cached_segment(backend: str, name: str) -> None:
     # given the KV of a text and a copy of it
     with load(tiny_path(name), backend=backend) as model:
         stem = ids(1, 60)
@@ -134,12 +134,12 @@ def test_nobody_writes_into_a_cached_segment(backend: str, name: str) -> None:
             return whole
 
         before = on_owner(model, exported)
-        # when it is continued, branched from at many places, sampled from, scored, in packs old and new
+        # when it is continued, branched at many places, sampled from and scored, in old and new packs
         asyncio.run(model.batch_sample([stem, [*stem, 3], stem[:30]], 12, [], seed=1))
         on_owner(model, engine_of(model).scheduler.cache.workspaces.drop_idle)
         model.batch_next_token_logprobs_sync([[*stem, t] for t in range(6)] + [[*stem[:at], 1] for at in range(1, 60, 9)])
         asyncio.run(model.score([*stem, 5]))
-        # then it is what it was, byte for byte; where state was missing in the middle, it was worked out again
+        # then it is unchanged, byte for byte; where state was missing in the middle, it was computed again
         after = on_owner(model, exported)
         assert after.keys() == before.keys()
         for key, array in before.items():

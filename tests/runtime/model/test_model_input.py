@@ -1,4 +1,4 @@
-"""What the library's own model is called with, counted at its door: the metrics say the same, and no more than is needed."""
+"""The calls of the library's own model, counted: the metrics agree, and no more is computed than needed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ GREEDY = GenerationOptions(max_tokens=6, sampling=SamplingOptions(temperature=0.
 
 
 class Door:
-    """Stands in for an mlx-lm model: counts what it is called with."""
+    """Stands in for an mlx-lm model: records the number of tokens of each call."""
 
     def __init__(self, model: Any) -> None:
         self._inside = model
         self.calls: list[int] = []
 
     def watch(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
-        """Of calls that prepare a forward those count that are begun: until then nothing is computed."""
+        """A prepared forward counts once it is begun: until then nothing is computed."""
 
         def prepared(*args: Any) -> Any:
             before = len(self.calls)
@@ -57,7 +57,7 @@ class Door:
 
 @contextmanager
 def watched(backend: str, name: str, **options: Any) -> Iterator[tuple[LanguageModel, list[int]]]:
-    """A tiny model, and the tokens of each call of the library's."""
+    """A tiny model, and the number of tokens of each call of the library's model."""
     with load(tiny_path(name), backend=backend, threads=1 if backend == "hf" else None, **options) as model:
         inner: Any = engine_of(model).backend
         if backend == "mlx":
@@ -76,14 +76,14 @@ def watched(backend: str, name: str, **options: Any) -> Iterator[tuple[LanguageM
 
 
 def distinct(paths: Sequence[Sequence[int]]) -> int:
-    """Tokens of a trie of the paths."""
+    """The number of tokens in a trie of the paths."""
     return len({tuple(path[:n]) for path in paths for n in range(1, len(path) + 1)})
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "name"), [*ATTENTION, *RECURRENT])
-def test_everything_that_is_pushed_is_counted(backend: str, name: str) -> None:
-    # given all kinds of work: branches of a prompt, strangers, scores, streams that end early
+def test_every_computed_token_is_counted(backend: str, name: str) -> None:
+    # given all kinds of work: branches of a prompt, unrelated prompts, scores, streams that end early
     stem = some_ids(1, 40, 900)
     branches = [[*stem, *some_ids(10 + i, 1 + 3 * i, 900)] for i in range(5)]
 
@@ -101,8 +101,8 @@ def test_everything_that_is_pushed_is_counted(backend: str, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [("hf", "llama"), ("mlx", "llama"), ("hf", "lfm2"), ("mlx", "lfm2")])
-def test_what_went_into_calls_that_failed_is_counted_too(backend: str, name: str) -> None:
-    # given a model that gives no numbers after one token
+def test_the_tokens_of_failed_calls_are_counted_too(backend: str, name: str) -> None:
+    # given a model that gives NaN after one token
     guilty = 950
     paths = [[*some_ids(seed, 9, 900), token] for seed, token in enumerate((5, guilty, 7, 8))]
 
@@ -113,23 +113,23 @@ def test_what_went_into_calls_that_failed_is_counted_too(backend: str, name: str
         engine_of(model).call(lambda: poison(model, guilty, np.nan)).result()
         answers = asyncio.run(main(model))
         assert [isinstance(answer, NonFiniteLogitsError) for answer in answers] == [False, True, False, False]
-        # then the batch was pushed again in parts: that was work, and the metrics say so
+        # then the batch was computed again in parts, and the metrics include that
         assert sum(calls) > distinct(paths)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), RECURRENT)
 def test_prompts_that_end_inside_others_are_computed_once(backend: str, name: str) -> None:
-    # given prompts each of which is the beginning of the next, in any order, and a branch
+    # given prompts that are prefixes of one another, in any order, and a branch
     longest = some_ids(1, 90, 900)
     prompts = [longest[:50], longest, longest[:20], longest[:50], [*longest[:20], 7, 8]]
     with watched(backend, name) as (model, calls):
         rows = model.batch_next_token_logprobs_sync(prompts)
-        # then each token of the tree they make goes through the model once
+        # then each token of their tree is computed once
         assert sum(calls) == distinct(prompts)
         for prompt, row in zip(prompts, rows, strict=True):
             np.testing.assert_allclose(row, expected(name, prompt)[-1], atol=TOLERANCE, rtol=0)
-        # and whoever goes on from one of them, together or later, pushes its own tokens alone
+        # and a request that continues one of them, together with others or later, computes only its own tokens
         tails = asyncio.run(model.batch_sample(prompts, 4, [], temperature=0.0))
         paths = [[*prompt, *tail[:-1]] for prompt, tail in zip(prompts, tails, strict=True)]
         assert sum(calls) == distinct(paths)

@@ -1,4 +1,4 @@
-"""The whole model on tiny real architectures: whatever way a number is asked for, it is transformers' number."""
+"""The whole model on tiny real architectures: every way of computing a number gives that of transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def right(got: Any, name: str, text: list[int]) -> None:
 
 @pytest.mark.sampled(1)
 def test_cached_equals_uncached_equals_transformers(case: tuple[LanguageModel, str]) -> None:
-    # given a cached text (past every window), when it is continued, left in the middle, and asked for again
+    # given a cached text (past every window), when it is continued, branched in the middle, and queried again
     model, name = case
     text = ids(1, 70)
     model.cache_kv(text)
@@ -77,7 +77,7 @@ def test_score_equals_stepwise(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     text = ids(3, 60)
     reference = expected(name, text)
-    for _ in range(2):  # computed, then remembered
+    for _ in range(2):  # computed, then cached
         records = asyncio.run(model.score(text, top_k=4))
         assert records[0].logprob is None
         for at in range(1, 60):
@@ -109,12 +109,12 @@ def test_greedy_equals_transformers(case: tuple[LanguageModel, str]) -> None:
             assert record.token_id == int(row.argmax())
         assert record.logprob == pytest.approx(float(row[record.token_id]), abs=TOLERANCE)
         path.append(record.token_id)
-    # and what it left in the cache is right as well
+    # and the KV that it left in the cache is right as well
     right(model.next_token_logprobs_sync([*path, 9]), name, [*path, 9])
 
 
 @pytest.mark.sampled(1)
-def test_streams_of_a_batch_equal_themselves_alone(case: tuple[LanguageModel, str]) -> None:
+def test_streams_of_a_batch_are_the_same_as_alone(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     prompts = [ids(5, 9), ids(6, 31), [*ids(6, 20), 4], ids(7, 2)]
     alone = [asyncio.run(model.sample(p, 10, [], seed=i)) for i, p in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""A model's own generation_config.json: what is drawn under it is what transformers' `generate` makes of the same file."""
+"""A model's own generation_config.json: draws under it equal those of transformers' `generate` with the same file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ BACKENDS = ("hf", "mlx")
 BORDER = 1e-3  # of probability: log-probabilities within 1e-4 move the borders between tokens by less
 GREEDY: list[dict[str, Any]] = [
     {"do_sample": False, "max_new_tokens": 14},
-    {"do_sample": False, "max_new_tokens": 14, "temperature": 0.3, "top_k": 2, "top_p": 0.5},  # which greedy decoding ignores
+    {
+        "do_sample": False,
+        "max_new_tokens": 14,
+        "temperature": 0.3,
+        "top_k": 2,
+        "top_p": 0.5,
+    },  # greedy decoding ignores the last three
     {"do_sample": False, "max_new_tokens": 20, "repetition_penalty": 1.4, "suppress_tokens": list(range(40, 90))},
     {"do_sample": False, "max_new_tokens": 60, "repetition_penalty": 1.2, "eos_token_id": list(range(300, 400))},
 ]
@@ -45,7 +51,7 @@ def folder_with(config: dict[str, Any], at: Path) -> Path:
 
 @contextmanager
 def transformers_model(folder: Path) -> Iterator[Any]:
-    """Its own model, which reads the file by itself."""
+    """The model of transformers, which reads the file by itself."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -84,8 +90,10 @@ def test_greedy_answers_are_those_of_transformers(tmp_path: Path, config: dict[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", SAMPLED, ids=lambda config: "-".join(list(config)[1:]))
-def test_every_draw_is_one_of_what_transformers_would_draw_from(tmp_path: Path, config: dict[str, Any]) -> None:
-    """Seeds are no common ground; the number of each draw and the distribution it falls into are."""
+def test_every_draw_falls_into_the_interval_of_its_token_in_the_distribution_of_transformers(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    """Seeds cannot be compared; the random number of each draw and the distribution it falls into can."""
     folder = folder_with(config, tmp_path)
     prompt = [int(i) for i in random_ids(7, 24)]
     said: list[list[TokenRecord]] = []
@@ -108,7 +116,7 @@ def test_every_draw_is_one_of_what_transformers_would_draw_from(tmp_path: Path, 
 
 
 def interval(shares: npt.NDArray[np.float64], token: int) -> tuple[float, float]:
-    """Between which random numbers a token is drawn: by falling probability, ties by id."""
+    """The interval of random numbers for which a token is drawn: tokens by falling probability, ties by id."""
     assert shares[token] > 0, "transformers cuts it"
     order = np.lexsort((np.arange(len(shares)), -shares))
     reached = np.cumsum(shares[order])
@@ -116,7 +124,7 @@ def interval(shares: npt.NDArray[np.float64], token: int) -> tuple[float, float]
     return float(reached[at] - shares[token]), float(reached[at])
 
 
-def test_a_call_or_a_preset_says_otherwise_than_the_file(tmp_path: Path) -> None:
+def test_a_call_or_a_preset_takes_precedence_over_the_file(tmp_path: Path) -> None:
     folder = folder_with({"do_sample": True, "temperature": 1.9, "top_k": 3, "max_new_tokens": 9}, tmp_path)
     prompt = [int(i) for i in random_ids(8, 12)]
     with load(folder, backend="hf", threads=1) as model:
@@ -129,11 +137,11 @@ def test_a_call_or_a_preset_says_otherwise_than_the_file(tmp_path: Path) -> None
             greedy
             == [r.token_id for r in model.generate_sync(prompt, GenerationOptions.from_mapping({"do_sample": False}))][:4]
         )
-        # and where nobody but the call is to have a say, the file has none
+        # and with resolve=False only the call counts, not the file
         assert len(answered(model, prompt, resolve=False, ignore_eos=True, max_tokens=12, seed=1)) == 12
 
 
-def test_what_the_file_asks_for_and_nobody_follows_is_told(tmp_path: Path) -> None:
+def test_settings_of_the_file_that_are_not_supported_give_warnings(tmp_path: Path) -> None:
     config = {
         "do_sample": True, "top_k": 7, "no_repeat_ngram_size": 3, "num_beams": 4, "begin_suppress_tokens": [4],
         "min_new_tokens": 5, "num_return_sequences": 1, "penalty_alpha": None, "use_cache": True, "max_length": 20,
@@ -144,6 +152,6 @@ def test_what_the_file_asks_for_and_nobody_follows_is_told(tmp_path: Path) -> No
         with load(folder, backend=backend, threads=1) as model:
             told = {w.split()[1].partition("=")[0] for w in model.info.warnings if w.startswith("generation_config.json: ")}
             assert told == {"no_repeat_ngram_size", "num_beams", "begin_suppress_tokens", "min_new_tokens"}
-            # and what is one of our options is taken
+            # and settings that are options of ours are used
             own = model.own_options
             assert (own.sampling.top_k, own.sampling.banned_tokens, own.stop) == (7, (9, 11), ("zq",))

@@ -1,4 +1,4 @@
-"""A token whose keys and values are NaN or infinite: who says it is told, nobody else notices, and nothing of it stays."""
+"""A token whose keys and values are NaN or infinite: requests that contain it fail, others do not, and none of its KV stays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GREEDY = GenerationOptions(max_tokens=40, sampling=INNOCENT, ignore_eos=True, to
 
 @contextmanager
 def poisoned(backend: str, name: str, value: float, **options: Any) -> Iterator[LanguageModel]:
-    """A loaded model; at the end nothing is leased, and all that it holds are numbers."""
+    """A loaded model; at the end nothing is leased, and all KV that it holds is finite."""
     with load(tiny_path(name), backend=backend, threads=1 if backend == "hf" else None, **options) as model:
         engine_of(model).call(lambda: poison(model, POISON, value)).result()
         yield model
@@ -44,7 +44,7 @@ def poisoned(backend: str, name: str, value: float, **options: Any) -> Iterator[
 
 
 def sound(model: LanguageModel) -> None:
-    """Asserts that no pack, no payload and no score holds anything but numbers."""
+    """Asserts that all packs and payloads hold finite numbers only."""
 
     def look() -> None:
         cache, backend = engine_of(model).scheduler.cache, engine_of(model).backend
@@ -58,7 +58,7 @@ def sound(model: LanguageModel) -> None:
 
 
 def text(seed: int, n: int) -> list[int]:
-    """Innocent tokens, the same for the same seed."""
+    """Tokens other than `POISON`, the same for the same seed."""
     return [int(i) for i in np.random.default_rng(seed).integers(3, 250, n)]
 
 
@@ -67,9 +67,9 @@ def check(name: str, ids: list[int], got: Any) -> None:
 
 
 def greedy(name: str, prompt: list[int], said: list[int]) -> None:
-    """Asserts that each token was the likeliest but for `POISON`."""
+    """Asserts that each token was the likeliest except `POISON`."""
     assert POISON not in said
-    rows = np.delete(expected(name, [*prompt, *said])[len(prompt) - 1 : -1], POISON, axis=1)  # the last id that is drawn
+    rows = np.delete(expected(name, [*prompt, *said])[len(prompt) - 1 : -1], POISON, axis=1)  # no higher id is drawn
     np.testing.assert_allclose(rows[np.arange(len(said)), said], rows.max(-1), atol=2 * TOLERANCE, rtol=0)
 
 
@@ -79,7 +79,7 @@ async def spoken(model: LanguageModel, prompt: list[int], options: GenerationOpt
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "name", "value"), CASES)
-def test_who_says_it_is_told_and_nobody_else_notices(backend: str, name: str, value: float) -> None:
+def test_requests_that_contain_the_token_fail_and_others_are_not_affected(backend: str, name: str, value: float) -> None:
     with poisoned(backend, name, value, prefill_chunk_tokens=16) as model:
         prompts = [text(seed, 4 + seed) for seed in range(3)]
         queries = [text(10 + seed, 3 + seed % 3) for seed in range(7)]
@@ -87,11 +87,11 @@ def test_who_says_it_is_told_and_nobody_else_notices(backend: str, name: str, va
         long = text(30, 45)  # beside it, in the same chunks
 
         async def main() -> None:
-            # given streams and a search that run
+            # given running streams and a search
             streams = [asyncio.ensure_future(spoken(model, prompt, GREEDY)) for prompt in prompts]
             search = asyncio.ensure_future(model.beam_generate(text(40, 5), BeamOptions(3, 8, ignore_eos=True)))
             await asyncio.sleep(0)
-            # when queries come, some of which hold the token
+            # when queries arrive, some of which contain the token
             asked = [queries[0], bad[0], *queries[1:4], bad[2], long, bad[1], *queries[4:]]
             got = await asyncio.gather(
                 *(model.next_token_logprobs(ids) for ids in asked),
@@ -99,7 +99,7 @@ def test_who_says_it_is_told_and_nobody_else_notices(backend: str, name: str, va
                 model.score(text(52, 33), top_k=2),
                 return_exceptions=True,
             )
-            # then those fail, and those alone
+            # then only those fail
             for ids, one in zip(asked, got[:-2], strict=True):
                 if POISON in ids:
                     assert isinstance(one, NonFiniteLogitsError)
@@ -120,7 +120,7 @@ def test_who_says_it_is_told_and_nobody_else_notices(backend: str, name: str, va
 
         asyncio.run(main())
         sound(model)
-        # and later ones, and the same ones again, are answered as well
+        # and later queries, and the same ones again, are answered as well
         for ids in (*queries, long, text(60, 3)):
             check(name, ids, model.next_token_logprobs_sync(ids))
         with pytest.raises(NonFiniteLogitsError, match=f"position {len(bad[0]) - 1}"):
@@ -129,8 +129,8 @@ def test_who_says_it_is_told_and_nobody_else_notices(backend: str, name: str, va
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "name", "value"), CASES)
-def test_an_answer_that_says_it_ends_alone(backend: str, name: str, value: float) -> None:
-    # given an answer that is made to say the token, beside two that do not
+def test_an_answer_that_draws_the_token_fails_alone(backend: str, name: str, value: float) -> None:
+    # given an answer that is forced to draw the token, beside two that do not
     with poisoned(backend, name, value) as model:
         forced = GenerationOptions(
             max_tokens=6, sampling=SamplingOptions(temperature=0.0, logit_bias={POISON: 1000.0}), ignore_eos=True, top_k=0
@@ -141,7 +141,7 @@ def test_an_answer_that_says_it_ends_alone(backend: str, name: str, value: float
             said: list[int] = []
             try:
                 async for record in model.generate(text(3, 5), forced):
-                    said.append(record.token_id)  # noqa: PERF401  # an error must find those that came before it
+                    said.append(record.token_id)  # noqa: PERF401  # tokens before an error must be kept
             except NonFiniteLogitsError as error:
                 return said, error
             return said, None
@@ -150,7 +150,7 @@ def test_an_answer_that_says_it_ends_alone(backend: str, name: str, value: float
             # when they run together
             innocent = asyncio.gather(*(spoken(model, prompt, GREEDY) for prompt in prompts))
             found, others = await asyncio.gather(guilty(), innocent)
-            # then it has said the token, and ends where it would go on from it
+            # then it has drawn the token, and fails where it would continue after it
             assert found[0] == [POISON]
             assert isinstance(found[1], NonFiniteLogitsError)
             for prompt, said in zip(prompts, others, strict=True):
@@ -170,17 +170,17 @@ def test_an_answer_that_says_it_ends_alone(backend: str, name: str, value: float
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_wrong_guess_of_it_hurts_nobody(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_draft_of_the_token_does_not_affect_the_answer(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = replace(GREEDY, max_tokens=24, speculative=SpeculativeOptions(method="prompt_lookup"))
     monkeypatch.setattr(PromptLookup, "propose", lambda _, limit: [7, POISON, 8][:limit])
     with poisoned(backend, "llama", np.nan) as model:
         said = asyncio.run(spoken(model, text(6, 4), options))
         assert len(said) == 24
         greedy("llama", text(6, 4), said)
-        assert model.metrics().forward_calls > 36  # those that were rolled back are beside the 24
+        assert model.metrics().forward_calls > 36  # those that were rolled back come in addition to the 24
 
 
-def test_a_gather_with_one_bad_row_leaves_the_others_theirs() -> None:
+def test_a_gather_with_one_bad_row_does_not_affect_the_others() -> None:
     for backend in ("hf", "mlx"):
         with poisoned(backend, "llama", np.nan) as model:
             texts = [[10 + i, 20, 30 + i] if i != 3 else [10, POISON, 3] for i in range(8)]

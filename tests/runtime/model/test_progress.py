@@ -1,4 +1,4 @@
-"""`progress` of long calls: a bar, or a callable that hears how many are done; an interrupt keeps what is done."""
+"""`progress` of long calls: a bar, or a callable that gets the number done; an interrupt keeps completed work."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Call = Callable[..., Any]
 
 
 async def collected(stream: Any) -> list[str]:
-    return sorted([repr(item) async for item in stream])  # answers of a batch come in any order
+    return sorted([repr(item) async for item in stream])  # answers of a batch arrive in any order
 
 
-# name -> (the call, what it counts in all, its unit)
+# name -> (the call, its total, its unit)
 CALLS: dict[str, tuple[Call, int, str]] = {
     "score": (lambda model, **named: model.score(IDS, **named), 300, "token"),
     "generate": (lambda model, **named: collected(model.generate(IDS, OPTIONS, **named)), 6, "token"),
@@ -37,7 +37,7 @@ CALLS: dict[str, tuple[Call, int, str]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_callable_hears_how_many_are_done(name: str) -> None:
+def test_a_callable_gets_the_number_done_and_the_total(name: str) -> None:
     call, total, _ = CALLS[name]
     counted: list[tuple[int, int | None]] = []
     with fake_model(prefill_chunk_tokens=32) as model:
@@ -45,11 +45,11 @@ def test_a_callable_hears_how_many_are_done(name: str) -> None:
         told = asyncio.run(call(model, progress=lambda *heard: counted.append(heard)))
     assert counted[-1] == (total, total)
     assert [done for done, _ in counted] == sorted(done for done, _ in counted)
-    assert repr(told) == repr(plain)  # which is as without
+    assert repr(told) == repr(plain)  # the same as without
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_true_draws_a_bar_that_is_full_at_the_end(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_true_draws_a_bar_that_is_full_at_the_end(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     call, total, unit = CALLS[name]
     with fake_model() as model:
         asyncio.run(call(model, progress=True))
@@ -72,7 +72,7 @@ async def in_a_session(model: LanguageModel, **named: Any) -> list[str]:
     return text
 
 
-def test_a_session_tells_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_session_reports_progress_too(capfd: pytest.CaptureFixture[str]) -> None:
     counted: list[tuple[int, int | None]] = []
     with fake_model(prefill_chunk_tokens=32) as model:
         plain = asyncio.run(in_a_session(model))
@@ -100,7 +100,7 @@ def test_a_load_draws_a_bar(capfd: pytest.CaptureFixture[str]) -> None:
         load(folder, "hf", progress="bar")  # type: ignore[arg-type]  # what is refused
 
 
-def test_both_listeners_hear_it() -> None:
+def test_progress_and_on_progress_get_the_same_numbers() -> None:
     counted: list[tuple[int, int | None]] = []
     heard: list[PromptProgress] = []
     with fake_model(prefill_chunk_tokens=32) as model:
@@ -121,7 +121,7 @@ LISTENED: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", LISTENED)
-def test_what_a_listener_raises_comes_to_its_own_caller(name: str) -> None:
+def test_an_error_of_a_progress_callback_is_raised_in_its_own_call_only(name: str) -> None:
     heard: list[PromptProgress] = []
 
     async def both(model: LanguageModel) -> tuple[Any, Any]:
@@ -141,19 +141,19 @@ def interrupted(done: int, _total: int | None) -> None:
         raise KeyboardInterrupt
 
 
-def test_an_interrupted_score_keeps_what_is_computed() -> None:
+def test_an_interrupted_score_keeps_the_computed_tokens() -> None:
     with fake_model(prefill_chunk_tokens=32) as model:
         with pytest.raises(KeyboardInterrupt):
             model.score_sync(IDS, progress=interrupted)
         computed = settled(model)[0].tokens_computed
         assert 100 <= computed < len(IDS)
         run = run_sync(model.score_run(IDS))
-        assert settled(model)[0].tokens_computed <= len(IDS) + 1  # none twice but the one that was the last
+        assert settled(model)[0].tokens_computed <= len(IDS) + 1  # no token twice except the last one
     with fake_model() as fresh:
         np.testing.assert_allclose(run.logprob, run_sync(fresh.score_run(IDS)).logprob, atol=1e-4)
 
 
-def test_windows_count_the_tokens_of_all() -> None:
+def test_a_score_in_windows_counts_the_tokens_of_all_windows() -> None:
     counted: list[tuple[int, int | None]] = []
     with load("x", backend="fake", context_length=64) as model:
         model.score_sync(some_ids(2, 150), stride=32, progress=lambda *heard: counted.append(heard))
@@ -162,7 +162,7 @@ def test_windows_count_the_tokens_of_all() -> None:
 
 
 @pytest.mark.parametrize("many", [True, False])
-def test_what_came_before_an_interrupt_is_there(many: bool) -> None:
+def test_records_before_an_interrupt_are_kept(many: bool) -> None:
     def stop(done: int, _total: int | None) -> None:
         if done >= 2:
             raise KeyboardInterrupt
@@ -174,7 +174,7 @@ def test_what_came_before_an_interrupt_is_there(many: bool) -> None:
         if not many:
             stream = model.generate(IDS, each[0], progress=progress)
         async for item in stream:
-            got.append(item)  # noqa: PERF401  # a comprehension would lose what came
+            got.append(item)  # noqa: PERF401  # a comprehension would lose the records
 
     got: list[Any] = []
     with fake_model() as model:

@@ -1,4 +1,4 @@
-"""Bad input, each kind on both backends and over the pipe: a typed error before anything is computed, and nothing changed."""
+"""Bad input, each kind on both backends and over the pipe: a typed error before anything is computed, and no change."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ Ask = Callable[[LanguageModel, Path], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """What is asked, and what is said to it."""
+    """A bad call, and the error that it must raise."""
 
     ask: Ask
     error: type[Exception]
     says: str
 
 
-# ---- the ways in ------------------------------------------------------------------------------------------------------
+# ---- the entry points -------------------------------------------------------------------------------------------------
 
 
 def one(**options: Any) -> Ask:
-    """A stream."""
+    """A stream with these options."""
     return lambda model, _: anext(model.generate(PROMPT, GenerationOptions(**options)))
 
 
@@ -63,12 +63,12 @@ def batch(**options: Any) -> Ask:
 
 
 def blocking(**options: Any) -> Ask:
-    """The thread's own stream."""
+    """A synchronous stream, in another thread."""
     return lambda model, _: asyncio.to_thread(lambda: next(iter(model.generate_sync(PROMPT, GenerationOptions(**options)))))
 
 
 def session(**options: Any) -> Ask:
-    """The next answer in a session that has a beginning."""
+    """The next answer in a session that holds `PROMPT`."""
     return lambda model, _: anext(SESSIONS[id(model)].decode(GenerationOptions(**options)))
 
 
@@ -77,7 +77,7 @@ def session_blocking(**options: Any) -> Ask:
 
 
 def forked(**options: Any) -> Ask:
-    """A fork of it."""
+    """The next answer in a fork of that session."""
 
     async def ask(model: LanguageModel, _: Path) -> None:
         with SESSIONS[id(model)].fork() as fork:
@@ -177,11 +177,11 @@ BAD: dict[str, Bad] = {
 }
 
 
-# ---- who is asked ------------------------------------------------------------------------------------------------------
+# ---- the models --------------------------------------------------------------------------------------------------------
 
 
 class Bomb:
-    """Goes off if it is ever unpickled."""
+    """Creates a file if it is ever unpickled."""
 
     def __reduce__(self) -> Any:
         return (Path.touch, (Path(self.path),))
@@ -192,7 +192,7 @@ class Bomb:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of adapters that cannot be used, by what is wrong with them."""
+    """Folders of adapters that cannot be used, named by their fault."""
     root = tmp_path_factory.mktemp("bad")
     plain = {f"{Q}.lora_A.weight": np.ones((4, 64), np.float32), f"{Q}.lora_B.weight": np.ones((64, 4), np.float32)}
     wide = {**plain, f"{Q}.lora_A.weight": np.ones((4, 65), np.float32)}
@@ -235,8 +235,8 @@ def model(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterator[La
 
 
 def state(model: LanguageModel) -> dict[str, Any]:
-    """What a refusal must leave as it is."""
-    for _ in range(2):  # what was cancelled is out of the way, and the reports speak of it
+    """The state that a refusal must not change."""
+    for _ in range(2):  # cancelled requests have ended, and the reports include them
         model.prefix_match([1])
     metrics, report, info = model.metrics(), model.cache_report(), model.info
     return {
@@ -254,7 +254,7 @@ def state(model: LanguageModel) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
-def test_it_is_refused_before_compute_and_nothing_is_changed(
+def test_bad_input_is_refused_before_compute_and_changes_nothing(
     model: LanguageModel, runner: asyncio.Runner, root: Path, name: str
 ) -> None:
     bad, before = BAD[name], state(model)
@@ -287,6 +287,6 @@ def test_a_draft_model_of_another_vocabulary_is_refused_at_load(backend: str, tm
 
 
 @pytest.mark.slow
-def test_so_it_is_over_the_pipe(tmp_path: Path, runner: asyncio.Runner) -> None:
+def test_a_draft_model_of_another_vocabulary_is_refused_over_the_pipe(tmp_path: Path, runner: asyncio.Runner) -> None:
     with pytest.raises(InvalidRequestError, match=SAYS):
         runner.run(spawn(tiny_path("llama"), "mlx", draft_model=spoilt_vocabulary(tmp_path / "other")))

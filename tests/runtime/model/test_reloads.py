@@ -1,4 +1,4 @@
-"""A process that loads and closes models again and again keeps nothing of them."""
+"""A process that repeatedly loads and closes models keeps nothing of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print(text.value.decode().count("<heap nr="))
 
 
 def native_threads(at_most: int = 0) -> int:
-    """How many the process has, once those that are ending have ended; waits until they are no more than `at_most`."""
+    """The number of threads of the process, after waiting a while for it to fall to `at_most`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         count = len(list(Path("/proc/self/task").iterdir()))
@@ -66,7 +66,7 @@ def use(backend: str) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_no_thread_of_the_library_stays(backend: str) -> None:
+def test_closing_a_model_leaves_no_thread_of_the_library(backend: str) -> None:
     first = use(backend)
     before = native_threads()
     for _ in range(4):
@@ -76,7 +76,7 @@ def test_no_thread_of_the_library_stays(backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_models_at_once_have_streams_of_their_own() -> None:
+def test_several_models_at_once_are_right_and_leave_no_thread() -> None:
     def several() -> list[list[float]]:
         models = [load(tiny_path("llama"), "mlx") for _ in range(3)]
         found: list[list[float]] = [[] for _ in models]
@@ -140,7 +140,7 @@ def test_close_frees_the_weights_without_the_collector() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc for the bytes in use")
-def test_a_thread_keeps_no_words_of_tokenizers_that_are_gone() -> None:
+def test_a_thread_keeps_no_words_of_freed_tokenizers() -> None:
     class Usage(ctypes.Structure):
         _fields_: ClassVar = [(f"_{at}", ctypes.c_size_t) for at in range(7)] + [("used", ctypes.c_size_t * 3)]
 
@@ -163,13 +163,13 @@ def test_a_thread_keeps_no_words_of_tokenizers_that_are_gone() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="counts arenas of glibc")
 @pytest.mark.parametrize(("variables", "count"), [({}, 2), ({"MALLOC_ARENA_MAX": "5"}, 5)])
-def test_threads_share_few_arenas_unless_the_environment_says_how_many(variables: dict[str, str], count: int) -> None:
+def test_threads_share_few_arenas_unless_the_environment_sets_their_number(variables: dict[str, str], count: int) -> None:
     rest = {name: value for name, value in os.environ.items() if name not in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")}
     child = subprocess.run([sys.executable, "-c", COUNT_ARENAS], env=rest | variables, capture_output=True, text=True)
     assert (child.stdout, child.stderr) == (f"{count}\n", "")
 
 
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_settings_are_skipped_with_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     limit_arenas()
     return_memory()

@@ -1,4 +1,4 @@
-"""Sampled streams on real architectures: the same alone, in a batch, on a branch and warm, and as transformers generates."""
+"""Sampled streams on real architectures: the same alone, in a batch, on a branch and warm, and as by transformers."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_a_stream_is_the_same_alone_in_a_batch_on_a_branch_and_warm(model: Langu
     assert again == alone
     assert staged == alone
     assert rest == alone[5:]
-    assert tokens(list(model.generate_sync(prompt, options()))) == alone  # from the remembered distribution
+    assert tokens(list(model.generate_sync(prompt, options()))) == alone  # from the cached distribution
     assert tokens(list(model.generate_sync(prompt, options(branch=1)))) != alone
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_the_same_stream_after_a_reload(backend: str) -> None:
+def test_a_stream_is_the_same_after_a_reload(backend: str) -> None:
     streams = []
     for _ in range(2):
         with load(tiny_path("llama"), backend=backend, threads=1) as model:
@@ -104,7 +104,7 @@ def test_both_backends_draw_the_same_stream() -> None:
 @pytest.mark.parametrize(
     "settings", [{"repetition_penalty": 1.4}, {"repetition_penalty": 1.2, "suppress_tokens": list(range(40, 90))}]
 )
-def test_greedy_with_penalties_is_transformers(model: LanguageModel, settings: dict[str, Any]) -> None:
+def test_greedy_answers_with_penalties_equal_those_of_transformers(model: LanguageModel, settings: dict[str, Any]) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -119,7 +119,7 @@ def test_greedy_with_penalties_is_transformers(model: LanguageModel, settings: d
         chosen = GenerationOptions.from_mapping({**settings, "do_sample": False, "max_new_tokens": 16, "ignore_eos": True})
         model.clear_cache()
         assert tokens(list(model.generate_sync(prompt, chosen))) == answer
-        assert tokens(list(model.generate_sync(prompt, chosen))) == answer  # the normaliser is remembered too
+        assert tokens(list(model.generate_sync(prompt, chosen))) == answer  # the normaliser is cached too
 
 
 def test_ids_outside_the_vocabulary_are_refused_before_compute(model: LanguageModel) -> None:
@@ -139,7 +139,7 @@ def test_ids_outside_the_vocabulary_are_refused_before_compute(model: LanguageMo
     assert model.metrics().tokens_computed == before.tokens_computed
 
 
-def test_the_models_own_options_hold_where_nobody_else_says(model: LanguageModel) -> None:
+def test_options_of_the_call_and_the_session_take_precedence_and_their_sources_are_reported(model: LanguageModel) -> None:
     resolved = model.resolve_options({"temperature": 0.3}, session={"top_p": 0.5})
     assert resolved.sources["sampling.temperature"] == "call"
     assert resolved.sources["sampling.top_p"] == "session"
@@ -148,7 +148,7 @@ def test_the_models_own_options_hold_where_nobody_else_says(model: LanguageModel
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_poor_generation_config_does_not_stop_the_model(tmp_path: Path, backend: str) -> None:
+def test_an_invalid_generation_config_gives_warnings_and_the_model_works(tmp_path: Path, backend: str) -> None:
     folder = Path(shutil.copytree(tiny_path("llama"), tmp_path / "poor"))
     poor = {"do_sample": True, "temperature": -1, "top_k": 50.0, "suppress_tokens": [99_999], "max_new_tokens": 0}
     (folder / "generation_config.json").write_text(json.dumps(poor), "utf-8")

@@ -1,4 +1,4 @@
-"""Texts longer than the context, scored in windows; and the blocking twins of `score` and `complete`."""
+"""Texts longer than the context, scored in windows; and the synchronous forms of `score` and `complete`."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
 
 
 def by_hand(text: list[int], stride: int) -> list[float]:
-    """The loop of transformers' guide to perplexity, over its own logits; NaN for the first token, which follows nothing."""
+    """The loop of transformers' guide to perplexity, over its own logits; NaN for the first token, which has no context."""
     found = [math.nan]
     previous_end = 0
     for begin in range(0, len(text), stride):
         end = min(begin + CONTEXT, len(text))
         window = text[begin:end]
-        logprobs = expected("llama", window)  # row i: what follows token i
+        logprobs = expected("llama", window)  # row i: log-probabilities after token i
         found += [float(logprobs[place - begin - 1][text[place]]) for place in range(max(previous_end, 1), end)]
         previous_end = end
         if end == len(text):
@@ -64,12 +64,12 @@ def test_every_token_is_scored_once_as_in_the_loop_of_transformers_guide(
     got = [math.nan if record.logprob is None else record.logprob for record in records]
     np.testing.assert_allclose(got, by_hand(text, stride), atol=TOLERANCE, rtol=0)
     assert all(len(record.top_ids) == 3 for record in records[1:])
-    # and blocking, and from a position on, these are the same records
+    # and synchronous, and from a position on, the records are the same
     assert model.score_sync(text, 3, stride=stride) == records
     assert model.score_sync(text, 3, 71, stride=stride) == records[71:]
 
 
-def test_what_fits_is_scored_as_without_a_stride(model: LanguageModel) -> None:
+def test_a_text_that_fits_is_scored_as_without_a_stride(model: LanguageModel) -> None:
     short = TEXT[:CONTEXT]
     assert model.score_sync(short, stride=9) == model.score_sync(short) == asyncio.run(model.score(short))
 
@@ -111,7 +111,7 @@ def test_progress_counts_the_tokens_of_all_windows(model: LanguageModel) -> None
     assert done[-1] == 5 * CONTEXT + len(TEXT) - 5 * 48
 
 
-def test_a_character_cut_by_two_windows_is_whole(model: LanguageModel) -> None:
+def test_a_character_split_between_two_windows_is_whole(model: LanguageModel) -> None:
     text = "日本語 é " * 12
     ids = model.tokenize(text)
     assert len(ids) > CONTEXT
@@ -119,7 +119,7 @@ def test_a_character_cut_by_two_windows_is_whole(model: LanguageModel) -> None:
         assert "".join(record.text for record in model.score_sync(ids, stride=stride)) == model.detokenize(ids)
 
 
-def test_complete_sync_says_what_complete_says_also_inside_a_running_loop(model: LanguageModel) -> None:
+def test_complete_sync_gives_the_answer_of_complete_also_inside_a_running_loop(model: LanguageModel) -> None:
     said = asyncio.run(model.complete("The parser", GREEDY))
     again = model.complete_sync("The parser", GREEDY)
     assert (again, again.finish_reason, again.incomplete) == (said, "length", True)

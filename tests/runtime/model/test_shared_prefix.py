@@ -1,4 +1,4 @@
-"""Continuations of one point hold its prefix once: the bytes of all packs and of the cache, on real backends."""
+"""Continuations of one prefix hold it once: the bytes of all packs and of the cache, on real backends."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.tiny_models import tiny_path
 
 PREFIX = [int(i) for i in random_ids(31, 1500)]
 NEW = 5  # tokens of a branch
-KINDS = (  # the last four with recurrent layers, whose chains are rows of a forward
+KINDS = (  # the last four have recurrent layers, whose chains are rows of a forward
     *(("hf", "llama"), ("mlx", "gemma3")),
     *((backend, name) for backend in ("hf", "mlx") for name in ("lfm2", "falcon_h1")),
 )
 
 
 class Held:
-    """The bytes of keys and values in a backend's packs, as the libraries' own arrays have them, after every forward."""
+    """The bytes of keys and values in a backend's packs, from the libraries' own arrays, after every forward."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._backend = cast("Any", engine_of(model).backend)
         self._packs: list[Any] = []
         self.most = 0
         self.rows = 0  # chains whose paths were copied side by side into one forward
-        self.shared = 0  # those that went side by side over one K/V
+        self.shared = 0  # chains that were computed side by side over one K/V
         opened, rows = self._backend.open_pack, self._backend.push_rows
 
         def open_pack() -> Any:
@@ -57,7 +57,7 @@ class Held:
         self._backend.push_rows = counted
 
     def look(self) -> None:
-        """Adds up what is held now."""
+        """Adds up the bytes held now."""
         self.most = max(self.most, sum(self._backend.pack_bytes(pack) for pack in self._packs))
 
 
@@ -91,15 +91,15 @@ def test_eight_branches_hold_the_prefix_once(model: LanguageModel) -> None:
     assert alone >= prefix
     # when there are eight, after everything was dropped
     model.clear_cache()
-    model.set_kv_budget(model.metrics().kv_budget)  # the high water is counted anew
+    model.set_kv_budget(model.metrics().kv_budget)  # this resets the peak
     held.most = 0
     branches = said(model, 8)
     assert len(set(branches)) > 4
-    # then what they hold more is what they said, and where each of them is: far less than the prefix once more
+    # then they hold in addition only their own tokens and states: far less than a second copy of the prefix
     own = len({branch[:m] for branch in branches for m in range(1, NEW + 1)})
-    states = 2 * 8 * engine_of(model).backend.state_bytes  # of where each stands, and of what is published
+    states = 2 * 8 * engine_of(model).backend.state_bytes  # the current state of each branch, and the published ones
     assert held.most - alone <= 2 * own * slot + states < prefix / 4
     assert settled(model)[0].kv_peak_bytes - alone_in_all <= 2 * own * (slot + per_token) + states < prefix / 4
-    # nor was it copied for the length of a forward, also where branches are rows of a batch
+    # nor was it copied for the duration of a forward, also where branches are rows of a batch
     assert held.rows == 0
     assert (held.shared > 0) == ("recurrent" in model.info.attention_kinds)

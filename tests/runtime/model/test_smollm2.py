@@ -1,4 +1,4 @@
-"""SmolLM2 through the whole model, against plain transformers: a few tokens, both backends."""
+"""SmolLM2 through the whole model, compared with plain transformers: a few tokens, both backends."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_chat_turn_equals_plain_transformers(model: LanguageModel, plain: Any)
 
 
 def test_a_cached_answer_equals_an_uncached_one(model: LanguageModel) -> None:
-    # given a text in the cache, one that goes on from it, and one that leaves it half way
+    # given a cached text, one that continues it, and one that branches from it half way
     ids = model.tokenize(TEXT)
     model.clear_cache()
     model.cache_kv(ids)
@@ -91,10 +91,10 @@ def test_a_cached_answer_equals_an_uncached_one(model: LanguageModel) -> None:
 
 
 def test_a_batch_equals_each_alone(model: LanguageModel) -> None:
-    # given paths of different lengths: with a common prefix, inside one another, and strangers
+    # given paths of different lengths: with a common prefix, prefixes of one another, and unrelated ones
     ids = model.tokenize(TEXT)
     batch = [ids, ids[:4], [*ids[:7], *model.tokenize(" the moon")], model.tokenize("def main():"), ids[:1]]
-    # when they are asked for together, without anything remembered, and then one by one, likewise
+    # when they are queried together with an empty cache, and then one by one, likewise
     model.clear_cache()
     together = model.batch_next_token_logprobs_sync(batch)
     for path, row in zip(batch, together, strict=True):
@@ -104,7 +104,7 @@ def test_a_batch_equals_each_alone(model: LanguageModel) -> None:
         np.testing.assert_allclose(row, alone, atol=TOLERANCE[model.info.backend], rtol=0)
 
 
-def test_streams_of_a_batch_say_what_each_says_alone(model: LanguageModel) -> None:
+def test_streams_of_a_batch_are_the_same_as_alone(model: LanguageModel) -> None:
     # given two prompts and the greedy answer to each
     prompts = [model.tokenize("The capital of France is"), model.tokenize("One, two, three,")]
     model.clear_cache()

@@ -1,4 +1,4 @@
-"""Seeded streams at temperature 1, in each form a model is held in: alone, in a batch, as a branch, warm, after a reload."""
+"""Seeded streams at temperature 1, for each form of weights and KV: alone, in a batch, as a branch, warm, after a reload."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVEN: list[Case] = [
     ("mlx", "llama", {"dtype": "float16"}),
     ("mlx", "llama", {"dtype": "bfloat16"}),
 ]
-ROUNDED: list[tuple[Case, str]] = [  # and what keeps a stream the same
+ROUNDED: list[tuple[Case, str]] = [  # and the option that keeps a stream the same
     (("hf", "llama", {"dtype": "float16"}), "dtype='float32'"),
     (("hf", "llama", {"dtype": "bfloat16"}), "dtype='float32'"),
     (("hf", "llama", {"weights": "bfloat16"}), "weights='float32'"),
@@ -41,13 +41,13 @@ ROUNDED: list[tuple[Case, str]] = [  # and what keeps a stream the same
 ]
 FAST = ("mlx-gemma3", "hf-lfm2", "mlx-llama-dtype=bfloat16", "hf-llama-kv_dtype=q8")
 PROMPTS = [[int(i) for i in random_ids(seed, 10 + 7 * seed % 40)] for seed in range(8)]
-TOKENS, KEPT = 12, 5  # of each, and in front of its branch
-TIES = 2  # streams that may meet two tokens between which float32 cannot choose
+TOKENS, KEPT = 12, 5  # tokens of each stream, and those before its branch
+TIES = 2  # streams that may meet two tokens that float32 cannot order
 
 
 @pytest.fixture(autouse=True)
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shelf of the test's own: perplexities are kept there."""
+    """A separate shelf for each test: perplexities are stored there."""
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
 
 
@@ -57,7 +57,7 @@ def named(case: Case) -> str:
 
 
 def each(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """All of them, those of `FAST` among the fast tests."""
+    """All cases; those not in `FAST` are marked as slow."""
     return [pytest.param(*case, marks=() if named(case[0]) in FAST else pytest.mark.slow, id=named(case[0])) for case in cases]
 
 
@@ -77,7 +77,7 @@ def tokens(records: list[TokenRecord]) -> Stream:
 
 
 def alone(model: LanguageModel) -> list[Stream]:
-    """Each stream with nothing computed before."""
+    """Each stream with an empty cache."""
     streams = []
     for seed, prompt in enumerate(PROMPTS):
         model.clear_cache()
@@ -101,7 +101,7 @@ def in_company(model: LanguageModel, streams: list[Stream]) -> dict[str, list[St
     model.clear_cache()
     ways["batch"] = asyncio.run(batch())
     engine = engine_of(model)
-    engine.call(engine.scheduler.cache.workspaces.drop_idle).result()  # so that what rests in the cache is loaded
+    engine.call(engine.scheduler.cache.workspaces.drop_idle).result()  # so that cached KV is loaded
     ways["warm"] = [tokens(list(model.generate_sync(prompt, drawn(seed)))) for seed, prompt in enumerate(PROMPTS)]
     for seed, (prompt, stream) in enumerate(zip(PROMPTS, streams, strict=True)):
         model.clear_cache()
@@ -113,7 +113,7 @@ def in_company(model: LanguageModel, streams: list[Stream]) -> dict[str, list[St
 
 
 def parted(model: LanguageModel, seed: int, stream: Stream, other: Stream) -> bool:
-    """Whether they part, which is right alone where both tokens are the draw's own within the tolerance of numbers."""
+    """Whether the streams diverge, which is allowed only where the draw may give either token within the tolerance."""
     if stream == other:
         return False
     at = next(i for i, (a, b) in enumerate(zip(stream, other, strict=True)) if a != b)
@@ -132,7 +132,7 @@ def said(info: ModelInfo) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", each([(case,) for case in EVEN]))
-def test_it_is_the_same_in_any_company(case: Case) -> None:
+def test_a_stream_is_the_same_alone_in_a_batch_as_a_branch_warm_and_after_a_reload(case: Case) -> None:
     with opened(case) as model:
         if model.info.dtype != "float32" and model.info.device != "cpu":
             pytest.skip("a GPU's kernels round as the number of rows has it, and the model says so")
@@ -151,7 +151,9 @@ def test_it_is_the_same_in_any_company(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "way_out"), each(ROUNDED))
-def test_where_it_may_not_be_the_model_says_so(case: Case, way_out: str, tell: Callable[[str], None]) -> None:
+def test_a_model_whose_streams_may_differ_in_a_batch_has_a_warning(
+    case: Case, way_out: str, tell: Callable[[str], None]
+) -> None:
     with opened(case) as model:
         [warning] = said(model.info)
         assert way_out in warning
@@ -159,12 +161,12 @@ def test_where_it_may_not_be_the_model_says_so(case: Case, way_out: str, tell: C
         ways = in_company(model, streams)
     counts = {way: sum(a != b for a, b in zip(streams, others, strict=True)) for way, others in ways.items()}
     tell(f"{named(case)}: of {len(streams)} streams another in {counts}")
-    # what was computed alone, in the same order, is the same in each process
+    # streams computed alone, in the same order, are the same after a reload
     with opened(case) as model:
         assert alone(model) == streams
 
 
 @pytest.mark.slow
-def test_a_model_without_keys_and_values_rounds_none() -> None:
+def test_a_model_without_keys_and_values_has_no_warning_for_a_rounded_kv_dtype() -> None:
     with opened(("hf", "mamba", {"kv_dtype": "f16"})) as model:
         assert said(model.info) == []

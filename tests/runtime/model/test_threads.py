@@ -1,4 +1,4 @@
-"""One thread owns every array: what the backend makes is used and freed there alone."""
+"""One thread owns every array: the backend's arrays are made, used and freed there alone."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from runtime.options.load import LoadOptions
 from tests.fakes import some_ids
 from tests.tiny_models import tiny_path
 
-Callers = dict[str, set[int]]  # what was done -> the threads that did it
-BROKEN = [7, 7, 7]  # a forward of just these fails
+Callers = dict[str, set[int]]  # operation -> the threads that called it
+BROKEN = [7, 7, 7]  # a forward of exactly these tokens fails
 MAKERS = ("open_pack", "take", "restore")
-RECURRENT = ("lfm2", "falcon_h1", "mamba")  # whose segments are taken one by one
+RECURRENT = ("lfm2", "falcon_h1", "mamba")  # their segments are copied one by one
 
 
 class Held:
-    """A pack or payload of the backend; says on which thread it is freed."""
+    """A pack or payload of the backend that records the thread on which it is freed."""
 
     def __init__(self, inner: Any, callers: Callers, end: str) -> None:
         self.inner, self._callers, self._end = inner, callers, end
@@ -36,7 +36,7 @@ class Held:
 
 
 class Watched:
-    """A backend that notes which thread calls it, and which frees what it made. `info` is plain data, for everybody."""
+    """A backend that records which threads call it and free its arrays. `info` is plain data, for any thread."""
 
     def __init__(self, backend: Any, callers: Callers) -> None:
         self.info = backend.info
@@ -68,11 +68,11 @@ class Watched:
         return call
 
     def _begun(self, rest: Callable[[Any], Any], tokens: Any) -> Any:
-        """A forward that was prepared is begun."""
+        """Begins a prepared forward."""
         return self._noted("fetch", self._noted("begin", lambda: rest(tokens))())
 
     def _noted(self, name: str, act: Callable[[], Any]) -> Callable[[], Any]:
-        """A part of a call that comes later."""
+        """Wraps a later part of a call so that its thread is recorded."""
 
         def call() -> Any:
             self._callers.setdefault(name, set()).add(threading.get_ident())
@@ -82,7 +82,7 @@ class Watched:
 
 
 def work(model: LanguageModel) -> None:
-    """Everything a model is for, from several threads and loops, with little room, cancelled in part."""
+    """Requests of every kind, from several threads and loops, with little memory, some of them cancelled."""
 
     async def main() -> None:
         prompts = [some_ids(seed, 20) for seed in range(6)]
@@ -119,7 +119,7 @@ def work(model: LanguageModel) -> None:
     model.clear_cache()
     model.cache_report()
     model.next_token_logprobs_sync(some_ids(2, 30))
-    asyncio.run(model.sample(some_ids(3, 10), 8, []))  # alone for sure: above, one may always run beside another
+    asyncio.run(model.sample(some_ids(3, 10), 8, []))  # certainly alone: above, one may always run beside another
 
 
 @pytest.mark.slow
@@ -148,11 +148,11 @@ def test_arrays_are_made_used_and_freed_by_one_thread_alone(name: str, architect
     finally:
         unregister_backend("watched")
     wanted = {"load", "open_pack", "compute", "close", "logits_uncached", "unload"}
-    copies = {*MAKERS, "payload freed"} if architecture in RECURRENT else set()  # else the trie refers to packs
+    copies = {*MAKERS, "payload freed"} if architecture in RECURRENT else set()  # otherwise the trie refers to packs
     assert wanted | copies <= {*callers, "restore"}
     overlaps = name in ("overlapping", "mlx") and architecture not in RECURRENT
     assert ("prepare" in callers) == ("begin" in callers) == ("fetch" in callers) == overlaps
-    del callers["pack freed"]  # an emptied shell: its arrays went with `close`
+    del callers["pack freed"]  # an empty object: its arrays were freed by `close`
     (owner,) = callers["load"]
     assert owner != threading.get_ident()
     assert callers == {what: {owner} for what in callers}

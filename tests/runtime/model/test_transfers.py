@@ -1,4 +1,4 @@
-"""What leaves the device: the logits of a step, once, however many streams it has; all else is worked out of them."""
+"""Only the logits of a step leave the device, once, however many streams it has; everything else is computed from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENS = 10
 
 
 class Numpy:
-    """Stands in for numpy in the mlx backend: counts the arrays of the device that it is given."""
+    """Stands in for numpy in the mlx backend: records the shapes of the device arrays that it converts."""
 
     def __init__(self, moved: list[tuple[int, ...]]) -> None:
         self._moved = moved
@@ -39,7 +39,7 @@ class Numpy:
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shape of everything that becomes numpy, or a number of Python's."""
+    """The shapes of all tensors that become numpy arrays or Python numbers."""
     shapes: list[tuple[int, ...]] = []
     monkeypatch.setattr(mlx, "np", Numpy(shapes))
     for name in ("numpy", "item", "tolist"):
@@ -68,7 +68,7 @@ async def streams(
 def test_one_array_leaves_the_device_per_step(
     backend: str, name: str, temperature: float, moved: list[tuple[int, ...]]
 ) -> None:
-    # given streams with alternatives, ranks and entropies, whose prompts are in place
+    # given streams with alternatives, ranks and entropies, whose prompts are cached
     options = GenerationOptions(
         max_tokens=TOKENS, top_k=10, ignore_eos=True, seed=1, sampling=SamplingOptions(temperature=temperature)
     )
@@ -78,7 +78,7 @@ def test_one_array_leaves_the_device_per_step(
         before = model.metrics().forward_calls
         moved.clear()
         answers = asyncio.run(streams(model, prompts, options))
-        # then each step is one forward, and its logits are all that moves
+        # then each step is one forward, and only its logits are moved
         steps = TOKENS - 1
         assert model.metrics().forward_calls - before == steps
         assert moved == [(STREAMS, model.info.vocab_size)] * steps

@@ -1,4 +1,4 @@
-"""Every member of a model, given arguments of every wrong type: a typed refusal, and the next request is answered."""
+"""Every member of a model with arguments of every wrong type: a typed error, and the next request is answered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRONG: tuple[Any, ...] = (
     *([None], ["a"], [1.5], [math.nan], [2**200], [object()], [[1, 2], [3]], [[]], [[None]]),
     *([{"role": "user"}], [{"role": 5, "content": 5}], [("a", math.nan)]),
 )
-SOUND = {  # an argument that a member cannot do without, by its name
+SOUND = {  # valid values of required arguments, by name
     "ids": PROMPT,
     "batch": [PROMPT],
     "prompts": [PROMPT],
@@ -48,7 +48,7 @@ ENDS = {"close", "close_async"}
 
 
 def members() -> list[tuple[str, str]]:
-    """Every member that is called, with each of its parameters."""
+    """Every public method, with each of its parameters."""
     found: list[tuple[str, str]] = []
     for name, member in inspect.getmembers(LanguageModel, callable):
         if not name.startswith("_") and name not in ENDS:
@@ -79,7 +79,7 @@ def _model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
 
 
 async def call(member: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    """Calls a member, and takes the first of what it gives."""
+    """Calls a member, and takes the first item of its result."""
     answer = member(**arguments)
     if inspect.isasyncgen(answer):
         await anext(answer, None)
@@ -93,11 +93,11 @@ async def call(member: Callable[..., Any], arguments: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "parameter"), members())
-def test_what_is_of_the_wrong_type_is_refused_and_the_next_request_answered(
+def test_an_argument_of_a_wrong_type_is_refused_and_the_next_request_is_answered(
     model: LanguageModel, runner: asyncio.Runner, name: str, parameter: str, tmp_path: Path
 ) -> None:
     member = getattr(model, name, None)
-    if member is None:  # the members that a model of this process alone has
+    if member is None:  # members that only a model of this process has
         assert name in ("keep_vectors", "from_parts")
         return
     parameters = inspect.signature(member).parameters.values()
@@ -110,7 +110,7 @@ def test_what_is_of_the_wrong_type_is_refused_and_the_next_request_answered(
     assert len(list(model.generate_sync(PROMPT, GenerationOptions(max_tokens=2, ignore_eos=True)))) == 2
 
 
-def test_a_text_in_place_of_ids_is_told_how_to_make_them(model: LanguageModel) -> None:
+def test_a_text_in_place_of_ids_is_refused_with_a_hint_to_tokenize(model: LanguageModel) -> None:
     async def first(text: Any) -> None:
         await anext(model.generate(text))
 
@@ -125,7 +125,7 @@ def test_a_text_in_place_of_ids_is_told_how_to_make_them(model: LanguageModel) -
             ask()
 
 
-def test_options_by_name_are_those_of_the_object(model: LanguageModel) -> None:
+def test_options_given_by_name_equal_those_of_an_options_object(model: LanguageModel) -> None:
     options = GenerationOptions.from_mapping({"max_new_tokens": 4, "temp": 0.5, "seed": 3})
     named: dict[str, Any] = {"max_tokens": 4, "temperature": 0.5, "seed": 3}
 
@@ -148,6 +148,6 @@ def test_options_by_name_are_those_of_the_object(model: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("ids", [[5, 6], (5,), [np.int64(5)], np.array([5, 6])])
-def test_complete_says_what_continues_token_ids(model: LanguageModel, ids: Any) -> None:
+def test_complete_with_token_ids_is_refused_with_a_hint_to_generate(model: LanguageModel, ids: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"not (list|tuple|ndarray); generate continues token ids"):
         model.complete_sync(ids)

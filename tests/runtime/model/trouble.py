@@ -1,4 +1,4 @@
-"""Every backend with faults on demand, inside the model or in its answers, and what the tests of bad input share."""
+"""Every backend with faults on demand, inside the model or in its answers, and shared helpers of the tests of bad input."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ CASES = (
 
 
 class NativePanic(BaseException):
-    """What a native library's panic looks like: no Exception."""
+    """The panic of a native library: a BaseException that is no Exception."""
 
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong at which token. May be changed between two requests."""
+    """The faults by token. May be changed between two requests."""
 
     raise_on: Mapping[int, BaseException] = field(default_factory=dict)  # in the middle of the model, past its first layer
-    bad_on: Mapping[int, float] = field(default_factory=dict)  # one entry of the row's logits is this
+    bad_on: Mapping[int, float] = field(default_factory=dict)  # the value of one entry of the row's logits
 
 
 class Trap:
@@ -74,18 +74,18 @@ class Troubled:
         return getattr(self._backend, name)
 
     def spring(self) -> None:
-        """Fails if a guilty token is among those that are pushed."""
+        """Fails if a guilty token is among those that are computed."""
         if self._armed is not None:
             raise self._armed
 
     def forward(self, pack: Any, tokens: Any, parents: Any, want: Any, *rest: Any) -> tuple[Any, npt.NDArray[np.float32]]:
-        """The backend's own, with the faults."""
+        """The backend's forward, with the faults."""
         self._arm(tokens)
         slots, logits = self._backend.forward(pack, tokens, parents, want, *rest)
         return slots, self._marred(tokens, want, logits)
 
     def hidden_states(self, tokens: Any, *rest: Any) -> Any:
-        """The backend's own: what an earlier forward ran into is not there."""
+        """The backend's own, without the fault of an earlier forward."""
         self._armed = None
         return self._backend.hidden_states(tokens, *rest)
 
@@ -112,13 +112,13 @@ class Troubled:
         fetch = begin()
 
         def waiting() -> npt.NDArray[np.float32]:
-            self._arm(tokens)  # others' forwards have been meanwhile
+            self._arm(tokens)  # other forwards may have run meanwhile
             return self._marred(tokens, want, fetch())
 
         return waiting
 
     def prepare(self, parts: Any, request: Any = None) -> Callable[[Any], Callable[[], npt.NDArray[np.float32]]] | None:
-        """What was prepared begins with the same faults; its layers were called before the tokens were known."""
+        """A prepared forward begins with the same faults; its layers were called before the tokens were known."""
         self._armed = None
         prepared = self._backend.prepare(parts, request)
         if prepared is None:
@@ -157,15 +157,15 @@ class Case:
         return 258 if self.toy else 999
 
     def ids(self, seed: int, n: int) -> list[int]:
-        """Innocent tokens, the same for the same seed."""
+        """Tokens other than `guilty`, the same for the same seed."""
         return [int(i) for i in np.random.default_rng(seed).integers(0, 250, n)]
 
     def right(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """``(vocab,)`` log-probabilities after `ids`, worked out alone and without a cache."""
+        """``(vocab,)`` log-probabilities after `ids`, computed alone and without a cache."""
         return reference(ids, self.name) if self.toy else expected(self.name, ids)[-1]
 
     def check(self, got: Any, ids: Sequence[int]) -> None:
-        """The answer for `ids` is the right one."""
+        """Asserts that the answer for `ids` is right."""
         np.testing.assert_allclose(got, self.right(ids), atol=TOLERANCE, rtol=0)
 
 
@@ -188,7 +188,7 @@ def troubled(backend: str, name: str, **options: Any) -> Iterator[Case]:
 
 
 class Embedding:
-    """An mlx embedding one of whose rows is no number; the head that shares its weights is well."""
+    """An mlx embedding with one row replaced by a value; the head that shares its weights is unchanged."""
 
     def __init__(self, inner: Any, token: int, value: float) -> None:
         self._inner, self._token, self._value = inner, token, value
@@ -216,7 +216,7 @@ def poison(model: LanguageModel, token: int, value: float) -> None:
 
 
 def audit(model: LanguageModel) -> None:
-    """Nothing is leased, nobody works, and leased + evictable + free bytes are the total, each byte found where it is said.
+    """Asserts that nothing is leased or active, and that the bytes counted equal those of the payloads and scores.
 
     Evicts everything on the way.
     """
@@ -235,7 +235,7 @@ def audit(model: LanguageModel) -> None:
         assert [node.nbytes for node in nodes] == weights
         assert trie.leased_bytes + trie.evictable_bytes == trie.bytes == sum(weights)
         assert trie.bytes <= cache.room.bytes <= cache.room.budget
-        assert trie.evict(1 << 60) == sum(weights)  # evictable means just that
+        assert trie.evict(1 << 60) == sum(weights)  # all evictable bytes can be evicted
         assert (trie.bytes, trie.leased_bytes) == (0, 0)
 
     engine_of(model).call(look).result()

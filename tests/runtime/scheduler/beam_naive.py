@@ -1,4 +1,4 @@
-"""Beam search and the best of all texts, written down plainly over strings: what the rules of a search are compared with."""
+"""A naive beam search and an exhaustive search over strings: the reference for the rules of a search."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A vocabulary, what a model says over it, and the rules.
+    """A vocabulary, the log-probabilities of a model over it, and the rules of a search.
 
     Attributes:
         pieces: The bytes of every id.
-        eos: Ids that end.
+        eos: Ids that end a hypothesis.
         logprobs: ``(vocab,)`` after a path of new tokens.
         stops: Texts that end a hypothesis.
-        grammar: What it must look like.
+        grammar: Restricts the text of a hypothesis.
         limit: Tokens at most.
     """
 
@@ -33,7 +33,7 @@ class World:
     limit: int = 4
 
     def said(self, path: Path) -> bytes:
-        """Its bytes, without an eos."""
+        """The bytes of a path, without an eos."""
         return b"".join(self.pieces[token] for token in path if token not in self.eos)
 
     def next(self, path: Path) -> list[int]:
@@ -45,7 +45,7 @@ class World:
         return fine + (sorted(self.eos) if accepts(self.grammar, text) else [])
 
     def ending(self, path: Path) -> str | None:
-        """Why a path ends, as it is written in the issue: looked at as a whole."""
+        """Why a path ends, judged from the whole path; None where it continues."""
         if path[-1] in self.eos:
             return "eos"
         whole = len(path) >= self.limit or self._full(path)
@@ -63,8 +63,8 @@ class World:
         return bool(matcher.is_stopped())
 
     def shown(self, path: Path) -> str:
-        """Its text up to the stop string that is complete first, the longest of several."""
-        if path[-1] in self.eos:  # whose own text is not shown, and an unfinished character is part of it
+        """The text of a path up to the stop string that is complete first, the longest of several."""
+        if path[-1] in self.eos:  # the text of an eos is not shown, nor is an unfinished character before it
             return _finished(self.said(path))
         text = self.said(path).decode(errors="replace")
         for end in range(1, len(text) + 1):
@@ -74,7 +74,7 @@ class World:
         return text
 
     def total(self, path: Path) -> float:
-        """The sum of its log-probabilities."""
+        """The sum of the log-probabilities of a path."""
         return sum(float(self.logprobs(path[:i])[token]) for i, token in enumerate(path))
 
 
@@ -86,7 +86,7 @@ def _finished(data: bytes) -> str:
 
 
 def everything(world: World) -> list[Path]:
-    """All hypotheses there are."""
+    """All possible hypotheses."""
     found: list[Path] = []
     running: list[Path] = [()]
     while running:
@@ -97,7 +97,7 @@ def everything(world: World) -> list[Path]:
 
 
 def search(world: World, width: int, penalty: float) -> list[tuple[Path, float]]:
-    """The hypotheses of a beam search of which nothing ends early, best first, each with its score."""
+    """The hypotheses of a beam search without early stopping, best first, each with its score."""
     complete: list[tuple[Path, float]] = []
     running: list[Path] = [()]
     while running:

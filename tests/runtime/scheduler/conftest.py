@@ -1,4 +1,4 @@
-"""A block store of its own for each test that asks for one."""
+"""A separate block store for each test that requests one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 
 @pytest.fixture
 def options(request: pytest.FixtureRequest) -> Iterator[BlockOptions]:
-    """Of a store in memory that outlives models, and ends with the test."""
+    """Options of a store in memory that outlives models and ends with the test."""
     name = request.node.nodeid
     SHELVES[name] = MemoryBlocks()
     yield memory_options(name)
@@ -21,5 +21,5 @@ def options(request: pytest.FixtureRequest) -> Iterator[BlockOptions]:
 
 @pytest.fixture
 def store(options: BlockOptions) -> MemoryBlocks:
-    """That store."""
+    """The store of `options`."""
     return SHELVES[options.path]

@@ -1,4 +1,4 @@
-"""Weighs what a model really holds, at every step of the way: the arrays themselves, not what the cache says of them."""
+"""Measures the memory that a model really holds after every backend call: the arrays themselves, not the cache's counts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from runtime.scheduler.kv.workspace import SlotRun
 from tests.fakes import engine_of
 
 WATCHED = ("resize", "load", "compute", "begin", "take", "take_many", "split", "retain", "close")
-MADE = ("take", "take_many", "split")  # whose answers nobody holds yet
+MADE = ("take", "take_many", "split")  # their results are not referenced elsewhere yet
 
 
 class Meter:
-    """The most that was held at any moment, over all packs, payloads (copied ahead, too), scores and vectors (pinned, too)."""
+    """The most bytes held at any moment, over all packs, payloads (also copied ahead), scores and vectors (also pinned)."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._cache = engine_of(model).scheduler.cache
         self.most = 0
-        self.over: list[str] = []  # what was done when more than the budget was held
+        self.over: list[str] = []  # the calls after which more than the budget was held
         self.done: set[str] = set()
 
     def now(self) -> int:
-        """Bytes of every array that is held; one that stands in two places counts once."""
+        """Bytes of every array that is held; an array referenced twice counts once."""
         found: dict[int, int] = {}
         for workspace in self._cache.workspaces.open:
             weigh(vars(workspace.pack), found)
@@ -41,7 +41,7 @@ class Meter:
         return sum(found.values())
 
     def note(self, what: str, *more: Any) -> None:
-        """At this moment, `more` is alive beside what is held."""
+        """Records a moment at which `more` is alive beside the model's arrays."""
         found: dict[int, int] = {}
         weigh(more, found)
         self.done.add(what)
@@ -52,7 +52,7 @@ class Meter:
 
 
 def weigh(thing: Any, found: dict[int, int]) -> None:
-    """Bytes by buffer of all the arrays in `thing`, a view counted with the whole of what it keeps alive."""
+    """Bytes by buffer of all the arrays in `thing`, a view counted with the whole buffer that it keeps alive."""
     if isinstance(thing, np.ndarray):
         while isinstance(thing.base, np.ndarray):
             thing = thing.base
@@ -67,7 +67,7 @@ def weigh(thing: Any, found: dict[int, int]) -> None:
     elif isinstance(thing, list | tuple | set):
         for each in thing:
             weigh(each, found)
-    elif is_dataclass(thing) and not isinstance(thing, SlotRun):  # which refers to a pack's slots
+    elif is_dataclass(thing) and not isinstance(thing, SlotRun):  # a SlotRun only refers to a pack's slots
         for each in fields(thing):
             weigh(getattr(thing, each.name), found)
     elif type(thing).__name__ in ("SlotLayer", "HybridSlotLayer", "SlotCache", "CacheList"):
@@ -76,7 +76,7 @@ def weigh(thing: Any, found: dict[int, int]) -> None:
 
 @contextmanager
 def metered(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
-    """Looks after every call of the backend, in the middle of `split`, and where a buffer is there twice."""
+    """Measures after every call of the backend, and whenever a buffer exists twice."""
     backend, meter = engine_of(model).backend, Meter(model)
 
     def watch(name: str, done: Any) -> Any:

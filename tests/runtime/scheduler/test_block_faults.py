@@ -1,4 +1,4 @@
-"""A model's library that fails while KV is saved or restored: that one save or restore ends, nobody else notices."""
+"""Faults of the model's library while KV is saved or restored end that save or restore alone."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.runtime.model.trouble import audit
 
 GREEDY = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
 STEM = some_ids(1, 300)
-KV = 2 * 16 * 8  # bytes of a token of the fake's
+KV = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 class Panic(BaseException):
-    """What a native library raises when it panics is no Exception."""
+    """The panic of a native library: a BaseException that is no Exception."""
 
 
 def bend(monkeypatch: pytest.MonkeyPatch, model: LanguageModel, member: str, error: BaseException, after: int = 0) -> None:
-    """A member of the backend fails, but for its first `after` calls."""
+    """Makes a member of the backend fail after its first `after` calls."""
     backend, calls = engine_of(model).backend, itertools.count()
     real = getattr(backend, member)
 
@@ -46,7 +46,7 @@ def bend(monkeypatch: pytest.MonkeyPatch, model: LanguageModel, member: str, err
 
 
 async def beside(model: LanguageModel, act: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Does something while a chat streams, which must be as if it were alone."""
+    """Runs `act` while a chat streams; the chat's tokens must be the same as without it."""
     gate, backend = Gate(), engine_of(model).backend
     assert isinstance(backend, FakeBackend)
     backend.behaviour.before_forward = gate
@@ -76,7 +76,7 @@ def test_a_fault_in_export_ends_that_save_alone(
         with monkeypatch.context() as patch:
             bend(patch, model, "export", error, after=2)
             saved: BlocksSaved = asyncio.run(beside(model, lambda: model.save_blocks_async(STEM)))
-        # what was cut before it is kept, and that is what is said
+        # the blocks copied before the fault are kept and reported
         assert (saved.written, saved.tokens, len(store.blocks)) == (2, 128, 2)
         (warning,) = model.info.warnings
         assert str(error) in warning
@@ -104,7 +104,7 @@ def test_a_full_device_ends_a_save_without_a_warning(
 @pytest.mark.parametrize("error", [RuntimeError("the device is lost"), Panic("native")])
 @pytest.mark.parametrize("member", ["restore", "load"])
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_fault_while_restoring_is_computed_instead(
+def test_kv_that_fails_to_restore_is_computed_instead(
     member: str, after: int, error: BaseException, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fake_model(blocks=options) as model:
@@ -125,7 +125,7 @@ def test_a_fault_while_restoring_is_computed_instead(
         audit(model)
 
 
-def test_who_waits_for_a_restore_that_fails_goes_on(options: BlockOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_that_wait_for_a_failed_restore_are_computed(options: BlockOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_model(blocks=options) as model:
         model.cache_kv(STEM)
         model.save_blocks(STEM)
@@ -158,7 +158,7 @@ def test_a_save_without_room_waits_and_does_not_spin(
             await asyncio.sleep(0.05)
         busy, steps = engine_of(model).call(lambda: (scheduler.blocks.busy, scheduler.steps)).result()
         assert not busy
-        assert steps - begun <= 3  # those calls, and what was under way
+        assert steps - begun <= 3  # the calls of this loop, and steps under way
         gate.set()
         return await task
 
@@ -177,7 +177,7 @@ def test_a_save_without_room_waits_and_does_not_spin(
         audit(model)
 
 
-def test_what_a_store_does_not_keep_is_not_said_to_be_stored(
+def test_blocks_that_the_store_drops_are_not_reported_as_written(
     store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = MemoryBlocks.put
@@ -195,7 +195,7 @@ def test_what_a_store_does_not_keep_is_not_said_to_be_stored(
 
 
 @pytest.mark.parametrize("where", ["leading", "put"])
-def test_a_save_that_the_end_of_the_model_cuts_off_says_how_far_it_came(
+def test_a_save_interrupted_by_closing_the_model_reports_the_tokens_saved(
     where: str, store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, reached = threading.Event(), threading.Event()
@@ -217,7 +217,7 @@ def test_a_save_that_the_end_of_the_model_cuts_off_says_how_far_it_came(
     assert future.result(5).tokens == (0 if where == "leading" else 128)
 
 
-def test_who_asks_a_closed_model_for_its_blocks_is_told_that_it_is_closed(options: BlockOptions) -> None:
+def test_block_calls_on_a_closed_model_raise_session_closed_error(options: BlockOptions) -> None:
     keys, path = [bytes(32)], Path("other.db")
 
     async def ask(work: Coroutine[Any, Any, object]) -> None:

@@ -1,4 +1,4 @@
-"""Branches, prompts and beams among faults, cancellations and little memory."""
+"""Branches, prompts and beams under faults, cancellations and little memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def alone(model: LanguageModel, ids: list[int], options: GenerationOptions) -> l
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cache", [True, False])
-def test_more_branches_than_a_batch_work_in_turns(kind: str, cache: bool) -> None:
+def test_more_branches_than_batch_rows_take_turns(kind: str, cache: bool) -> None:
     with fake_model(Behaviour(recurrent=kind == "recurrent"), max_batch_rows=4, cache=cache) as model:
         said: Said = {}
         asyncio.run(heard(model, 11, OPTIONS, said))
@@ -53,7 +53,7 @@ def test_more_branches_than_a_batch_work_in_turns(kind: str, cache: bool) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_branches_end_each_on_its_own(kind: str) -> None:
+def test_each_branch_ends_independently(kind: str) -> None:
     with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
         eager = replace(OPTIONS, max_tokens=40, ignore_eos=False, sampling=SamplingOptions(temperature=3.0))
         ended: dict[int, list[str]] = {}
@@ -69,7 +69,7 @@ def test_branches_end_each_on_its_own(kind: str) -> None:
         assert {reason for [reason] in ended.values()} == {"eos", "length"}
 
 
-def test_one_branch_fails_and_the_others_end_well() -> None:
+def test_a_failing_branch_does_not_affect_the_others() -> None:
     with fake_model() as model:
         said: Said = {}
         asyncio.run(heard(model, 6, OPTIONS, said))
@@ -83,11 +83,11 @@ def test_one_branch_fails_and_the_others_end_well() -> None:
         with pytest.raises(NonFiniteLogitsError, match="NaN") as failed:
             asyncio.run(heard(model, 6, OPTIONS, again))
         assert failed.value.__notes__[0].startswith(f"branches {guilty} ended by NonFiniteLogitsError: ")
-        assert again[guilty] == said[guilty][:4]  # what was said before is kept
+        assert again[guilty] == said[guilty][:4]  # tokens before the failure are kept
         assert {b: ids for b, ids in again.items() if b != guilty} == {b: ids for b, ids in said.items() if b != guilty}
 
 
-def test_where_the_prefix_fails_all_do() -> None:
+def test_a_failing_prefix_ends_every_branch() -> None:
     with fake_model(Behaviour(raise_on={PREFIX[7]: RuntimeError("device lost")})) as model:
         with pytest.raises(RuntimeError, match="device lost") as failed:
             asyncio.run(heard(model, 3, OPTIONS, {}))
@@ -95,7 +95,7 @@ def test_where_the_prefix_fails_all_do() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_closing_stops_all_and_dropping_stops_one(kind: str) -> None:
+def test_closing_stops_all_branches_and_dropping_stops_one(kind: str) -> None:
     endless = replace(OPTIONS, max_tokens=5000)
     with fake_model(Behaviour(recurrent=kind == "recurrent", delay=0.001)) as model:
 
@@ -120,14 +120,14 @@ def test_closing_stops_all_and_dropping_stops_one(kind: str) -> None:
                         records.drop(branch)
                 return seen
 
-            assert sorted(await dropping()) == [0, 1]  # and with the last of them it has ended
+            assert sorted(await dropping()) == [0, 1]  # and dropping the last branch ends the stream
 
         asyncio.run(main())
         assert settled(model)[1].leases == 0
         assert model.metrics().requests_active == 0
 
 
-def test_cancelled_during_the_prompt_what_was_computed_is_kept() -> None:
+def test_requests_cancelled_during_the_prompt_keep_the_computed_kv() -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=8) as model:
 
@@ -148,7 +148,7 @@ def test_cancelled_during_the_prompt_what_was_computed_is_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cancelled_search_keeps_what_it_computed(kind: str) -> None:
+def test_a_cancelled_search_keeps_the_kv_of_its_beams(kind: str) -> None:
     gate, forwards = Gate(), 0
 
     def tenth(_: object) -> None:
@@ -172,7 +172,7 @@ def test_a_cancelled_search_keeps_what_it_computed(kind: str) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             gate.open()
-            await asyncio.to_thread(settled, model)  # meanwhile the last steps are heard of
+            await asyncio.to_thread(settled, model)  # meanwhile the last steps are reported
 
         asyncio.run(main())
         assert settled(model)[1].leases == 0
@@ -183,7 +183,7 @@ def test_a_cancelled_search_keeps_what_it_computed(kind: str) -> None:
             assert_right(model.next_token_logprobs_sync([*PREFIX, *path]), [*PREFIX, *path], kind)
 
 
-def test_a_search_that_fails_takes_nobody_with_it() -> None:
+def test_a_failing_search_does_not_affect_other_requests() -> None:
     with fake_model() as model:
         [best, *_] = asyncio.run(model.beam_generate(PREFIX, BeamOptions(2, 6, ignore_eos=True)))
         bad = next(token for token in best.ids[1:4] if token not in PREFIX)
@@ -207,7 +207,7 @@ def test_a_search_that_fails_takes_nobody_with_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_little_memory_is_an_error_or_an_answer(kind: str) -> None:
+def test_little_memory_ends_in_a_memory_error_or_the_right_answer(kind: str) -> None:
     with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
         expected = asyncio.run(model.beam_generate(PREFIX, BeamOptions(4, 12, ignore_eos=True)))
         branches: Said = {}

@@ -1,4 +1,4 @@
-"""`kv_peak_bytes <= budget`, always: random work under small budgets, weighed after every call of the backend."""
+"""`kv_peak_bytes <= budget`, always: random work under small budgets, measured after every call of the backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIBRARIES = [(backend, name) for backend in ("hf", "mlx") for name in ("llama", 
 
 
 def made(backend: str, name: str, slots: int, kv_dtype: str) -> LanguageModel:
-    """A model whose budget is so many slots, and as many recurrent states as a few of them need."""
+    """A model with a budget of so many slots, and one recurrent state for every eight of them."""
     behaviour = Behaviour(recurrent=name == "recurrent", overlaps=name == "overlapping")
     source: Any = (behaviour, None) if backend == "fake" else tiny_path(name)
     threads = 1 if backend == "hf" else None
@@ -42,14 +42,14 @@ class Work:
         self._rng = np.random.default_rng(seed)
         self._longest = longest
         self._stems = [self._ids(longest) for _ in range(3)]
-        self._choice = np.random.default_rng(seed)  # of what is pinned
+        self._choice = np.random.default_rng(seed)  # chooses the pins
         self.refusals: list[str] = []
 
     def _ids(self, n: int) -> list[int]:
         return [int(i) for i in self._rng.integers(0, 250, n)]
 
     def text(self) -> list[int]:
-        """The beginning of a stem, and something new."""
+        """A prefix of a stem, followed by new tokens."""
         stem = self._stems[int(self._rng.integers(3))]
         cut = int(self._rng.integers(0, len(stem)))
         return [*stem[:cut], *self._ids(int(self._rng.integers(1, self._longest // 2)))]
@@ -68,14 +68,14 @@ class Work:
             self.refusals.append(str(refused))
 
     async def some(self, model: LanguageModel) -> None:
-        """A few at a time; now and then one is cancelled in the middle."""
+        """Runs a few requests at a time; now and then one is cancelled in the middle."""
         tasks = [asyncio.create_task(self.one(model)) for _ in range(int(self._rng.integers(1, 7)))]
         if self._rng.random() < 0.3:
             await asyncio.sleep(0)
             tasks[0].cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
-        if self._choice.random() < 0.6:  # an open session comes back to the beginning of a stem, or leaves
+        if self._choice.random() < 0.6:  # a session pins the beginning of a stem, or unpins it
             stem = self._stems[int(self._choice.integers(3))]
             await model.pin_async(stem[: int(self._choice.integers(1, len(stem) + 1))], int(self._choice.integers(1, 4)))
         elif self._choice.random() < 0.5:
@@ -97,7 +97,7 @@ def check(backend: str, name: str, seed: int, rounds: int, monkeypatch: pytest.M
             assert report.pins or not report.leased_bytes
             if i % 7 == 6:
                 model.clear_cache()
-        # and what is answered afterwards is right
+        # and answers afterwards are right
         ids = work.text()[:30]
         np.testing.assert_allclose(
             model.next_token_logprobs_sync(ids),
@@ -106,13 +106,15 @@ def check(backend: str, name: str, seed: int, rounds: int, monkeypatch: pytest.M
             rtol=0,
         )
     assert all("kv_cache_bytes" in refusal for refusal in work.refusals)
-    assert len(work.refusals) > 0 or slots > 40 or name == "mamba"  # which keeps nothing per token
+    assert len(work.refusals) > 0 or slots > 40 or name == "mamba"  # mamba keeps nothing per token
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [*FAKES, ("fake", "overlapping"), ("hf", "llama"), ("mlx", "llama")])
-def test_copies_ahead_begun_forwards_and_pins_are_weighed(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given open sessions, answers that stream, and questions that leave a text together, in little room
+def test_copies_ahead_begun_forwards_and_pins_stay_within_the_budget(
+    backend: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given open sessions, streaming answers, and queries that branch from one text together, with little memory
     work = Work(3, longest=30)
     with made(backend, name, 150, "auto") as model, metered(model, monkeypatch) as meter:
 
@@ -130,7 +132,7 @@ def test_copies_ahead_begun_forwards_and_pins_are_weighed(backend: str, name: st
         assert report.pins > 0
         assert meter.over == []
         assert meter.most <= metrics.kv_peak_bytes <= metrics.kv_budget
-        # then all of it was weighed
+        # then each of these calls was measured
         recurrent, overlaps = name == "recurrent", name == "overlapping" or backend == "mlx"
         assert {
             "compute",
@@ -148,25 +150,31 @@ def test_random_work_stays_within_the_budget(backend: str, name: str, seed: int,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [("hf", "llama"), ("mlx", "llama"), ("hf", "lfm2"), ("mlx", "lfm2")])
-def test_so_do_real_libraries(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_work_on_real_libraries_stays_within_the_budget(
+    backend: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in (1, 2):
         check(backend, name, seed, 5, monkeypatch)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "kv_dtype"), [("hf", "q8"), ("mlx", "q4"), ("hf", "f16"), ("mlx", "bf16")])
-def test_so_does_kv_that_rests_in_fewer_bits(backend: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_work_with_kv_in_fewer_bits_stays_within_the_budget(
+    backend: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check(backend, "lfm2", 2, 5, monkeypatch, kv_dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, *range(100, 104)])
 @pytest.mark.parametrize(("backend", "name"), LIBRARIES)
-def test_so_do_they_in_many_ways(backend: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_work_on_every_architecture_stays_within_the_budget(
+    backend: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check(backend, name, seed, 12, monkeypatch)
 
 
-# Of many unrelated short texts: bytes that a process of its own takes for them, and bytes that are counted.
+# For many unrelated short texts: bytes that a separate process takes for them, and bytes that are counted.
 MANY_TEXTS = """
 import gc, psutil, sys
 import numpy as np
@@ -191,8 +199,8 @@ print(*(at[1] - at[0]))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process's pages of files cannot be told from its own")
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_process_holds_what_is_counted_beside_many_unrelated_texts(backend: str) -> None:
+def test_the_memory_of_a_process_with_many_unrelated_texts_is_close_to_the_bytes_counted(backend: str) -> None:
     command = [sys.executable, "-c", MANY_TEXTS, str(tiny_path("llama")), backend]
     held, counted = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    # without the objects of packs it would be 1.3 (hf) or 1.4 (mlx)
+    # without counting the objects of packs it would be 1.3 (hf) or 1.4 (mlx)
     assert held <= 1.1 * counted

@@ -1,4 +1,4 @@
-"""Cancelling at any moment: nothing stays leased, nobody else is disturbed, what was computed is kept."""
+"""Cancelling at any moment leaves no lease, affects no other request, and keeps the computed KV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY = GenerationOptions(max_tokens=30, sampling=SamplingOptions(temperature=0
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_storm_of_cancellations(kind: str, seed: int) -> None:
+def test_answers_are_right_beside_many_random_cancellations(kind: str, seed: int) -> None:
     # given hundreds of requests of every sort over related texts, most cancelled at random moments
     chance = random.Random(seed)
     stems = [some_ids(i, 40) for i in range(4)]
@@ -45,7 +45,7 @@ def test_a_storm_of_cancellations(kind: str, seed: int) -> None:
                 if chance.random() < 0.3:
                     await asyncio.sleep(chance.random() * 0.004)
             await asyncio.gather(*doomed, return_exceptions=True)
-            # then those that were left alone have their right answers
+            # then the requests that were not cancelled have right answers
             for ids, what, task in kept:
                 got = await task
                 if what == "query":
@@ -65,9 +65,9 @@ def test_a_storm_of_cancellations(kind: str, seed: int) -> None:
         assert model.metrics().requests_active == 0
 
 
-def test_one_waiter_leaves_the_others_stay() -> None:
+def test_cancelled_waiters_do_not_affect_the_one_that_remains() -> None:
     gate, ids = Gate(), some_ids(1, 40)
-    with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=4) as model:  # long after they left
+    with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=4) as model:  # it runs long after the cancellations
 
         async def main() -> None:
             gate.shut()
@@ -85,7 +85,7 @@ def test_one_waiter_leaves_the_others_stay() -> None:
         asyncio.run(main())
 
 
-def test_a_reset_between_queries_that_arrive_in_one_step_ends_them_and_no_more() -> None:
+def test_a_reset_between_queries_that_arrive_in_one_step_does_not_affect_later_queries() -> None:
     gate, ids = Gate(), some_ids(1, 40)
     with fake_model(Behaviour(before_forward=gate)) as model:
 
@@ -108,7 +108,7 @@ def test_a_reset_between_queries_that_arrive_in_one_step_ends_them_and_no_more()
         asyncio.run(main())
 
 
-def test_after_everybody_left_the_same_question_is_answered() -> None:
+def test_a_query_repeated_after_its_only_waiter_was_cancelled_is_answered() -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=4) as model:
         ids = some_ids(1, 40)
@@ -128,7 +128,7 @@ def test_after_everybody_left_the_same_question_is_answered() -> None:
         assert model.metrics().tokens_computed == 40
 
 
-def test_what_a_cancelled_request_computed_is_kept() -> None:
+def test_chunks_that_a_cancelled_request_computed_are_kept() -> None:
     # given a long prompt that is cancelled after some chunks
     gate, ids = Gate(), some_ids(1, 100)
     with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=20) as model:
@@ -145,7 +145,7 @@ def test_what_a_cancelled_request_computed_is_kept() -> None:
         metrics, report = settled(model)
         assert metrics.tokens_computed == report.tokens == 20
         assert model.prefix_match(ids).tokens == 20
-        # then who asks next pays for the rest only
+        # then the next query computes only the rest
         assert_right(model.next_token_logprobs_sync(ids), ids)
         assert model.metrics().tokens_computed == 100
 
@@ -170,14 +170,14 @@ def test_a_stream_that_is_closed_early_keeps_its_kv(kind: str) -> None:
         assert report.leases == 0
         path = [*prompt, *ids]
         assert report.tokens >= len(path) - 1
-        if kind != "recurrent":  # whose answer can be gone on from at its checkpoints alone
+        if kind != "recurrent":  # a recurrent answer can be resumed only at its checkpoints
             assert model.prefix_match(path).tokens >= len(path) - 1
         before = model.metrics().tokens_computed
         assert_right(model.next_token_logprobs_sync(path), path, kind)
         assert model.metrics().tokens_computed - before <= (20 if kind == "recurrent" else 1)
 
 
-def test_a_stream_publishes_while_it_runs() -> None:
+def test_a_stream_publishes_its_kv_while_it_runs() -> None:
     prompt = some_ids(1, 10)
     with fake_model() as model:
 

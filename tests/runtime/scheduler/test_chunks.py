@@ -1,4 +1,4 @@
-"""How much of a prompt goes into one forward: what the model does in a given time, and on recurrent models no more than 512."""
+"""The size of prefill chunks: what the model computes in a given time, and on recurrent models at most 512 tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.tiny_models import tiny_path
 
 
 class Clock:
-    """A clock that goes on with the tokens of each forward alone: a model of a known speed."""
+    """A clock that advances only with the tokens of each forward: a model of a known speed."""
 
     def __init__(self, speed: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self._seconds, self._speed = 0.0, speed
@@ -42,17 +42,17 @@ def read(model: LanguageModel, ids: list[int]) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chunk_is_what_the_model_does_in_its_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a model of 1,000 tokens a second, of which nothing is known at first
+def test_a_chunk_holds_what_the_model_computes_in_its_time_limit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model of 1,000 tokens a second, whose speed is not known at first
     clock = Clock(1_000.0, monkeypatch)
     behaviour = Behaviour(before_forward=clock, recurrent=kind == "recurrent", overlaps=kind == "overlapping")
     with fake_model(behaviour, prefill_chunk_tokens=4_096) as model:
-        # when it reads alone, then chunks come to what takes 400 ms, from below
+        # when it reads a prompt alone, then chunks grow until they take 400 ms
         read(model, some_ids(1, 5_000))
         assert clock.sizes[0] < 200
         assert all(before <= after for before, after in zip(clock.sizes[:-1], clock.sizes[1:-1], strict=False))
         assert 395 <= clock.sizes[-2] <= 400
-        # when it reads beside an answer, then to what takes 80
+        # when it reads beside a streaming answer, then until they take 80 ms
         begun, ended = threading.Event(), threading.Event()
         job = generate_job(model, some_ids(2, 20), GenerationOptions(max_tokens=100_000, seed=1, ignore_eos=True))
         job.on_run = lambda _: begun.set()
@@ -68,8 +68,8 @@ def test_a_chunk_is_what_the_model_does_in_its_time(kind: str, monkeypatch: pyte
         assert all(75 <= size <= 80 for size in chunks[:-1])
 
 
-def test_background_work_alone_goes_in_longer_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a model of 400 tokens a second, which has nothing to do but long texts of the background
+def test_background_work_alone_is_read_in_longer_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model of 400 tokens a second with only long background texts to read
     clock = Clock(400.0, monkeypatch)
 
     def read_behind(seed: int, n: int) -> list[int]:
@@ -81,17 +81,17 @@ def test_background_work_alone_goes_in_longer_chunks(monkeypatch: pytest.MonkeyP
         return clock.sizes[:-1]
 
     with fake_model(Behaviour(before_forward=clock), prefill_chunk_tokens=4_096) as model:
-        # then chunks grow from what takes 400 ms to what takes a second and a half
+        # then chunks grow from 400 ms to a second and a half
         sizes = read_behind(1, 7_500)
         assert sizes == sorted(sizes)
         assert sizes[0] == 160
         assert sizes[-1] == 600
-        # and are short again after anything else, however little
+        # and are short again after any other work, however little
         read(model, some_ids(3, 20))
         assert 155 <= read_behind(4, 400)[0] <= 160
 
 
-def test_a_slow_model_reads_some_tokens_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_model_still_reads_32_tokens_per_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(10.0, monkeypatch)
     with fake_model(Behaviour(before_forward=clock)) as model:
         read(model, some_ids(1, 1_000))
@@ -99,8 +99,8 @@ def test_a_slow_model_reads_some_tokens_all_the_same(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_checkpoints_are_as_near_to_each_other_however_fast_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a model that could read thousands of tokens in the time of a chunk, and may
+def test_checkpoints_of_a_fast_recurrent_model_are_at_most_512_tokens_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model that could read thousands of tokens in the time of a chunk, and is allowed to
     text = some_ids(1, 6_000)
     clock = Clock(100_000.0, monkeypatch)
     with fake_model(Behaviour(before_forward=clock), prefill_chunk_tokens=4_096, max_batch_tokens=4_096) as model:
@@ -113,12 +113,12 @@ def test_checkpoints_are_as_near_to_each_other_however_fast_the_model(monkeypatc
         read(model, text)
         assert sum(clock.sizes) == 6_000
         assert max(clock.sizes) <= CHECKPOINT_TOKENS == 512
-        # and a branch anywhere computes no more than what lies between two
+        # and a branch anywhere computes no more than the tokens between two checkpoints
         for at in (5_900, 4_000, 1_700, 513):
             before, path = model.metrics().tokens_computed, [*text[:at], 7]
             assert_right(read(model, path), path, "recurrent")
             assert model.metrics().tokens_computed - before <= CHECKPOINT_TOKENS + 1
-        # several that are read together share a forward all the same
+        # several texts that are read together still share a forward
         clock.sizes.clear()
         waiters: list[Future[Any]] = [Future() for _ in range(3)]
         engine_of(model).submit([query_job(model, some_ids(9 + i, 500), waiter) for i, waiter in enumerate(waiters)])
@@ -129,7 +129,7 @@ def test_checkpoints_are_as_near_to_each_other_however_fast_the_model(monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("speed", "known", "most"), [(10.0, True, 32), (10.0, False, 160), (100_000.0, True, 256)])
-def test_many_short_contexts_go_in_as_fast_as_the_model_is(
+def test_the_first_forward_over_many_short_contexts_matches_the_speed_of_the_model(
     speed: float, known: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a cached beginning, and four callers at once, each with 150 contexts that add a token to it
@@ -149,7 +149,7 @@ def test_many_short_contexts_go_in_as_fast_as_the_model_is(
         engine_of(model).call(ask).result(60)
         for i, answer in enumerate(answers):
             assert_right(answer.result(60)[0], [*trunk, *divmod(i, 200)])
-    # then a forward takes what the model computes in its time, or was guessed to, and no more than may be rows of one
+    # then a forward holds what the model computes in its time limit (measured or guessed), and no more than the row limit
     assert sum(clock.sizes) == 603
     assert most <= clock.sizes[0] <= most + 3
 

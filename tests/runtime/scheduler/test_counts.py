@@ -1,4 +1,4 @@
-"""Tokens pushed through the model = tokens that are not in the trie yet, counted exactly."""
+"""Tokens that the model computes = tokens that are not in the trie yet, counted exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def answer(model: LanguageModel, ids: list[int], n: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_particles(kind: str) -> None:
+def test_particles_compute_each_different_path_once(kind: str) -> None:
     # given particles over one prompt that step together and are resampled every fourth step
     prompt = some_ids(0, 100)
     rng = np.random.default_rng(1)
@@ -34,12 +34,12 @@ def test_particles(kind: str) -> None:
                 particles = [list(particles[i]) for i in rng.integers(0, 16, 16)]
             seen |= {tuple(p) for p in particles}
         model.batch_next_token_logprobs_sync(particles)
-        # then each different path was pushed once
+        # then each different path was computed once
         assert model.metrics().tokens_computed == len(seen)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_growing_chat(kind: str) -> None:
+def test_each_turn_of_a_growing_chat_computes_only_its_new_tokens(kind: str) -> None:
     # given turns that each add a question and get an answer
     path: list[int] = []
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
@@ -58,8 +58,8 @@ def test_a_growing_chat(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_branches_of_one_transcript(kind: str) -> None:
-    # given a transcript, when branches leave at its last token and are continued by sampling
+def test_branches_of_one_transcript_compute_only_their_own_tokens(kind: str) -> None:
+    # given a transcript, when branches start after its last token and are continued by sampling
     transcript = some_ids(0, 150)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         model.cache_kv(transcript)
@@ -69,13 +69,13 @@ def test_branches_of_one_transcript(kind: str) -> None:
             return await model.batch_sample(branches, 6, [], temperature=0.0)
 
         tails = asyncio.run(main())
-        # then each branch costs its own tokens, but the last, which nobody asked to follow
+        # then each branch computes its own tokens except the last, after which no token is drawn
         assert model.metrics().tokens_computed == 150 + 8 * 6
         for branch, tail in zip(branches, tails, strict=True):
             assert tail[0] == int(model.next_token_logprobs_uncached(branch).argmax())
 
 
-def test_a_branch_in_the_middle_of_an_edge() -> None:
+def test_a_branch_in_the_middle_of_an_edge_computes_one_token() -> None:
     transcript = some_ids(0, 150)
     with fake_model() as model:
         model.cache_kv(transcript)
@@ -86,7 +86,7 @@ def test_a_branch_in_the_middle_of_an_edge() -> None:
             assert model.metrics().tokens_computed - before == 1
 
 
-def test_a_sibling_reports_its_prefix_and_one() -> None:
+def test_a_sibling_reports_its_prefix_as_reused_and_one_token_as_computed() -> None:
     # given an answer, when an alternative to its third token is continued, then reused = prefix, computed = 1
     with fake_model() as model:
         prompt = some_ids(4, 30)
@@ -97,7 +97,7 @@ def test_a_sibling_reports_its_prefix_and_one() -> None:
         assert (metrics.last_reused, metrics.last_computed) == (32, 1)
 
 
-def test_a_prompt_that_was_asked_for_before_starts_without_a_forward() -> None:
+def test_a_prompt_that_is_cached_starts_without_a_forward() -> None:
     with fake_model() as model:
         prompt = some_ids(4, 30)
         model.cache_kv(prompt)
@@ -111,7 +111,7 @@ def test_a_prompt_that_was_asked_for_before_starts_without_a_forward() -> None:
 def test_equal_prompts_in_one_batch_are_prefilled_once() -> None:
     prompt = some_ids(4, 30)
     with fake_model() as model:
-        for _ in range(2):  # the second time from what is remembered
+        for _ in range(2):  # the second time from the cached row
             tails = asyncio.run(model.batch_sample([prompt] * 5, 1, [], temperature=0.0))
             assert len({tuple(t) for t in tails}) == 1
             assert model.metrics().tokens_computed == 30
@@ -128,7 +128,7 @@ def test_requests_that_need_the_same_row_again_share_it() -> None:
             await asyncio.gather(model.next_token_logprobs(ids[:20]), *(model.sample(ids[:20], 1, []) for _ in range(4)))
 
         asyncio.run(main())
-        # then the one row that must be pushed again is pushed once
+        # then the one row that must be computed again is computed once
         assert model.metrics().tokens_computed - before == 1
 
 
@@ -144,7 +144,7 @@ def test_prefill_chunks_are_capped(chunk: int) -> None:
         assert len(sizes) == model.metrics().forward_calls
 
 
-def test_a_batch_holds_no_more_tokens_than_it_may() -> None:
+def test_a_batch_holds_no_more_tokens_than_max_batch_tokens() -> None:
     sizes: list[int] = []
     behaviour = Behaviour(before_forward=lambda tokens: sizes.append(len(tokens)))
     with fake_model(behaviour, max_batch_tokens=10) as model:
@@ -154,7 +154,7 @@ def test_a_batch_holds_no_more_tokens_than_it_may() -> None:
         assert max(sizes) <= 10
 
 
-def test_no_more_rows_decode_at_once_than_may() -> None:
+def test_no_more_rows_decode_at_once_than_max_batch_rows() -> None:
     sizes: list[int] = []
     behaviour = Behaviour()
     with fake_model(behaviour, max_batch_rows=3) as model:
@@ -195,8 +195,8 @@ def test_a_running_chat_waits_for_one_chunk_at_most() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_generations_that_say_the_same_share_each_step(kind: str) -> None:
-    # given greedy answers to one prompt, two of which leave it by another first word
+def test_generations_with_the_same_tokens_share_each_step(kind: str) -> None:
+    # given greedy answers to one prompt, and two to the same prompt with one more token
     prompt = some_ids(4, 30)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         other = [*prompt, 7]
@@ -204,7 +204,7 @@ def test_generations_that_say_the_same_share_each_step(kind: str) -> None:
         model.clear_cache()
         before = model.metrics().tokens_computed
         tails = asyncio.run(model.batch_sample([prompt] * 5 + [other] * 2, 12, [], temperature=0.0))
-        # then each says what it says alone, and each different token is pushed once, also where one prompt ends inside another
+        # then answers are the same as alone, and each different token is computed once, also where one prompt extends another
         assert tails == [alone[0]] * 5 + [alone[1]] * 2
         assert model.metrics().tokens_computed - before == 31 + 2 * 11
 
@@ -222,7 +222,7 @@ def test_a_batch_limit_bounds_queries_as_well() -> None:
 
 
 def test_streams_of_a_recurrent_model_share_a_forward_per_token() -> None:
-    # given prompts of different length that are read one after the other
+    # given prompts of different lengths that are read one after another
     prompts = [some_ids(seed, 20 + seed) for seed in range(8)]
     with fake_model(Behaviour(recurrent=True)) as model:
         for prompt in prompts:
@@ -238,7 +238,7 @@ def test_streams_of_a_recurrent_model_share_a_forward_per_token() -> None:
         assert after.tokens_computed - before.tokens_computed == 8 * 5
         assert after.forward_calls - before.forward_calls == 5
         model.clear_cache()
-        # and the tokens are those of each alone; where rows may not go together, every one is counted
+        # and the tokens are those of each stream alone; where rows cannot share a forward, each forward is counted
         engine_of(model).backend.buckets = False  # the self-test's fallback
         assert [answer(model, prompt, 6) for prompt in prompts] == together
         before = model.metrics()
@@ -258,8 +258,8 @@ def test_a_forward_that_fails_is_counted_too() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_failed_and_was_pushed_again_is_counted(kind: str) -> None:
-    # given answers that stream together, one of which the model will not go on with
+def test_failed_forwards_and_their_repetitions_are_counted(kind: str) -> None:
+    # given answers that stream together, one of which runs into a fault
     prompts = [some_ids(seed, 9) for seed in range(4)]
     behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
     with fake_model(behaviour) as model:
@@ -277,7 +277,7 @@ def test_what_failed_and_was_pushed_again_is_counted(kind: str) -> None:
 
         answers = asyncio.run(main())
         assert [isinstance(each, ValueError) for each in answers] == [False, False, True, False]
-        # then every call is counted with all its tokens, those that failed and those that found out why
+        # then every forward is counted with all its tokens, also those that failed and those that isolated the fault
         after = settled(model)[0]
         assert after.forward_calls - before.forward_calls == len(sizes)
         assert after.tokens_computed - before.tokens_computed == sum(sizes)

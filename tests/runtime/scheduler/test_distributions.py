@@ -1,4 +1,4 @@
-"""From raw logits to what draws and records read: where the logits stood, and the same to the bit."""
+"""Normalising raw logits into the log-probabilities that draws and records read: in place, and the same to the bit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def some_logits(rows: int, vocab: int = 5000) -> Float32:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 70])
-def test_log_probabilities_stand_where_the_logits_stood(rows: int) -> None:
-    # given logits that may be written to, and the same that may not
+def test_log_probabilities_overwrite_writeable_logits_and_leave_read_only_ones(rows: int) -> None:
+    # given writeable logits, and the same logits read-only
     own, theirs = some_logits(rows), some_logits(rows)
     theirs.flags.writeable = False
     # when both are normalised
     here, there = normalise(own, entropy=True), normalise(theirs, entropy=True)
-    # then only the first are gone, for the same numbers
+    # then only the writeable ones are overwritten, and the numbers are the same
     assert all(np.shares_memory(row.row, own) for row in here.ranked)
     assert not any(np.shares_memory(row.row, theirs) for row in there.ranked)
     assert np.array_equal(theirs, some_logits(rows))
@@ -38,7 +38,7 @@ def test_log_probabilities_stand_where_the_logits_stood(rows: int) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("entropy", [True, False])
-def test_rows_beside_one_without_numbers_are_what_they_are_alone(bad: float, entropy: bool) -> None:
+def test_rows_beside_a_row_that_is_not_finite_are_the_same_as_alone(bad: float, entropy: bool) -> None:
     logits = some_logits(3)
     alone = [normalise(logits[[i]].copy(), entropy=entropy) for i in (0, 2)]
     logits[1, 7] = bad
@@ -53,7 +53,7 @@ def test_rows_beside_one_without_numbers_are_what_they_are_alone(bad: float, ent
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 63, 64, 100, 1000, 5001])
-def test_the_likeliest_token_is_known_to_the_records_once_it_is_drawn(vocab: int) -> None:
+def test_a_greedy_draw_leaves_the_likeliest_token_for_the_records(vocab: int) -> None:
     row = some_logits(1, vocab)[0]
     row[vocab // 2 :] = np.minimum(row[vocab // 2 :], 1.0)
     for peaks in ([], [vocab - 1], [vocab // 3, vocab - 1], [0, vocab // 2]):

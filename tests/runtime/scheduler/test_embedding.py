@@ -1,4 +1,4 @@
-"""Embedding jobs beside everything else: slices, padding, memory, cancellation, faults."""
+"""Embedding jobs beside other work: slices, padding, memory, cancellation, faults."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.fakes import (
     wait_for_jobs,
 )
 
-BIG = 262  # bytes of a fake token's KV, rounded up: 2 * 16 float64
+BIG = 262  # bytes of one token's KV in the fake model, rounded up: 2 * 16 float64
 
 
 def slices_of(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, log: list[Any]) -> None:
-    """Notes the shape of every padded batch."""
+    """Records the shape of every padded batch."""
     plain = engine_of(model).backend.hidden_states
 
     def noted(tokens: Any, stacks: Any) -> Any:
@@ -43,7 +43,7 @@ def slices_of(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, log: list[A
 
 
 @pytest.mark.slow
-def test_thousands_of_texts_in_slices_with_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_texts_are_embedded_in_slices_with_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     # given 1,500 texts of very different lengths
     rng = np.random.default_rng(3)
     texts = ["".join(map(chr, rng.integers(97, 123, n))) for n in rng.integers(1, 40, 1500)]
@@ -54,12 +54,12 @@ def test_thousands_of_texts_in_slices_with_little_padding(monkeypatch: pytest.Mo
         # when they are embedded
         got = model.embed_sync(texts, "mean")
         computed = model.metrics().tokens_computed
-        # then every slice keeps the limits, padding is counted and stays below a quarter and some
+        # then every slice keeps the limits, and padding is counted and adds at most a quarter
         assert sum(rows * length for rows, length in log) == computed
         assert useful <= computed <= 1.25 * useful
         assert max(rows for rows, _ in log) <= 64
         assert max(rows * length for rows, length in log) <= 512
-        # and order is kept
+        # and the order is kept
         for at in (0, 7, 800, 1499):
             np.testing.assert_allclose(got[at], model.embed_sync([texts[at]], "mean")[0], atol=1e-6)
         assert settled(model)[1].working_bytes == 0
@@ -86,9 +86,9 @@ def test_texts_of_many_callers_share_a_slice(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_one_slice_runs_between_two_tokens_of_a_chat(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a chat that streams, when many texts and one of 6,000 tokens are embedded
-    monkeypatch.setattr("runtime.scheduler.decode.rows.PACE_SECONDS", 0.0)  # every token is told in its step
+    monkeypatch.setattr("runtime.scheduler.decode.rows.PACE_SECONDS", 0.0)  # every token is reported in its step
     log: list[Any] = []
     behaviour = Behaviour(before_forward=lambda tokens: log.append(len(tokens)), recurrent=kind == "recurrent")
     with fake_model(behaviour, prefill_chunk_tokens=128) as model:
@@ -109,7 +109,7 @@ def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str, monkeypatch: py
         job.cancelled = True
         engine_of(model).nudge()
         assert ended.wait(10)
-        # then in each gap between two tokens at most a slice was pushed besides the decoding row
+        # then in each gap between two tokens at most one slice was computed besides the decoding row
         part = log[log.index("embedding") : log.index("embedded")]
         part = part[: max(at for at, entry in enumerate(part) if isinstance(entry, int) and entry > 1)]  # to the last slice
         tokens = [at for at, entry in enumerate(part) if entry == "token"]
@@ -127,7 +127,7 @@ def test_progress_counts_tokens_and_equal_texts() -> None:
     assert told[-1] == PromptProgress(done=108, total=108, reused=2, computed=108)  # two of them padding
 
 
-def test_cancelled_between_two_slices() -> None:
+def test_an_embed_cancelled_between_two_slices_stops_and_leaves_nothing_behind() -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=32) as model:
 
@@ -147,7 +147,7 @@ def test_cancelled_between_two_slices() -> None:
         assert model.embed_sync(["after"]).shape == (1, 16)
 
 
-def test_a_failing_text_takes_no_other_call_with_it() -> None:
+def test_a_failing_text_does_not_affect_other_calls() -> None:
     gate = Gate()
     bomb = ord("!")
 
@@ -187,7 +187,7 @@ def test_states_that_are_not_finite_name_their_text(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_budget_holds_for_a_long_text(kind: str) -> None:
+def test_a_long_text_to_embed_stays_within_the_budget_or_is_refused(kind: str) -> None:
     # given room for 300 tokens
     with fake_model(Behaviour(recurrent=kind == "recurrent"), kv_cache_bytes=300 * BIG, prefill_chunk_tokens=64) as model:
         before = model.metrics().tokens_computed
@@ -225,7 +225,7 @@ def test_a_long_text_waits_for_room_that_a_chat_holds() -> None:
         assert report.leases == 0
 
 
-def test_close_ends_who_waits() -> None:
+def test_closing_the_model_ends_a_waiting_embed_with_an_error() -> None:
     gate = Gate()
     with load((Behaviour(before_forward=gate), None), backend="fake", prefill_chunk_tokens=32) as model:
         failed: list[BaseException] = []
@@ -250,7 +250,7 @@ def test_close_ends_who_waits() -> None:
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "max", "cls"])
-def test_a_pool_in_pieces_is_the_whole(pooling: Any) -> None:
+def test_pooling_in_pieces_equals_pooling_at_once(pooling: Any) -> None:
     states = np.random.default_rng(5).normal(size=(30, 8)).astype(np.float32)
     whole, pieces = Pool(pooling), Pool(pooling)
     whole.add(states)
@@ -259,14 +259,14 @@ def test_a_pool_in_pieces_is_the_whole(pooling: Any) -> None:
     np.testing.assert_allclose(pieces.vector(), whole.vector(), atol=1e-7)
 
 
-def test_a_vector_of_nothing_but_zeros_stays() -> None:
+def test_a_zero_vector_stays_zero() -> None:
     pool = Pool("mean")
     pool.add(np.zeros((3, 4), np.float32))
     assert (pool.vector() == 0).all()
 
 
-def test_texts_that_found_no_room_are_taken_up_the_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given texts of which no batch finds room beside an answer
+def test_texts_without_room_are_embedded_in_one_batch_once_the_answer_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given texts for which there is no room beside an answer
     gate, log = Gate(), list[tuple[int, int]]()
     for name in ("workers.CHUNK_SECONDS", "prefill.prompts.ALONE_SECONDS"):
         monkeypatch.setattr(f"runtime.scheduler.{name}", 1e6)  # a slice is as large as it may be, beside others or alone
@@ -286,7 +286,7 @@ def test_texts_that_found_no_room_are_taken_up_the_longest_first(monkeypatch: py
             return await vectors
 
         assert asyncio.run(beside()).shape == (4, 16)
-        # then all of them go in one batch once it has ended
+        # then all of them are embedded in one batch once it has ended
         assert log == [(4, 93)]
 
 

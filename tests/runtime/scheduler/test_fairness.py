@@ -1,4 +1,4 @@
-"""Who waits for whom, counted in forwards: a chat goes on while long prompts are read."""
+"""How long requests wait for each other, counted in forwards: a chat continues while long prompts are read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chat(model: LanguageModel, ids: list[int], log: list[int | str], n: int) -> 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prompts", [1, 2])
-def test_between_two_tokens_of_a_chat_comes_one_chunk_and_one_step(kind: str, prompts: int) -> None:
+def test_at_most_one_chunk_and_one_step_run_between_two_tokens_of_a_chat(kind: str, prompts: int) -> None:
     # given a chat that streams, when prompts of 8,000 tokens arrive
     log: list[int | str] = []  # rows of each forward, and the chat's tokens
     behaviour = Behaviour(
@@ -73,8 +73,8 @@ def test_between_two_tokens_of_a_chat_comes_one_chunk_and_one_step(kind: str, pr
 
 
 @pytest.mark.slow
-def test_a_short_question_does_not_wait_for_a_long_prompt() -> None:
-    # given a long prompt that is being read, when a question of the same priority arrives
+def test_a_short_query_does_not_wait_for_a_long_prompt() -> None:
+    # given a long prompt that is being read, when a query of the same priority arrives
     log: list[int | str] = []
     with fake_model(Behaviour(before_forward=lambda tokens: log.append(len(tokens))), prefill_chunk_tokens=64) as model:
         long, short = Future[Any](), Future[Any]()
@@ -86,8 +86,8 @@ def test_a_short_question_does_not_wait_for_a_long_prompt() -> None:
         assert log.index("answered") <= 2
 
 
-def test_the_more_urgent_prompt_is_read_first_whoever_came_first() -> None:
-    # given a long text of the background that is being read, when a chat's prompt arrives, which is long as well
+def test_the_more_urgent_prompt_is_read_first_even_if_it_arrives_later() -> None:
+    # given a long background text that is being read, when a chat's prompt arrives, which is long as well
     log: list[tuple[int, int]] = []  # of each forward: the background's tokens, and the chat's
     asked, chat = Future[Any](), Future[Any]()
 
@@ -110,7 +110,7 @@ def test_the_more_urgent_prompt_is_read_first_whoever_came_first() -> None:
 
 
 def test_the_more_urgent_score_is_read_first() -> None:
-    # given a text of the background that is being scored, when a chat's prompt is to be scored
+    # given a background text that is being scored, when a chat's prompt is to be scored
     log: list[tuple[int, int]] = []  # of each forward: the background's tokens, and the chat's
     answered: list[Priority] = []
 
@@ -144,7 +144,7 @@ def test_the_more_urgent_score_is_read_first() -> None:
 
 
 def assert_read_first(log: list[tuple[int, int]]) -> None:
-    """But for the chunks that were in work, the background waits until the chat's 640 tokens are read."""
+    """Except for chunks already in work, the background waits until the chat's 640 tokens are read."""
     first = next(at for at, (_, urgent_tokens) in enumerate(log) if urgent_tokens)
     assert first <= 2
     assert log[first : first + 10] == [(0, 64)] * 10

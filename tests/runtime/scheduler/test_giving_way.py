@@ -1,4 +1,4 @@
-"""Who gives way to whom: dead slots, spare room, leases; who is refused, and where freed arrays die."""
+"""What is freed when memory runs short (dead slots, spare room, leases), what is refused, and where arrays are freed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, query_job, reference, settled, some_ids, wait_for_jobs
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 GREEDY = SamplingOptions(temperature=0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_that_no_request_uses_are_freed_when_memory_runs_short(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a stream, and many short queries that come and go beside it, more than the budget holds together
     retained: list[int] = []
     asked: list[tuple[list[int], Future[Float32]]] = []
@@ -34,7 +34,7 @@ def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.Mo
         retain(self, pack, slots, places)
 
     def ask(_: object) -> None:
-        """The next query is there at the stream's next step, as soon as the one before it was answered."""
+        """Submits the next query at the stream's next step after the one before it was answered."""
         if not asked or asked[-1][1].done():
             asked.append(([*prompt[:10], *some_ids(2 + len(asked), 15)], Future()))
             engine_of(model).submit([query_job(model, *asked[-1])])
@@ -44,7 +44,7 @@ def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.Mo
     behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping", before_forward=ask)
     with fake_model(behaviour, kv_cache_bytes=260 * TOKEN) as model:
         said = asyncio.run(model.sample(prompt, 120, [], temperature=0.0))
-        # then every answer was right, the stream came to its end, and dead slots were dropped for that
+        # then every answer was right, the stream came to its end, and dead slots were freed for it
         assert len(asked) > 20
         for ids, answer in asked:
             assert_right(answer.result(60)[0], ids, kind)
@@ -60,7 +60,7 @@ def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_may_fill_nearly_all_of_the_budget(kind: str) -> None:
-    # given a lease on half of the budget and a pack that grows towards all of it: the lease is given up
+    # given a lease on half of the budget and a pack that grows towards all of it: the lease is released
     with fake_model(
         Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), kv_cache_bytes=300 * TOKEN
     ) as model:
@@ -74,7 +74,7 @@ def test_a_row_may_fill_nearly_all_of_the_budget(kind: str) -> None:
         assert metrics.kv_peak_bytes <= metrics.kv_budget
 
 
-def test_the_largest_of_a_batch_finds_no_room() -> None:
+def test_the_largest_request_of_a_batch_fails_when_memory_runs_out() -> None:
     lengths = (60, 10, 15)
     ended: dict[int, Any] = {}
 
@@ -101,7 +101,7 @@ def test_the_largest_of_a_batch_finds_no_room() -> None:
 
 
 def test_a_smaller_budget_than_live_rows_need_is_refused_and_nothing_is_lost() -> None:
-    # given an answer that is held in the middle, when two budgets are asked for: too small a one, and another
+    # given an answer that is held in the middle, when two budgets are set: one that is too small, and another
     prompt, gate = some_ids(1, 50), Gate()
 
     async def listen(model: LanguageModel) -> list[int]:
@@ -122,7 +122,7 @@ def test_a_smaller_budget_than_live_rows_need_is_refused_and_nothing_is_lost() -
 
     with fake_model(Behaviour(before_forward=gate)) as model:
         said = asyncio.run(main(model))
-        # then the small one is refused, the other one holds, and the answer is right to its end
+        # then the small one is refused, the other one is set, and the answer is right to its end
         assert len(said) == 60
         for at, token in enumerate(said):
             assert token == int(reference([*prompt, *said[:at]]).argmax())
@@ -130,12 +130,12 @@ def test_a_smaller_budget_than_live_rows_need_is_refused_and_nothing_is_lost() -
 
 
 def test_a_prefix_for_which_there_is_no_room_twice_is_computed_again() -> None:
-    # given a text that takes more than half of the budget and rests in the trie
+    # given a text in the trie that takes more than half of the budget
     with fake_model(kv_cache_bytes=100 * TOKEN) as model:
         ids = some_ids(1, 70)
         scheduler = engine_of(model).scheduler
         model.cache_kv(ids)
-        # when it is asked for again with something new behind it, then the answer comes all the same
+        # when it is queried again with a new token after it, then it is answered all the same
         engine_of(model).call(scheduler.cache.workspaces.drop_idle).result()
         assert_right(model.next_token_logprobs_sync([*ids, 3]), [*ids, 3])
         metrics = settled(model)[0]
@@ -143,8 +143,8 @@ def test_a_prefix_for_which_there_is_no_room_twice_is_computed_again() -> None:
 
 
 @pytest.mark.parametrize("name", ["load", "take", "resize", "retain"])
-def test_a_device_that_is_full_once_is_asked_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given KV in the trie, a stranger that may go, and a device that is full at the next such call
+def test_a_call_on_a_full_device_is_retried_after_memory_was_freed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given KV in the trie, an unrelated text that may be evicted, and a device that is full at the next such call
     failures: list[str] = []
     kind = "recurrent" if name in ("load", "take") else "attention"  # copies into the trie, and out of it
     with fake_model(Behaviour(recurrent=kind == "recurrent"), kv_cache_bytes=400 * TOKEN) as model:
@@ -169,14 +169,14 @@ def test_a_device_that_is_full_once_is_asked_again(name: str, monkeypatch: pytes
             scheduler.cache.workspaces.leave(workspace)
         ids = [*some_ids(1, 40), 7]
         assert_right(model.next_token_logprobs_sync(ids), ids, kind)
-        # then it was answered, the stranger is gone, and the device has its memory back
+        # then it was answered, the unrelated text was evicted, and the device got its memory back
         assert failures == [name]
         assert reclaimed == [1]
         assert model.prefix_match(some_ids(2, 40)).tokens == 0
         assert settled(model)[1].leases == 0
 
 
-def test_a_copy_for_later_that_cannot_be_made_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_copy_into_the_trie_does_not_affect_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise MemoryBudgetError("out of memory")
 
@@ -191,8 +191,8 @@ def test_a_copy_for_later_that_cannot_be_made_costs_no_answer(monkeypatch: pytes
         assert settled(model)[1].tokens == 10
 
 
-def test_what_is_let_go_dies_on_the_owner_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given payloads that tell where they end
+def test_arrays_are_freed_on_the_owner_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given payloads that record the thread on which they are freed
     died: list[int] = []
     take, split = FakeBackend.take, FakeBackend.split
 
@@ -212,7 +212,7 @@ def test_what_is_let_go_dies_on_the_owner_thread(monkeypatch: pytest.MonkeyPatch
         owner = engine_of(model).call(threading.get_ident).result()
         for seed in range(6):
             model.cache_kv(some_ids(seed, 50))  # some are evicted
-        asyncio.run(model.sample(some_ids(5, 20), 30, []))  # one is cut
+        asyncio.run(model.sample(some_ids(5, 20), 30, []))  # one is split
         assert died
         model.set_kv_budget(60 * TOKEN)
         model.clear_cache()
@@ -222,7 +222,7 @@ def test_what_is_let_go_dies_on_the_owner_thread(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_budget_that_is_refused_gives_nothing_up(kind: str) -> None:
+def test_a_refused_budget_evicts_nothing(kind: str) -> None:
     # given a text that is pinned, the vectors after it, and an answer that is held in the middle
     other, gate = some_ids(2, 100), Gate()
 
@@ -244,7 +244,7 @@ def test_a_budget_that_is_refused_gives_nothing_up(kind: str) -> None:
         assert pinned.tokens == 100
         before = settled(model)
         asyncio.run(main(model))
-        # when a smaller budget than the answer needs is refused, then all of them are there still
+        # when a smaller budget than the answer needs is refused, then all of them are still there
         metrics, report = settled(model)
         assert report.pins == 1
         assert report.vector_bytes >= before[1].vector_bytes > 0

@@ -1,4 +1,4 @@
-"""Forwards that were begun and are not collected yet: who looks for a place, or for memory, costs their streams nothing."""
+"""Forwards that were begun and not collected yet: placing other requests, or freeing memory, does not delay their streams."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.runtime.model.trouble import audit, poison
 from tests.tiny_models import tiny_path
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 def begun() -> tuple[Workspace, list[int]]:
-    """A workspace that holds [1, 2] and has begun [3]; how many forwards it has waited for."""
+    """A workspace that holds [1, 2] and has begun [3], and the forwards that it has waited for."""
     waited: list[int] = []
     behaviour = Behaviour(overlaps=True, before_forward=lambda tokens: waited.append(len(tokens)))
     backend = FakeBackend(LoadOptions(), behaviour)
@@ -42,12 +42,12 @@ def begun() -> tuple[Workspace, list[int]]:
     return workspace, waited
 
 
-def test_who_looks_for_a_place_elsewhere_waits_for_nobody() -> None:
+def test_looking_up_another_path_does_not_wait_for_a_begun_forward() -> None:
     workspace, waited = begun()
     for strange in ([9], [1, 9], [1, 2, 9], [1, 2]):
         assert len(workspace.trail(np.array(strange))) == len([t for t in strange if t != 9])
     assert waited == []
-    # but whoever wants to stand on what was begun does, for it may come to nothing
+    # but a path that continues the begun token waits, for its forward may fail
     assert workspace.trail(np.array([1, 2, 3, 4])) == [0, 1, 2]
     assert waited == [1]
     logits = workspace.collect()
@@ -55,7 +55,7 @@ def test_who_looks_for_a_place_elsewhere_waits_for_nobody() -> None:
     assert int(logits.argmax()) == int(reference([1, 2, 3]).argmax())
 
 
-def test_a_place_on_what_came_to_nothing_is_none() -> None:
+def test_a_begun_token_whose_forward_failed_is_not_found() -> None:
     workspace, _ = begun()
     backend: Any = workspace.backend
     backend.behaviour.raise_on = {3: ZeroDivisionError("broken kernel")}
@@ -64,9 +64,11 @@ def test_a_place_on_what_came_to_nothing_is_none() -> None:
     assert (workspace.size, workspace.held) == (2, 2)
 
 
-def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.scheduler.decode.rows.PACE_SECONDS", 0.0)  # every token is told in its step
-    # given streams in packs of their own, and memory for little more than them
+def test_queries_placed_at_every_step_neither_lose_nor_repeat_nor_delay_a_token_of_a_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runtime.scheduler.decode.rows.PACE_SECONDS", 0.0)  # every token is reported in its step
+    # given streams in separate packs, and little more memory than they need
     prompts = [some_ids(seed, 20 + seed) for seed in range(3)]
     n = 40
     options = GenerationOptions(max_tokens=n, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
@@ -93,7 +95,7 @@ def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay
             return job
 
         async def ask() -> None:
-            """Strangers, and texts that go on from what the streams have said so far, until these are done."""
+            """Queries unrelated texts, and continuations of the streams' text so far, until the streams have ended."""
             seed = 0
             while not all(event.is_set() for event in ended):
                 seed += 1
@@ -102,10 +104,10 @@ def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay
                 for row, text in zip(await asyncio.gather(*map(model.next_token_logprobs, texts)), texts, strict=True):
                     assert_right(row, text)
 
-        # when others are placed beside them all the time
+        # when queries are placed beside them all the time
         engine_of(model).submit([chat(i) for i in range(3)])
         asyncio.run(ask())
-        # then each has said what it says alone, each token once, and one in every step from its first on
+        # then each has the same tokens as alone, each token once, and one in every step from its first on
         assert errors == [None] * 3
         for i, prompt in enumerate(prompts):
             path = list(prompt)
@@ -121,11 +123,11 @@ def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay
     ("backend", "name"),
     [("fake", "attention"), ("fake", "recurrent"), ("fake", "overlapping"), ("hf", "llama"), ("mlx", "llama")],
 )
-def test_what_was_begun_for_nobody_and_is_no_number_does_not_stay(
+def test_nan_kv_of_a_forward_begun_for_a_cancelled_request_is_not_kept(
     backend: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.scheduler.decode.rows.PACE_SECONDS", 0.0)  # every token is told in its step
-    # given an answer that is to say a token whose keys are NaN, and is dropped as it has drawn it
+    monkeypatch.setattr("runtime.scheduler.decode.rows.PACE_SECONDS", 0.0)  # every token is reported in its step
+    # given an answer that draws a token whose keys are NaN, and is cancelled once it has drawn it
     source: Any = (
         tiny_path(name)
         if backend != "fake"
@@ -139,23 +141,23 @@ def test_what_was_begun_for_nobody_and_is_no_number_does_not_stay(
     path = list(prompt)
     for _ in range(4):
         path.append(int(right(path).argmax()))
-    bad = next(token for at, token in enumerate(path[5:], 5) if token not in path[:at])  # said second, or later
+    bad = next(token for at, token in enumerate(path[5:], 5) if token not in path[:at])  # drawn second, or later
     with load(source, backend=backend) as model:
         engine_of(model).call(lambda: poison(model, bad, np.nan)).result()
         drop(model, prompt, bad)
-        # when others ask in the same pack, then they get their answers
+        # when other queries run in the same pack, then they get their answers
         for more in ([], [20], [path[4]], [path[4], 21], [22, 23]):
             ids = [*prompt, *more]
             if bad not in ids:
                 np.testing.assert_allclose(model.next_token_logprobs_sync(ids), right(ids), atol=TOLERANCE, rtol=0)
-        # and it is found out again where it belongs
+        # and NaN is still found on the path that has it
         with pytest.raises(NonFiniteLogitsError):
             model.next_token_logprobs_sync([*prompt, bad])
         audit(model)
 
 
 def drop(model: LanguageModel, prompt: list[int], token: int) -> None:
-    """Generates until `token` was drawn; in the step in which it is told, the request goes away."""
+    """Generates until `token` was drawn; in the step in which it is reported, the request is cancelled."""
     ended = threading.Event()
     job = generate_job(model, prompt, GREEDY)
 

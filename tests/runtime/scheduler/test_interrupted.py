@@ -1,4 +1,4 @@
-"""What an interrupted `embed` or `lens` had worked out goes into the next answer to the same question."""
+"""The partial results of an interrupted `embed` or `lens` are reused by the next call with the same arguments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def embedded(model: LanguageModel, pooling: Any = "last", texts: list[str] = TEX
     return vectors, heard[-1]
 
 
-def test_an_embed_goes_on() -> None:
+def test_an_interrupted_embed_is_resumed() -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate), max_batch_tokens=128) as model:
         expected, whole = embedded(model)
@@ -52,8 +52,8 @@ def test_an_embed_goes_on() -> None:
         assert 0 < progress.reused < TOKENS
         assert progress.computed + progress.reused == whole.computed
         np.testing.assert_allclose(vectors, expected, atol=1e-6)
-        assert embedded(model)[1].reused == 0  # what was answered is not kept
-        # interrupted twice, it has what both have computed; in another order, with other texts between
+        assert embedded(model)[1].reused == 0  # answered vectors are not kept
+        # interrupted twice, it reuses the results of both, also in another order and with another text
         interrupt(gate, model.embed(TEXTS), 2)
         interrupt(gate, model.embed(TEXTS), 2)
         others = [*TEXTS[::-1], "new"]
@@ -63,7 +63,7 @@ def test_an_embed_goes_on() -> None:
         assert settled(model)[1].leases == 0
 
 
-def test_all_that_an_embed_asks_for_may_be_there() -> None:
+def test_an_embed_of_texts_that_were_computed_before_an_interruption_computes_nothing() -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate), max_batch_tokens=128) as model:
         interrupt(gate, model.embed(TEXTS), 4)
@@ -76,7 +76,7 @@ def test_all_that_an_embed_asks_for_may_be_there() -> None:
 
 
 @pytest.mark.parametrize("how", ["clear", "another question", "no cache"])
-def test_an_embed_begins_anew(how: str) -> None:
+def test_an_interrupted_embed_is_not_resumed_after_a_clear_for_another_pooling_or_without_cache(how: str) -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate), max_batch_tokens=128, cache=how != "no cache") as model:
         interrupt(gate, model.embed(TEXTS), 4)
@@ -86,7 +86,7 @@ def test_an_embed_begins_anew(how: str) -> None:
         assert embedded(model, pooling)[1].reused == 0
 
 
-def test_a_lens_goes_on() -> None:
+def test_an_interrupted_lens_is_resumed() -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=32) as model:
         expected = model.lens_sync(IDS, PLACES, tokens=[3])
@@ -98,7 +98,7 @@ def test_a_lens_goes_on() -> None:
         for name in ("positions", "token_ids", "logprobs", "ranks", "top_ids", "top_logprobs", "entropy"):
             np.testing.assert_allclose(getattr(run, name), getattr(expected, name), atol=1e-5)
         assert run.deviation < 1e-4
-        # answered, it is not kept; another question begins anew
+        # answered results are not kept; a call with another top_k starts afresh
         for top_k in (5, 2):
             interrupt(gate, model.lens(IDS, PLACES), 3)
             before = settled(model)[0].tokens_computed
@@ -107,7 +107,7 @@ def test_a_lens_goes_on() -> None:
             assert (fresh < len(PLACES)) == (top_k == 5)
 
 
-def test_the_oldest_parts_go_first() -> None:
+def test_the_oldest_partial_results_are_dropped_first() -> None:
     kept = Interrupted(100)
     for key in "abc":
         kept.keep(key, key.upper(), 40)

@@ -1,4 +1,4 @@
-"""What one request costs another: a prompt without room, and thousands of contexts, counted in forwards and tokens."""
+"""How much one request delays another: a prompt without room, and thousands of contexts, counted in forwards and tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.records import Float32
 from tests.fakes import KINDS, assert_right, engine_of, fake_model, generate_job, query_job, settled, some_ids
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 class Scene:
@@ -30,7 +30,7 @@ class Scene:
         self._kind = "recurrent" if behaviour.recurrent else "attention"
         self.forwards = 0
         self.ended: list[str] = []
-        self.begun: dict[str, int] = {}  # the step in which each was asked
+        self.begun: dict[str, int] = {}  # the step in which each was submitted
         self.answered: dict[str, int] = {}  # and answered
         self._model: LanguageModel | None = None
         self._due: dict[int, list[Callable[[], None]]] = {}
@@ -38,9 +38,9 @@ class Scene:
         self._answers: dict[str, tuple[list[int], Future[Float32]]] = {}
 
     def play(self, model: LanguageModel) -> None:
-        """Until everything has ended; every query's answer is looked at."""
+        """Runs until everything has ended, and checks the answer of every query."""
         self._model = model
-        while self._due:  # where the model has come to rest, the next one begins at once
+        while self._due:  # where the model is idle, the next action begins at once
             for act in self._due.pop(min(self._due)):
                 act()
             while not all(event.is_set() for event in self._running):
@@ -50,11 +50,11 @@ class Scene:
             assert_right(answer.result(280)[0], ids, self._kind)
 
     def steps(self, name: str) -> list[int]:
-        """How many steps after the one in which it arrived each was answered, of those whose name begins so."""
+        """Steps between the arrival and the answer of each request whose name begins with `name`."""
         return [self.answered[each] - self.begun[each] for each in self.begun if each.startswith(name)]
 
     def at(self, forward: int, act: Callable[[], None]) -> None:
-        """Does something before forward number `forward` (0: before all)."""
+        """Runs `act` before forward number `forward` (0: before all)."""
         self._due.setdefault(forward, []).append(act)
 
     def chat(self, name: str, prompt: Sequence[int], tokens: int) -> None:
@@ -106,7 +106,7 @@ def test_a_short_query_is_answered_while_a_prompt_waits_for_room(kind: str) -> N
         for n in range(20):
             scene.at(15 + 2 * n, partial(scene.chat, f"short {n}", some_ids(10 + n, 10), 1))
         scene.play(model)
-        # then each is read in the next step, in the order they came; the long one when the answer has ended
+        # then each is read in the next step, in the order of their arrival; the long one when the answer has ended
         assert scene.ended == [*(f"short {n}" for n in range(20)), "answer", "long"]
         assert scene.steps("short") == [1] * 20
         # and no token was computed twice: the prompt was not read, and thrown away, meanwhile
@@ -140,7 +140,7 @@ def test_a_prompt_that_is_pushed_out_by_a_growing_answer_is_read_again_once() ->
 
 
 def test_a_long_text_gives_way_to_short_ones_once() -> None:
-    # given a text that takes nearly all there is, when short ones come again and again
+    # given a text that takes nearly the whole budget, when short ones keep arriving
     behaviour = Behaviour()
     scene = Scene(behaviour)
     with fake_model(behaviour, kv_cache_bytes=320 * TOKEN, prefill_chunk_tokens=16) as model:
@@ -148,7 +148,7 @@ def test_a_long_text_gives_way_to_short_ones_once() -> None:
         for n in range(10):
             scene.at(5 + 4 * n, partial(scene.query, f"short {n}", some_ids(10 + n, 30)))
         scene.play(model)
-        # then the first does not wait, the others cannot keep it out, and it is begun twice at most
+        # then the first short one does not wait, the others do not keep the long text out, and it is begun twice at most
         assert scene.ended[0] == "short 0"
         assert scene.steps("short")[0] == 2  # chunks of 16 tokens
         assert settled(model)[0].tokens_computed <= 2 * 300 + 10 * 30
@@ -163,14 +163,14 @@ def test_a_prompt_without_room_is_not_kept_out_for_ever() -> None:
         scene.at(10, lambda: scene.chat("long", some_ids(2, 260), 1))
 
         def ask(n: int) -> None:
-            """Of four steps each, a new one in every second: two are always in work."""
+            """Submits queries of four steps each, one in every second step: two are always in work."""
             scene.query(f"short {n}", some_ids(10 + n, 110))
             if "long" not in scene.ended and n < 200:
                 scene.at(scene.forwards + 2, partial(ask, n + 1))
 
         scene.at(12, partial(ask, 0))
         scene.play(model)
-        # then it is begun as soon as what came before it, and was in work when the answer ended, has left
+        # then it is begun as soon as the queries that were in work when the answer ended are done
         assert scene.answered["long"] - scene.answered["answer"] <= 40
 
 
@@ -180,12 +180,12 @@ def test_a_thousand_contexts_delay_no_other_query(kind: str) -> None:
     behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
     scene = Scene(behaviour)
     with fake_model(behaviour) as model:
-        # given a call of 1,000 contexts, when others ask for one each
+        # given a call of 1,000 contexts, when other calls query one each
         scene.at(0, lambda: scene.query("large", *(some_ids(100 + i, 12) for i in range(1_000))))
         for n in range(5):
             scene.at(2 + 4 * n, partial(scene.query, f"short {n}", some_ids(10 + n, 30)))
         scene.play(model)
-        # then each is answered with the step after the one in which it came
+        # then each is answered with the step after the one in which it arrived
         assert scene.ended == [*(f"short {n}" for n in range(5)), "large"]
         assert scene.steps("short") == [1] * 5
 
@@ -202,7 +202,7 @@ def test_a_call_of_long_contexts_takes_turns_with_a_short_one() -> None:
 
 
 @pytest.mark.slow
-def test_a_call_of_thousands_by_the_facade_is_right_and_leaves_nothing() -> None:
+def test_a_call_of_a_thousand_contexts_and_a_query_beside_it_are_right() -> None:
     with fake_model() as model:
         contexts = [some_ids(i, 5) for i in range(1_000)]
 
@@ -217,7 +217,7 @@ def test_a_call_of_thousands_by_the_facade_is_right_and_leaves_nothing() -> None
 
 
 def calls(model: LanguageModel, act: Callable[[], object]) -> int:
-    """How many Python functions the owner thread calls meanwhile, steps of generators among them."""
+    """How many Python functions the owner thread calls during `act`, steps of generators among them."""
     count = 0
 
     def called(_: object, event: str, __: object) -> None:
@@ -251,7 +251,7 @@ def test_a_query_after_a_pause_costs_the_same_whatever_is_cached() -> None:
 
 
 @pytest.mark.slow
-def test_each_of_thousands_that_wait_costs_what_each_of_hundreds_does() -> None:
+def test_the_cost_of_a_waiting_query_does_not_grow_with_their_number() -> None:
     def for_each(n: int) -> float:
         rows = [[1, i // 200, i % 200, 7] for i in range(n)]
         with fake_model() as model:

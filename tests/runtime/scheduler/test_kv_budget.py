@@ -1,4 +1,4 @@
-"""When memory runs short in the middle: once more with what nobody uses given up, nothing pinned, nothing copied in vain."""
+"""Memory that runs short during work: a retry after unused KV was evicted, no leftover pins, no copies in vain."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from runtime.scheduler.prefill.distributions import Distribution
 from tests.fakes import Gate, assert_right, engine_of, fake_model, local, settled, some_ids, wait_for_jobs
 from tests.runtime.model.trouble import audit
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Full:
-    """A device that is full for so many forwards."""
+    """A device that is full for the next `times` forwards."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -33,16 +33,16 @@ class Full:
             raise MemoryBudgetError("out of memory")
 
 
-def test_a_full_device_is_tried_once_more_with_what_nobody_uses_given_up() -> None:
+def test_a_forward_on_a_full_device_is_retried_once_after_unused_kv_was_evicted() -> None:
     behaviour = Behaviour()
     with fake_model(behaviour) as model:
         model.cache_kv(some_ids(1, 40))
         # when one forward finds no memory
         behaviour.before_forward = Full(1)
         assert_right(model.next_token_logprobs_sync(some_ids(2, 30)), some_ids(2, 30))
-        # then it was answered all the same, and what nobody used is gone
+        # then it was answered all the same, and unused KV was evicted
         assert model.prefix_match(some_ids(1, 40)).tokens == 0
-        # when there is none the second time either, then the typed error comes, and the next request is served
+        # when the retry finds none either, then MemoryBudgetError is raised, and the next request is served
         behaviour.before_forward = Full(2)
         with pytest.raises(MemoryBudgetError):
             model.next_token_logprobs_sync(some_ids(3, 30))
@@ -64,13 +64,13 @@ def test_kv_that_cannot_be_loaded_pins_nothing(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(MemoryBudgetError):
             model.next_token_logprobs_sync([*some_ids(1, 40), 7])
         monkeypatch.setattr(FakeBackend, "load", load)
-        # then no lease and no user is left behind, and the same request works
+        # then no lease and no pack in use is left behind, and the same request works
         assert settled(model)[1].leases == 0
         assert all(w.users == 0 for w in engine.scheduler.cache.workspaces.open)
         assert_right(model.next_token_logprobs_sync([*some_ids(1, 40), 7]), [*some_ids(1, 40), 7], "recurrent")
 
 
-def test_where_a_row_cannot_be_copied_it_is_answered_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_cannot_be_copied_is_answered_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[Distribution] = []
 
     def full(row: Distribution) -> Any:
@@ -81,7 +81,7 @@ def test_where_a_row_cannot_be_copied_it_is_answered_and_not_kept(monkeypatch: p
     texts = [some_ids(seed, 12) for seed in range(8)]
     with fake_model() as model:
         model.keep_vectors(4)  # so that each is kept in memory of its own
-        # when the device has no room for copies of what follows prompts and questions
+        # when the device has no room for copies of the rows after prompts and queries
         for row, text in zip(model.batch_next_token_logprobs_sync(texts), texts, strict=True):
             assert_right(row, text)
         assert len(asyncio.run(model.sample(some_ids(9, 12), 5, [], temperature=0.0))) == 5
@@ -91,18 +91,18 @@ def test_where_a_row_cannot_be_copied_it_is_answered_and_not_kept(monkeypatch: p
         audit(model)
 
 
-def test_a_pin_whose_row_cannot_be_copied_holds_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_whose_row_cannot_be_copied_still_pins_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(row: Distribution) -> Any:
         raise MemoryBudgetError(f"out of memory for {row.vocab} numbers")
 
     text = some_ids(1, 40)
     with fake_model() as model:
         model.next_token_logprobs_sync(text)
-        # when the device has no room for a copy of what follows the text that is pinned
+        # when the device has no room for a copy of the row after the pinned text
         monkeypatch.setattr(Distribution, "alone", full)
         operations = local(model).operations
         assert operations.pin(np.array(text, np.int32), 1, None).result(20) == 40
-        # then it is pinned without that: once the row is gone, its last token alone is computed again
+        # then it is pinned without the row: once the row is dropped, only its last token is computed again
         model.keep_vectors(0)
         metrics, report = settled(model)
         assert (report.pins, report.vector_bytes) == (1, 0)
@@ -112,7 +112,7 @@ def test_a_pin_whose_row_cannot_be_copied_holds_the_path(monkeypatch: pytest.Mon
         audit(model)
 
 
-def test_a_smaller_budget_holds_for_the_vectors_too() -> None:
+def test_a_smaller_budget_limits_the_cached_vectors_too() -> None:
     with fake_model(kv_cache_bytes=32 << 20) as model:
         for seed in range(60):
             model.next_token_logprobs_sync(some_ids(seed, 5))
@@ -140,7 +140,7 @@ def test_a_tail_that_the_trie_refuses_is_not_copied_at_every_token(monkeypatch: 
         made = 0
         options = GenerationOptions(max_tokens=400, ignore_eos=True, sampling=GREEDY, seed=1)
         with fake_model(Behaviour(before_forward=gate, recurrent=True)) as model:
-            gate.shut(after=1)  # behind the first token
+            gate.shut(after=1)  # after the first token
             async with aclosing(model.generate_runs(some_ids(1, 30), options)) as runs:
                 async for run in runs:
                     made += len(run)
@@ -156,7 +156,7 @@ def test_a_tail_that_the_trie_refuses_is_not_copied_at_every_token(monkeypatch: 
     assert taken == [30]  # the prompt
 
 
-def test_a_tail_for_which_there_is_no_room_is_offered_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tail_without_room_in_the_trie_is_copied_once_per_run(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     take = FakeBackend.take
 
@@ -172,13 +172,13 @@ def test_a_tail_for_which_there_is_no_room_is_offered_once_a_run(monkeypatch: py
         assert len(taken) <= 1 + 330 // 64 + 1
 
 
-def test_a_stream_that_outgrows_the_budget_ends_with_what_it_said() -> None:
+def test_a_stream_that_outgrows_the_budget_fails_and_keeps_its_tokens() -> None:
     said: list[int] = []
     options = GenerationOptions(max_tokens=500, ignore_eos=True, sampling=GREEDY, seed=1)
 
     async def listen(model: LanguageModel) -> None:
         async for record in model.generate(some_ids(1, 20), options):
-            said.append(record.token_id)  # noqa: PERF401  # the error must find those that came before it
+            said.append(record.token_id)  # noqa: PERF401  # tokens before the error must be kept
 
     async def main(model: LanguageModel) -> tuple[Any, Any]:
         other = model.sample(some_ids(2, 5), 40, [], temperature=0.0)
@@ -187,7 +187,7 @@ def test_a_stream_that_outgrows_the_budget_ends_with_what_it_said() -> None:
 
     with fake_model(kv_cache_bytes=100 * TOKEN) as model:
         ended, tail = asyncio.run(main(model))
-        # then it has its error, what it said is kept, and the other one goes on, as does the next
+        # then it ends with an error and keeps its tokens, the other stream continues, and the next request is served
         assert isinstance(ended, MemoryBudgetError)
         assert "tokens need" in str(ended)
         assert len(said) >= 37  # with the other's 5 + 37 tokens the budget is full; the largest finds no room
@@ -212,13 +212,13 @@ def test_copies_of_rows_side_by_side_are_lent_out_of_the_budget() -> None:
             model.cache_kv(some_ids(seed, 40))
         full = engine.call(lambda: room.trie.bytes).result()
         lent = engine.call(lambda: room.lend(160 * TOKEN)).result()
-        # then what nobody uses gave way, and no more than there is was lent
+        # then unused KV was evicted, and no more than the budget was lent
         assert lent == 160 * TOKEN
         assert engine.call(lambda: room.bytes).result() <= budget - lent
         assert engine.call(lambda: room.trie.bytes).result() < full
         assert 0 < engine.call(lambda: room.lend(2 * budget)).result() <= budget
         assert settled(model)[0].kv_peak_bytes <= budget
-        # and a row that has nothing lent to it goes alone
+        # and rows without lent memory are computed one by one
         engine.backend.widest_bytes = budget  # copies that never fit
         before = model.metrics().forward_calls
         texts = [some_ids(seed, 9) for seed in (20, 21, 22)]
@@ -228,8 +228,8 @@ def test_copies_of_rows_side_by_side_are_lent_out_of_the_budget() -> None:
         assert settled(model)[0].kv_peak_bytes <= budget
 
 
-def test_a_forward_that_is_begun_has_memory_lent_to_it_for_its_own_rows() -> None:
-    # given a model whose branches go chain by chain, on a device that computes beside its caller
+def test_each_begun_forward_has_memory_lent_to_it_for_its_own_rows() -> None:
+    # given a model that computes branches chain by chain, on a device that computes beside its caller
     with fake_model(Behaviour(overlaps=True), kv_cache_bytes=400 * TOKEN) as model:
         backend: Any = engine_of(model).backend
         backend.tree, backend.together, backend.widest_bytes = False, False, 128
@@ -243,7 +243,7 @@ def test_a_forward_that_is_begun_has_memory_lent_to_it_for_its_own_rows() -> Non
         # when two branches are answered
         asyncio.run(listen())
         assert said[0] != said[1]
-        # then what was lent to a forward does not bound the next one, whose rows are longer: they go together every time
+        # then the memory lent to one forward does not limit the next, whose rows are longer: the rows share every forward
         metrics = settled(model)[0]
         assert metrics.forward_calls == 1 + 5
         assert metrics.kv_peak_bytes <= 400 * TOKEN

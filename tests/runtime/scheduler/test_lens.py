@@ -1,4 +1,4 @@
-"""Lens jobs beside everything else: cancellation, memory, faults, adapters that begin in the text."""
+"""Lens jobs beside other work: cancellation, memory, faults, adapters that are activated in the text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.errors import InvalidRequestError, MemoryBudgetError
 from tests.fakes import KINDS, TOLERANCE, Gate, engine_of, fake_model, local, reference, settled, some_ids
 from tests.runtime.adapters.toys import INVOCATION, toy_adapter
 
-TOKEN = 256  # bytes of a fake token's KV
+TOKEN = 256  # bytes of one token's KV in the fake model
 
 
 def last_layers(model: LanguageModel, ids: list[int], places: list[int], **named: Any) -> Any:
@@ -27,7 +27,7 @@ def last_layers(model: LanguageModel, ids: list[int], places: list[int], **named
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cache", [True, False])
-def test_the_last_layer_is_the_answer_whatever_is_held(kind: str, cache: bool) -> None:
+def test_the_last_layer_of_a_lens_equals_the_answer_whatever_is_cached(kind: str, cache: bool) -> None:
     behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
     ids, places = some_ids(1, 300), [299, 0, 17, 18, 150]
     with fake_model(behaviour, cache=cache, prefill_chunk_tokens=64) as model:
@@ -47,7 +47,7 @@ def test_progress_counts_positions() -> None:
     assert (told[-1].done, told[-1].total, told[-1].computed) == (80, 80, 80)
 
 
-def test_cancelled_between_two_forwards() -> None:
+def test_a_lens_cancelled_between_two_forwards_stops_and_leaves_no_lease() -> None:
     gate, ids = Gate(), some_ids(1, 2000)
     with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=32) as model:
         model.next_token_logprobs_sync(ids)
@@ -103,7 +103,7 @@ def test_a_lens_and_a_text_to_embed_that_do_not_fit_together_both_end() -> None:
         assert settled(model)[1].leases == 0
 
 
-def test_what_comes_after_it_goes_before_it() -> None:
+def test_requests_that_arrive_after_a_lens_are_answered_before_it() -> None:
     gate, ended = Gate(), list[str]()
 
     def noting(name: str, work: Any) -> asyncio.Task[Any]:
@@ -127,7 +127,7 @@ def test_what_comes_after_it_goes_before_it() -> None:
     assert ended[-1] == "lens"
 
 
-def test_few_tokens_are_ranked_beside_the_likeliest() -> None:
+def test_a_lens_of_more_than_64_tokens_is_refused() -> None:
     with fake_model() as model, pytest.raises(InvalidRequestError, match="more than 64"):
         model.lens_sync(some_ids(1, 5), tokens=range(65))
 
@@ -140,14 +140,14 @@ def test_few_tokens_are_ranked_beside_the_likeliest() -> None:
         ("lens", "future", "takes tokens, top_k, not future"),
     ],
 )
-def test_a_reading_or_an_option_that_is_not_there_is_named(reading: str, option: str, reason: str) -> None:
+def test_an_unknown_reading_or_option_is_named_in_the_error(reading: str, option: str, reason: str) -> None:
     ids = np.array([1, 2, 3], np.int32)
     asked: dict[str, Any] = {"ids": ids, "positions": ids[:1], "adapters": None, "options": {option: 3}}
     with fake_model() as model, pytest.raises(InvalidRequestError, match=reason):
         asyncio.run(local(model).call("read", reading=reading, **asked))
 
 
-def test_a_fault_is_the_job_s_own() -> None:
+def test_a_failing_lens_does_not_affect_later_ones() -> None:
     ids = some_ids(1, 50)
     bomb = (set(range(256)) - set(ids)).pop()
     with fake_model(Behaviour(raise_on={bomb: ValueError("boom")}, nan_on=frozenset({ids[-1]}))) as model:
@@ -159,7 +159,7 @@ def test_a_fault_is_the_job_s_own() -> None:
         np.testing.assert_allclose(last_layers(model, good, [len(good) - 1])[0], reference(good), atol=TOLERANCE, rtol=0)
 
 
-def test_an_adapter_that_begins_in_the_text(tmp_path: Path) -> None:
+def test_a_lens_with_an_adapter_that_is_activated_in_the_text_is_right(tmp_path: Path) -> None:
     head, tail = (
         [int(i) for i in some_ids(4, 30) if i not in INVOCATION],
         [int(i) for i in some_ids(5, 20) if i not in INVOCATION],
@@ -171,20 +171,22 @@ def test_an_adapter_that_begins_in_the_text(tmp_path: Path) -> None:
         got = last_layers(model, ids, places, adapters=["act"])
         for row, place in zip(got, places, strict=True):
             want = model.next_token_logprobs_uncached(ids[: place + 1], adapters=["act"])
-            if place < len(head) or place >= len(head) + len(INVOCATION) - 1:  # in between it is not known yet that it begins
+            if (
+                place < len(head) or place >= len(head) + len(INVOCATION) - 1
+            ):  # in between it is not known yet that the adapter starts
                 np.testing.assert_allclose(row, want, atol=TOLERANCE, rtol=0)
 
 
-def test_what_was_restored_is_not_held_in_the_pack_of_a_lens(tmp_path: Path) -> None:
+def test_restored_kv_is_not_held_in_the_pack_of_a_lens(tmp_path: Path) -> None:
     ids = some_ids(1, 100)
     with fake_model() as model:
         model.cache_kv(ids)
         model.kv_snapshot(ids, tmp_path / "kv")
-        model.clear_kv_cache()  # what follows the text is remembered still
+        model.clear_kv_cache()  # the row after the text is still cached
         assert model.kv_restore(tmp_path / "kv") == 100
         before = settled(model)[1]
         # when the restored text is read
         assert len(model.lens_sync(ids, [50, 99])) == 2
-        # then the pack that it was read in is gone
+        # then the pack that it was read in is closed
         assert not engine_of(model).scheduler.cache.workspaces.open
         assert settled(model)[1].bytes == before.bytes

@@ -1,4 +1,4 @@
-"""A forward that can be given up in its middle may be long: a request that comes does not wait for its end."""
+"""A forward that can be interrupted may be long: a request that arrives does not wait for its end."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Model:
-    """One of 400 tokens a second, by a clock that goes on with its tokens alone; its next long forward can be stopped."""
+    """A model of a known speed, by a clock that advances only with its tokens; `in_long` acts within a long forward."""
 
     def __init__(self, model: LanguageModel, speed: float) -> None:
         self.model, self._speed = model, speed
         self.sizes: list[int] = []  # of forwards, in tokens
         self.answered: list[list[int]] = []  # texts, in the order of their answers
-        self.done = 0.5  # of a long forward, when it looks whether anything has come
+        self.done = 0.5  # share of a long forward at which it checks for new requests
         self._seconds = 100.0
-        self._due: list[float] = []  # by which the clock goes on when it is looked at
+        self._due: list[float] = []  # seconds by which the clock advances at each reading
         self._act: Callable[[], object] | None = None
 
     def before(self, tokens: Any) -> None:
-        """A forward begins."""
+        """Called as a forward begins."""
         self.sizes.append(len(tokens))
         takes, looks = len(tokens) / self._speed, engine_of(self.model).backend.interrupted is not None
         self._due = [self.done * takes, (1 - self.done) * takes] if looks else [takes]
@@ -57,19 +57,19 @@ class Model:
         return self._seconds
 
     def wait(self, seconds: float) -> None:
-        """The clock goes on."""
+        """Advances the clock."""
         self._seconds += seconds
 
     def give_up(self) -> None:
-        """The forward that runs is given up when it looks: it takes no longer."""
+        """The running forward is interrupted at its check: it takes no longer."""
         del self._due[1:]
 
     def in_long(self, act: Callable[[], object]) -> None:
-        """Does something in the middle of the next long forward."""
+        """Runs `act` in the middle of the next long forward."""
         self._act = act
 
     def ask(self, *texts: list[int], priority: Priority = Priority.INSPECTOR) -> list[Future[Any]]:
-        """Hands texts over together."""
+        """Submits texts together."""
         answers: list[Future[Any]] = [Future() for _ in texts]
         for text, answer in zip(texts, answers, strict=True):
             answer.add_done_callback(partial(self._heard, text))
@@ -81,7 +81,7 @@ class Model:
         self.answered.append(text)
 
     def read(self, *texts: list[int], kind: str = "attention") -> None:
-        """Asks, and looks at the answers."""
+        """Submits texts, and checks the answers."""
         for text, answer in zip(texts, self.ask(*texts), strict=True):
             assert_right(answer.result(60)[0], text, kind)
 
@@ -90,7 +90,7 @@ class Model:
 def calm_model(
     monkeypatch: pytest.MonkeyPatch, kind: str = "attention", *, interruptible: bool = True, speed: float = 400.0
 ) -> Iterator[Model]:
-    """One whose speed is known."""
+    """A model whose speed has been measured."""
     behaviour = Behaviour(interruptible=interruptible, recurrent=kind == "recurrent", overlaps=kind == "overlapping")
     with fake_model(behaviour, prefill_chunk_tokens=4_096) as model:
         made = Model(model, speed)
@@ -101,28 +101,28 @@ def calm_model(
         yield made
 
 
-def test_texts_of_one_caller_go_in_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_one_caller_are_read_in_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch) as model:
         model.read(*(some_ids(seed, 30) for seed in range(2, 42)))
         assert model.sizes == [LONG, LONG]
-    with calm_model(monkeypatch, interruptible=False) as model:  # here whoever came would wait
+    with calm_model(monkeypatch, interruptible=False) as model:  # here a new request would have to wait
         model.read(*(some_ids(seed, 30) for seed in range(2, 42)))
         assert max(model.sizes) <= SHORT
 
 
-def test_where_others_come_forwards_are_short_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwards_are_short_for_three_seconds_after_another_request_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch) as model:
-        # when somebody comes while another is at work
+        # when a request arrives while another runs
         model.in_long(lambda: model.ask(NEW))
         model.read(some_ids(2, 3_000))
-        # then what was begun is given up, and three seconds long no forward is long
-        assert model.sizes[:2] == [LONG, 32]  # the next one is as short as may be
+        # then the begun forward is interrupted, and no forward is long for three seconds
+        assert model.sizes[:2] == [LONG, 32]  # the next one has the minimum size
         first = next(place for place, size in enumerate(model.sizes) if place and size > SHORT)
         assert 3 * 400 <= sum(model.sizes[1:first]) <= 3 * 400 + 2 * SHORT
         assert min(model.sizes[first:-1]) >= LONG - 1  # rounded
 
 
-def test_prompts_that_one_call_hands_over_one_by_one_go_in_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_one_call_submits_one_by_one_are_read_in_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [some_ids(seed, 30) for seed in range(2, 102)]  # more than are worked on at a time
 
     async def answers(model: LanguageModel) -> list[int]:
@@ -130,19 +130,21 @@ def test_prompts_that_one_call_hands_over_one_by_one_go_in_long_forwards(monkeyp
 
     with calm_model(monkeypatch) as model:
         assert sorted(asyncio.run(answers(model.model))) == [*range(100)]
-        # then no forward is given up for the next one, which comes while it runs, and most are long
+        # then no forward is interrupted for the next prompt, which arrives while it runs, and most are long
         assert sum(model.sizes) <= 100 * 30
         assert sum(size for size in model.sizes if size > SHORT) > 0.5 * 100 * 30
 
 
-@pytest.mark.parametrize("handed_over", [False, True])  # the rest of them, as before an adapter is unloaded
-def test_who_asks_beside_many_prompts_of_one_call_has_half_of_the_turns(
+@pytest.mark.parametrize(
+    "handed_over", [False, True]
+)  # whether the rest is submitted at once, as before an adapter is unloaded
+def test_a_request_beside_many_prompts_of_one_call_has_half_of_the_turns(
     handed_over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts, other = [some_ids(seed, 30) for seed in range(2, 202)], some_ids(300, 600)
 
     async def tokens_until_answered(model: Model) -> int:
-        """That are computed from the question to its answer."""
+        """Tokens that are computed from the request to its answer."""
         begun = asyncio.Event()
 
         async def many() -> None:
@@ -165,7 +167,9 @@ def test_who_asks_beside_many_prompts_of_one_call_has_half_of_the_turns(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_comes_does_not_wait_for_the_end(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_that_arrives_during_a_long_forward_does_not_wait_for_its_end(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with calm_model(monkeypatch, kind) as model:
         before = model.model.metrics().tokens_computed
         late: list[Future[Any]] = []
@@ -173,27 +177,27 @@ def test_what_comes_does_not_wait_for_the_end(kind: str, monkeypatch: pytest.Mon
         texts = [some_ids(seed, 30) for seed in range(2, 42)]
         model.read(*texts, kind=kind)
         assert_right(late[0].result(60)[0], NEW, kind)
-        # then they are answered first, and each token was computed once but for those of the forward that was given up
+        # then it is answered first, and each token was computed once except those of the interrupted forward
         assert model.answered[1] == NEW
         assert 0 < settled(model.model)[0].tokens_computed - before - (40 * 30 + len(NEW)) <= LONG
 
 
 @pytest.mark.parametrize("priority", Priority)
-def test_what_is_as_urgent_interrupts(priority: Priority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_at_least_as_urgent_interrupts_a_forward(priority: Priority, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in Priority:
         with calm_model(monkeypatch) as model:
             model.in_long(partial(model.ask, NEW, priority=other))
             for answer in model.ask(*(some_ids(seed, 30) for seed in range(2, 42)), priority=priority):
                 answer.result(60)
-            # one call hands texts of the background over one by one: they wait for each other
+            # one call submits background texts one by one: they wait for each other
             assert model.sizes[0] == LONG
             computed = sum(model.sizes[1:])  # until the texts were answered
             assert (computed >= 40 * 30) == (other <= priority and other < Priority.BACKGROUND)
 
 
-def test_what_cannot_be_interrupted_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_that_cannot_be_interrupted_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch, interruptible=False) as model:
-        model.wait(100.0)  # so that background work goes in long forwards here as well
+        model.wait(100.0)  # so that background work is read in long forwards here as well
         model.in_long(partial(model.ask, NEW, priority=Priority.CHAT))
         for answer in model.ask(*(some_ids(seed, 30) for seed in range(2, 42)), priority=Priority.BACKGROUND):
             answer.result(60)
@@ -201,7 +205,7 @@ def test_what_cannot_be_interrupted_is_not(monkeypatch: pytest.MonkeyPatch) -> N
         assert sum(model.sizes) == 40 * 30 + len(NEW)
 
 
-def test_near_its_end_a_forward_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_near_its_end_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch) as model:
         model.done = 0.8  # 0.3 s are left
         model.in_long(partial(model.ask, NEW))
@@ -219,7 +223,7 @@ def test_a_query_that_joins_another_does_not_interrupt_it(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("speed", [10.0, 400.0])  # at 10 tokens a second all forwards are longer than they should be
 @pytest.mark.parametrize("priority", [Priority.INSPECTOR, Priority.BACKGROUND])
-def test_looks_at_the_cache_again_and_again_leave_most_of_the_time(
+def test_repeated_calls_to_the_engine_leave_most_of_the_time_to_the_forwards(
     priority: Priority, speed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with calm_model(monkeypatch, speed=speed) as model:
@@ -236,7 +240,7 @@ def test_looks_at_the_cache_again_and_again_leave_most_of_the_time(
 
 
 @pytest.mark.parametrize(("quiet", "first"), [(0.0, SHORT), (20.0, LONG)])
-def test_texts_are_embedded_in_long_forwards_once_nothing_else_came_for_a_while(
+def test_texts_are_embedded_in_long_forwards_once_nothing_else_arrived_for_a_while(
     quiet: float, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with calm_model(monkeypatch) as model:
@@ -250,7 +254,7 @@ def test_texts_are_embedded_in_long_forwards_once_nothing_else_came_for_a_while(
         assert (model.sizes[0], sum(model.sizes)) == (first, 3_000)
 
 
-def test_texts_that_come_right_after_a_long_answer_are_embedded_in_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_arrive_right_after_a_long_answer_are_embedded_in_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch, speed=100.0) as model:
         monkeypatch.setattr("runtime.scheduler.embedding.time", SimpleNamespace(monotonic=model.clock))
         options = GenerationOptions(max_tokens=1_500, sampling=GREEDY, ignore_eos=True, top_k=0)  # 15 seconds
@@ -264,14 +268,14 @@ def test_texts_that_come_right_after_a_long_answer_are_embedded_in_short_forward
         assert model.sizes[0] == 100  # 0.4 seconds at 250 tokens a second, as far as is known by now
 
 
-def test_a_guessed_speed_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guessed_speed_does_not_allow_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     with fake_model(Behaviour(interruptible=True, before_forward=lambda tokens: sizes.append(len(tokens)))) as model:
         assert_right(model.next_token_logprobs_sync(text := some_ids(2, 3_000)), text)
     assert sizes[0] <= SHORT
 
 
-def test_what_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forward_of_a_cancelled_query_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch) as model:
         asked: list[Future[Any]] = []
         model.in_long(lambda: asked[0].cancel())
@@ -283,7 +287,7 @@ def test_what_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
         assert sum(model.sizes[1:]) == len(NEW)
 
 
-def test_numbers_after_a_forward_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_after_an_interrupted_forward_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     text = some_ids(2, 1_200)
     with calm_model(monkeypatch) as model:
         before = model.model.metrics()
@@ -291,20 +295,20 @@ def test_numbers_after_a_forward_that_was_given_up(monkeypatch: pytest.MonkeyPat
         model.model.score_sync(text)
         after = settled(model.model)[0]
         given_up, *rest = model.sizes
-    # then the score has computed its tokens once: what was given up is no part of it, nor was any found in the cache
+    # then the score counts its tokens once: the interrupted forward is not included, and nothing was found in the cache
     assert given_up == LONG
     assert sum(rest) == len(text) + len(NEW)
     timings = after.recent[-1]
     assert (timings.kind, timings.computed, timings.reused) == ("score", len(text), 0)
     assert (after.last_computed, after.last_reused) == (len(text), 0)
     assert after.tokens_reused == before.tokens_reused
-    # but the model worked on it, and its speed is worked out from all that it was given
+    # but the prefill counters, from which the speed follows, include the interrupted forward
     pushed = after.tokens_prefilled - before.tokens_prefilled
     assert pushed == given_up + sum(rest)
     assert after.prefill_seconds - before.prefill_seconds == pytest.approx(pushed / 400)
 
 
-def test_what_texts_share_is_counted_once_where_a_forward_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_stem_counts_once_as_reused_after_an_interrupted_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     stem = some_ids(2, 400)
     with calm_model(monkeypatch) as model:
         before = model.model.metrics().tokens_reused
@@ -315,14 +319,14 @@ def test_what_texts_share_is_counted_once_where_a_forward_was_given_up(monkeypat
 
 
 class Impatient(Future[Any]):
-    """A caller that goes away once it was seen to wait."""
+    """The future of a caller that cancels once it was checked `looks` times."""
 
     def __init__(self, looks: int) -> None:
         super().__init__()
-        self._looks = looks  # at which it still waits
+        self._looks = looks  # checks at which it still waits
 
     def cancelled(self) -> bool:
-        """Whether it has gone."""
+        """Whether it is cancelled; once no looks are left, the check itself cancels it."""
         if self._looks == 0:
             return self.cancel()
         self._looks -= 1
@@ -330,23 +334,23 @@ class Impatient(Future[Any]):
 
 
 @pytest.mark.parametrize("looks", [0, 1])
-def test_a_caller_that_has_gone_interrupts_no_forward_and_one_that_goes_then_no_second(
+def test_a_cancelled_query_interrupts_no_forward_and_one_cancelled_meanwhile_interrupts_one(
     looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with calm_model(monkeypatch) as model:
-        # given a question that comes in the middle of a long forward, of a caller that has gone, or goes as it is noticed
+        # given a query that arrives in the middle of a long forward, and is cancelled before or after it is noticed
         engine, gone = engine_of(model.model), Impatient(looks)
         model.in_long(lambda: engine.submit([query_job(model.model, NEW, gone)]))
         model.read(*(some_ids(seed, 30) for seed in range(2, 42)))
-        # then the forward is given up for it only if it was there, the others go on, and it is not computed
+        # then the forward is interrupted only for a query that still waited, the others go on, and it is not computed
         assert gone.cancelled()
         assert sum(model.sizes) == 40 * 30 + LONG * looks
         assert model.sizes[0] == LONG
 
 
-def test_what_interrupted_a_forward_interrupts_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_interrupted_a_forward_interrupts_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch) as model:
-        # given a long forward whose only caller goes away, as a text comes that is to be embedded
+        # given a long forward whose only query is cancelled as a text to embed arrives
         namespace, _ = local(model.model).operations.route(np.array(NEW, np.int32), None)
         job = EmbedJob(np.empty(0, np.int32), namespace, paths=[np.array(NEW, np.int32)], places=[[0]])
         asked: list[Future[Any]] = []
@@ -358,13 +362,13 @@ def test_what_interrupted_a_forward_interrupts_no_later_one(monkeypatch: pytest.
 
         model.in_long(leave)
         asked += model.ask(some_ids(2, 3_000))
-        # then that is given up, and the embedding's is not
+        # then that forward is interrupted, and the embedding's is not
         assert isinstance(job.future, Future)
         assert np.isfinite(job.future.result(60)).all()
         assert model.sizes == [LONG, len(NEW)]
 
 
-def test_a_close_does_not_wait_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_does_not_wait_for_a_long_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = ExitStack()
     model = stack.enter_context(calm_model(monkeypatch))
     model.in_long(engine_of(model.model).end)
@@ -372,12 +376,12 @@ def test_a_close_does_not_wait_either(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SessionClosedError):
         answer.result(60)
     assert model.sizes == [LONG]
-    with pytest.raises(SessionClosedError):  # it cannot be asked whether anything is left
+    with pytest.raises(SessionClosedError):  # the closed engine cannot report whether anything is left
         stack.close()
 
 
 @pytest.mark.slow
-def test_a_library_s_forward_ends_between_two_layers() -> None:
+def test_the_forward_of_a_library_is_interrupted_between_two_layers() -> None:
     # given a real model whose layers each take a millisecond a token
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -402,7 +406,7 @@ def test_a_library_s_forward_ends_between_two_layers() -> None:
         model.batch_next_token_logprobs_sync([some_ids(100 + i, 64) for i in range(3)])  # its speed is measured
         called.clear()
         slow.clear()
-        # when another thread asks in the middle of a forward over many texts
+        # when another thread queries in the middle of a forward over many texts
         late: list[Any] = []
 
         def ask() -> None:
@@ -413,7 +417,7 @@ def test_a_library_s_forward_ends_between_two_layers() -> None:
         asking.start()
         got = model.batch_next_token_logprobs_sync(texts)
         asking.join()
-    # then it ends after that layer, and all answers are right
+    # then the forward ends after that layer, and all answers are right
     tokens = next(n for _, n in called if n > 200)
     assert [place for place, n in called if n == tokens] == [0]
     np.testing.assert_allclose([*got, late[0][0]], expected, atol=1e-4, rtol=0)

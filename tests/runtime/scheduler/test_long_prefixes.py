@@ -1,4 +1,4 @@
-"""Prompts longer than what strangers may share a pack with, that begin alike: their beginning is computed and held once."""
+"""Long prompts with a common beginning, which is computed and held once, in one pack."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def spoken(model: LanguageModel, ids: list[int]) -> list[int]:
     return [record.token_id async for record in model.generate(ids, GREEDY)]
 
 
-def test_they_are_asked_for_at_once_and_nothing_is_there_yet(model: LanguageModel, kind: str) -> None:
+def test_long_prompts_that_arrive_together_compute_their_stem_once(model: LanguageModel, kind: str) -> None:
     async def main() -> None:
         said, rows = await asyncio.gather(
             asyncio.gather(*(spoken(model, [*STEM, token]) for token in range(N))),
@@ -58,8 +58,8 @@ def test_they_are_asked_for_at_once_and_nothing_is_there_yet(model: LanguageMode
     assert held(model) == [pushed]
 
 
-def test_one_comes_while_another_is_on_its_way(model: LanguageModel, kind: str) -> None:
-    # given one that is in its second chunk
+def test_a_prompt_that_arrives_during_the_prefill_of_another_shares_its_stem(model: LanguageModel, kind: str) -> None:
+    # given a prompt in its second chunk
     gate, arrived = Gate(), threading.Event()
     forwards = 0
 
@@ -77,7 +77,7 @@ def test_one_comes_while_another_is_on_its_way(model: LanguageModel, kind: str) 
     async def main() -> None:
         first = asyncio.ensure_future(spoken(model, [*STEM, 5]))
         assert await asyncio.to_thread(arrived.wait, 30)
-        # when another comes
+        # when another arrives
         late = asyncio.ensure_future(model.next_token_logprobs([*STEM, 7]))
         for _ in range(5):
             await asyncio.sleep(0)
@@ -85,13 +85,13 @@ def test_one_comes_while_another_is_on_its_way(model: LanguageModel, kind: str) 
         assert_right(await late, [*STEM, 7], kind)
         await first
 
-    # then both share a pack, and all that they have in common
+    # then both share a pack, and their whole stem
     asyncio.run(main())
     assert settled(model)[0].tokens_computed == len(STEM) + 2 + TOKENS - 1
     assert len(held(model)) == 1
 
 
-def test_the_first_one_leaves_half_way_and_the_others_go_on(model: LanguageModel, kind: str) -> None:
+def test_cancelling_the_first_prompt_half_way_does_not_affect_the_others(model: LanguageModel, kind: str) -> None:
     async def main() -> None:
         first = asyncio.ensure_future(_cancelled_half_way(model))
         rows = await asyncio.gather(*(model.next_token_logprobs([*STEM, token]) for token in range(N)))
@@ -101,7 +101,7 @@ def test_the_first_one_leaves_half_way_and_the_others_go_on(model: LanguageModel
 
     asyncio.run(main())
     own = settled(model)[0].tokens_computed - len(STEM)
-    assert N <= own <= N + TOKENS  # it may have been heard when it was nearly through
+    assert N <= own <= N + TOKENS  # the cancellation may arrive when the prompt is nearly done
 
 
 async def _cancelled_half_way(model: LanguageModel) -> None:
@@ -120,8 +120,8 @@ async def _cancelled_half_way(model: LanguageModel) -> None:
         await task
 
 
-def test_they_come_back_out_of_the_trie_into_one_pack(model: LanguageModel, kind: str) -> None:
-    # given paths that the trie holds, where it holds copies no pack any more
+def test_paths_are_loaded_from_the_trie_into_one_pack(model: LanguageModel, kind: str) -> None:
+    # given paths in the trie, and no pack any more where the trie holds copies
     paths = [[*STEM, token] for token in range(N)]
 
     async def main() -> None:
@@ -130,20 +130,20 @@ def test_they_come_back_out_of_the_trie_into_one_pack(model: LanguageModel, kind
         answers = 0 if kind == "recurrent" else 3 * N  # the pack stays where the trie refers to it
         assert held(model) == ([len(STEM) + N + answers] if answers else [])
         computed = settled(model)[0].tokens_computed
-        # when something is asked after each of them
+        # when each of them is continued by a token
         rows = await asyncio.gather(*(model.next_token_logprobs([*path, 9]) for path in paths))
         for path, row in zip(paths, rows, strict=True):
             assert_right(row, [*path, 9], kind)
         assert settled(model)[0].tokens_computed == computed + N
 
-        # then their stem stands once: there is one pack, and in it no more than the paths
+        # then their stem is held once: there is one pack, with no more than the paths
         assert held(model) == [len(STEM) + 2 * N + answers]
 
     asyncio.run(main())
 
 
-def test_a_state_that_is_gone_is_brought_back_without_the_path(model: LanguageModel, kind: str) -> None:
-    # given a path whose keys stand in a pack, and its state in the trie alone
+def test_a_missing_state_is_loaded_again_without_copying_the_path(model: LanguageModel, kind: str) -> None:
+    # given a path whose keys are in a pack, and its state in the trie alone
     path = [*STEM, 1]
 
     async def main() -> None:
@@ -151,9 +151,9 @@ def test_a_state_that_is_gone_is_brought_back_without_the_path(model: LanguageMo
         before = sum(held(model))
         (workspace,) = engine_of(model).scheduler.cache.workspaces.open
         engine_of(model).call(workspace.pack.states.clear).result()
-        # when the path is gone on from again
+        # when the path is continued
         assert_right(await model.next_token_logprobs([*path, 250]), [*path, 250], kind)
-        # then no more is copied than the token that brings the state along
+        # then no more is copied than the token that carries the state
         assert sum(held(model)) - before == (2 if kind == "recurrent" else 1)
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError, MemoryBudgetError
 from tests.fakes import KINDS, assert_right, fake_model, reference, settled, some_ids
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 def test_a_prompt_larger_than_the_budget_is_refused_with_the_numbers() -> None:
@@ -23,10 +23,10 @@ def test_a_prompt_larger_than_the_budget_is_refused_with_the_numbers() -> None:
                 asyncio.run(ask(some_ids(2, 60)))
         with pytest.raises(MemoryBudgetError):
             asyncio.run(model.sample(some_ids(2, 60), 4, []))
-        # then nothing was computed and nothing flushed
+        # then nothing was computed and nothing evicted
         assert model.metrics().tokens_computed == 20
         assert model.prefix_match(some_ids(1, 20)).tokens == 20
-        # and a neighbour in the same batch is not harmed
+        # and another request in the same batch is not affected
 
         async def main() -> list[object]:
             works = (model.next_token_logprobs(some_ids(s, n)) for s, n in ((2, 60), (3, 10)))
@@ -41,7 +41,7 @@ def test_a_prompt_larger_than_the_budget_is_refused_with_the_numbers() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [64, 130, 400])
 def test_eviction_changes_no_answer(kind: str, tokens: int) -> None:
-    # given a budget of a few prompts, when many related ones come in turn and together
+    # given a budget of a few prompts, when many related ones arrive in turn and together
     stem = some_ids(0, 25)
     prompts = [[*stem[: 5 * (i % 6)], *some_ids(i, 20)] for i in range(25)]
     with fake_model(
@@ -75,7 +75,7 @@ def test_a_smaller_budget_evicts_at_once() -> None:
         assert report.bytes <= report.budget == 200 * TOKEN
         assert metrics.kv_evicted_bytes >= 300 * TOKEN
         assert metrics.kv_budget == 200 * TOKEN
-        # the latest are the ones that are left
+        # the latest texts are the ones that remain
         if report.tokens >= 50:
             assert model.prefix_match(some_ids(9, 50)).tokens == 50
         assert model.prefix_match(some_ids(0, 50)).tokens == 0
@@ -88,7 +88,7 @@ def test_a_budget_is_a_number_of_bytes(budget: int) -> None:
         model.set_kv_budget(budget)
 
 
-def test_the_report_says_what_is_held_and_why_a_prefix_ended() -> None:
+def test_the_report_contains_the_edges_held_and_the_reason_why_a_prefix_ended() -> None:
     with fake_model() as model:
         prompt = some_ids(1, 30)
         asyncio.run(model.sample(prompt, 1, []))

@@ -1,4 +1,4 @@
-"""Why the cached prefix of the last request ended where it did: every reason is told apart."""
+"""Why the cached prefix of the last request ended where it did: every reason is distinguished."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.scheduler.kv.cache import Cache
 from tests.fakes import engine_of, fake_model, settled, some_ids
 from tests.tiny_models import tiny_path
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 def why(model: LanguageModel) -> tuple[str, int]:
@@ -26,7 +26,7 @@ def why(model: LanguageModel) -> tuple[str, int]:
 
 
 def ask(model: LanguageModel, ids: list[int]) -> None:
-    """A generation, which no remembered distribution answers."""
+    """Runs a generation, which a cached distribution cannot answer."""
     asyncio.run(model.sample(ids, 1, []))
 
 
@@ -35,12 +35,12 @@ def drop_packs(model: LanguageModel) -> None:
     engine.call(engine.scheduler.cache.workspaces.drop_idle).result()
 
 
-def test_nothing_was_asked_yet() -> None:
+def test_there_is_no_reason_before_the_first_request() -> None:
     with fake_model() as model:
         assert why(model) == ("none", 0)
 
 
-def test_new_text() -> None:
+def test_text_that_was_never_computed_is_reported_as_new() -> None:
     with fake_model() as model:
         prompt = some_ids(1, 30)
         ask(model, prompt)
@@ -51,7 +51,7 @@ def test_new_text() -> None:
 
 
 @pytest.mark.parametrize("packs", [True, False])
-def test_the_whole_prompt(packs: bool) -> None:
+def test_a_prompt_that_is_cached_to_its_end_is_reported_as_whole(packs: bool) -> None:
     with fake_model() as model:
         prompt = some_ids(1, 30)
         model.cache_kv(prompt)
@@ -61,14 +61,14 @@ def test_the_whole_prompt(packs: bool) -> None:
         assert why(model) == ("whole", 30)
         ask(model, [*prompt, 7])
         assert why(model) == ("whole", 30)
-        model.next_token_logprobs_sync(prompt)  # answered from what was remembered: nothing was placed
+        model.next_token_logprobs_sync(prompt)  # answered from the cached distribution: nothing was placed
         assert why(model) == ("whole", 30)
         asyncio.run(model.score(prompt))
         asyncio.run(model.score(prompt))
         assert why(model) == ("whole", 30)
 
 
-def test_evicted_is_told_from_never_computed() -> None:
+def test_evicted_text_is_distinguished_from_text_never_computed() -> None:
     with fake_model(kv_cache_bytes=200 * TOKEN) as model:
         first = some_ids(1, 60)
         model.cache_kv(first)
@@ -81,13 +81,13 @@ def test_evicted_is_told_from_never_computed() -> None:
         assert "gave way to other text" in model.cache_report().last_reason
         ask(model, some_ids(99, 60))
         assert why(model) == ("new", 0)
-        # and once it is there again, what follows it is new
+        # and text after a cached prompt is new
         ask(model, some_ids(6, 20))
         ask(model, [*some_ids(6, 20), *some_ids(98, 20)])
         assert why(model) == ("new", 20)
 
 
-def test_evicted_in_the_middle_of_an_edge_that_is_there_again_in_part() -> None:
+def test_text_evicted_after_a_prefix_that_is_cached_again_is_reported_as_evicted() -> None:
     with fake_model(kv_cache_bytes=200 * TOKEN) as model:
         first = some_ids(1, 60)
         model.cache_kv(first)
@@ -102,7 +102,7 @@ def test_evicted_in_the_middle_of_an_edge_that_is_there_again_in_part() -> None:
 
 
 @pytest.mark.parametrize("vectors", [True, False])
-def test_cleared(vectors: bool) -> None:
+def test_cleared_text_is_reported_as_cleared(vectors: bool) -> None:
     with fake_model() as model:
         prompt = some_ids(1, 30)
         model.cache_kv(prompt)
@@ -116,7 +116,7 @@ def test_cleared(vectors: bool) -> None:
         assert why(model) == ("new", 0)
 
 
-def test_refused_for_lack_of_room() -> None:
+def test_text_never_kept_for_lack_of_room_is_reported_as_refused() -> None:
     # given a budget that a long answer fills by itself, so that its tail was never kept
     with fake_model(Behaviour(recurrent=True), kv_cache_bytes=150 * TOKEN) as model:
         prompt = some_ids(1, 20)
@@ -128,7 +128,7 @@ def test_refused_for_lack_of_room() -> None:
         assert depth < 120
 
 
-def test_another_model_or_adapter() -> None:
+def test_text_cached_without_the_adapter_is_reported_as_other() -> None:
     with fake_model() as model:
         prompt = some_ids(1, 30)
         model.cache_kv(prompt)
@@ -148,7 +148,7 @@ def test_another_model_or_adapter() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [("fake", "recurrent"), ("hf", "mamba"), ("mlx", "falcon_h1")])
-def test_a_recurrent_checkpoint(backend: str, name: str) -> None:
+def test_a_missing_checkpoint_of_a_recurrent_model_is_reported(backend: str, name: str) -> None:
     source = (Behaviour(recurrent=True), None) if backend == "fake" else tiny_path(name)
     with load(source, backend=backend) as model:
         prompt = some_ids(1, 40)
@@ -157,12 +157,12 @@ def test_a_recurrent_checkpoint(backend: str, name: str) -> None:
         ask(model, [*prompt[:25], *some_ids(2, 10)])
         assert why(model) == ("checkpoint", 0)
         assert "25 of 35 tokens are held" in model.cache_report().last_reason
-        # while behind the checkpoint the text is new
+        # while after the checkpoint the text is new
         ask(model, [*prompt, *some_ids(3, 10)])
         assert why(model) == ("new", 40)
 
 
-def test_scores_that_were_never_computed() -> None:
+def test_missing_scores_are_reported() -> None:
     with fake_model() as model:
         prompt = some_ids(1, 30)
         model.cache_kv(prompt)
@@ -172,13 +172,13 @@ def test_scores_that_were_never_computed() -> None:
         assert why(model) == ("scores", 0)
 
 
-def test_no_cache_at_all() -> None:
+def test_a_model_without_a_cache_reports_it_as_off() -> None:
     with fake_model(cache=False) as model:
         ask(model, some_ids(1, 30))
         assert why(model) == ("off", 0)
 
 
-def test_an_edge_counts_who_passed_it() -> None:
+def test_an_edge_counts_the_requests_that_pass_it() -> None:
     with fake_model() as model:
         stem = some_ids(1, 20)
         model.cache_kv(stem)
@@ -188,9 +188,9 @@ def test_an_edge_counts_who_passed_it() -> None:
         trunk = next(edge for edge in report.largest if edge.tokens == 20)
         assert trunk.hits == 5
         ages = [edge.age for edge in report.largest]
-        assert trunk.age == min(ages) < max(ages)  # who is passed is as young as the youngest below
+        assert trunk.age == min(ages) < max(ages)  # an edge is as young as the youngest below it
         assert report.hits == 5
         assert report.misses >= 1
         spare = engine_of(model).backend.growth * engine_of(model).backend.slot_bytes
-        assert report.working_bytes <= spare  # the trie refers to what stands in the pack
+        assert report.working_bytes <= spare  # the trie refers to the slots of the pack
         assert report.vector_bytes == 6 * 4 * model.info.vocab_size

@@ -12,7 +12,7 @@ from runtime.errors import MemoryBudgetError
 from tests.fakes import assert_right, engine_of, fake_model, settled, some_ids
 from tests.tiny_models import tiny_path
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 def said(model: LanguageModel, ids: list[int], count: int) -> list[int]:
@@ -24,7 +24,7 @@ def packs(model: LanguageModel) -> int:
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_chat_is_held_once(backend: str) -> None:
+def test_the_kv_of_a_chat_is_held_once(backend: str) -> None:
     # given a chat of several turns
     ids = some_ids(1, 120)
     with load(tiny_path("llama"), backend=backend) as model:
@@ -33,7 +33,7 @@ def test_a_chat_is_held_once(backend: str) -> None:
             ids += said(model, ids, 10)
         metrics = settled(model)[0]
         row = model.info.kv_bytes_per_token
-        # then it takes its own bytes and what the buffers have grown ahead, also while they grow (two layers: a quarter)
+        # then it takes its own bytes and the spare room of its buffers, also while these grow (two layers: a quarter)
         assert metrics.kv_bytes <= 1.2 * len(ids) * row
         assert metrics.kv_peak_bytes <= 1.5 * len(ids) * row
 
@@ -70,12 +70,12 @@ def test_a_path_that_grows_by_tokens_lengthens_its_edge() -> None:
         report = settled(model)[1]
         assert report.tokens == 199
         assert report.edges == 1
-        # and one that leaves it in the middle cuts it
+        # and a path that branches in the middle splits it
         assert_right(model.next_token_logprobs_sync([*ids[:50], 3]), [*ids[:50], 3])
         assert settled(model)[1].edges == 3
 
 
-def test_packs_go_with_their_last_edge() -> None:
+def test_packs_are_freed_with_their_last_edge() -> None:
     with fake_model(kv_cache_bytes=200 * TOKEN) as model:
         for seed in range(30):
             model.cache_kv(some_ids(seed, 40))
@@ -87,8 +87,8 @@ def test_packs_go_with_their_last_edge() -> None:
 
 
 @pytest.mark.slow
-def test_slots_are_moved_and_numbered_anew_without_changing_an_answer() -> None:
-    # given a stem with many branches in little room, so that some of a pack's slots are evicted again and again
+def test_slots_are_moved_and_renumbered_without_changing_an_answer() -> None:
+    # given a stem with many branches and little memory, so that some of a pack's slots are evicted again and again
     stem = some_ids(1, 60)
     rng = np.random.default_rng(0)
     with fake_model(kv_cache_bytes=260 * TOKEN) as model:
@@ -100,22 +100,22 @@ def test_slots_are_moved_and_numbered_anew_without_changing_an_answer() -> None:
         metrics, report = settled(model)
         assert report.leases == 0
         assert metrics.kv_peak_bytes <= metrics.kv_budget
-        # and no slot's number outlives the slots: what is remembered of paths stays as small as what is held
+        # and no slot number outlives its slot: the recorded paths stay as small as the KV held
         remembered = engine_of(model).call(
             lambda: sum(len(workspace.paths.parents) for workspace in engine_of(model).scheduler.cache.workspaces.open)
         )
         assert remembered.result() <= 2 * 260
 
 
-def test_a_crowded_pack_is_left_and_the_common_text_moves_along() -> None:
-    # given many branches of one stem, more than rows should attend beside
+def test_branches_that_crowd_a_pack_continue_in_new_packs_with_the_common_stem() -> None:
+    # given many branches of one stem, more than should share a pack
     stem = some_ids(1, 50)
     with fake_model() as model:
         engine_of(model).scheduler.cache.workspaces.crowd = 64
         for n in range(120):
             ids = [*stem, n, *some_ids(n, 4)]
             assert_right(model.next_token_logprobs_sync(ids), ids)
-        # then they stand in a few packs, nothing was computed twice, and an old branch is found
+        # then they are in a few packs, nothing was computed twice, and an old branch is found
         assert 2 <= packs(model) <= 6
         before = settled(model)[0].tokens_computed
         assert before == 50 + 120 * 5
@@ -135,22 +135,22 @@ def answered(model: LanguageModel, ids: list[int], count: int, seed: int) -> lis
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3"])
-def test_an_answer_does_not_attend_beside_earlier_ones_and_they_come_back(kind: str, backend: str) -> None:
+def test_earlier_answers_are_moved_out_of_the_pack_and_can_be_continued(kind: str, backend: str) -> None:
     # given several answers to one prompt
     prompt = some_ids(1, 30)
     with load(tiny_path(kind), backend=backend) as model, load(tiny_path(kind), backend=backend, cache=False) as fresh:
         answers = [answered(model, prompt, 40, seed) for seed in range(4)]
         # then the pack holds the path of the last one alone
         assert held(model) == 30 + 39
-        # and all are there still: not a token is computed twice, whichever goes on
+        # and all are still cached: no token is computed twice, whichever is continued
         for answer in (answers[1], answers[3], answers[0]):
             before = settled(model)[0].tokens_computed
             ids = [*prompt, *answer, 5]
             np.testing.assert_allclose(
                 model.next_token_logprobs_sync(ids), fresh.next_token_logprobs_sync(ids), atol=3e-5, rtol=1e-5
             )
-            assert settled(model)[0].tokens_computed - before == 2  # the last one that was drawn was never pushed
-        # and an answer that goes on from one of them leaves the others behind again
+            assert settled(model)[0].tokens_computed - before == 2  # the last token drawn was never computed
+        # and an answer that continues one of them leaves the others behind again
         more = answered(model, [*prompt, *answers[2], 7], 30, 9)
         assert held(model) == 30 + 40 + 1 + 29
         ids = [*prompt, *answers[2], 7, *more]
@@ -159,11 +159,11 @@ def test_an_answer_does_not_attend_beside_earlier_ones_and_they_come_back(kind: 
         )
 
 
-def test_answers_at_once_stay_in_one_pack_without_what_was_there_before() -> None:
+def test_simultaneous_answers_share_a_pack_without_earlier_answers() -> None:
     prompt = some_ids(1, 30)
     with fake_model() as model:
         for seed in range(12):
-            answered(model, prompt, 8, seed)  # too short to be worth it
+            answered(model, prompt, 8, seed)  # too short to be worth moving out
         assert held(model) >= 30 + 60
 
         async def at_once() -> list[list[int]]:
@@ -186,7 +186,7 @@ def test_the_same_answer_again_leaves_no_slots_behind() -> None:
         assert answers[4] == answers[0]
         assert held(model) == 30 + 39
         assert settled(model)[1].tokens <= 30 + 2 * 39
-        # and what goes on from it finds it there, with no second copy
+        # and a continuation finds it there, with no second copy
         answered(model, [*prompt, *answers[4], 7], 20, 3)
         assert held(model) == 30 + 40 + 1 + 19
 
@@ -200,12 +200,12 @@ def test_after_many_answers_the_newest_is_still_copied_out() -> None:
         assert held(model) == 32 + 9
 
 
-def test_in_little_room_what_is_held_is_not_given_up_to_be_copied_out() -> None:
-    # given room for both answers, but not to copy one that has been copied in two
+def test_with_little_memory_no_kv_is_evicted_to_copy_an_answer_out() -> None:
+    # given room for both answers, but not to copy one whose edge was split in two
     prompt = some_ids(1, 20)
     with fake_model(kv_cache_bytes=(20 + 3 * 40) * TOKEN) as model:
         texts = [[*prompt, *answered(model, prompt, 40, seed)[:-1]] for seed in range(2)]
-        assert texts[0][20] == texts[1][20]  # they part within the edge of the first answer
+        assert texts[0][20] == texts[1][20]  # they diverge within the edge of the first answer
         assert [model.prefix_match(text).tokens for text in texts] == [59, 59]
         metrics = settled(model)[0]
         assert metrics.kv_peak_bytes <= metrics.kv_budget
@@ -214,7 +214,7 @@ def test_in_little_room_what_is_held_is_not_given_up_to_be_copied_out() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [400, 2000, 20000])
 def test_answers_that_branch_anywhere_are_right_and_within_the_budget(room: int) -> None:
-    # given answers that go on from random places of earlier ones, one or two at a time
+    # given answers that continue earlier ones from random places, one or two at a time
     rng = np.random.default_rng(room)
     texts = [some_ids(1, 40)]
     with fake_model(kv_cache_bytes=room * TOKEN) as model:
@@ -234,18 +234,18 @@ def test_answers_that_branch_anywhere_are_right_and_within_the_budget(room: int)
             metrics, report = settled(model)
             assert report.leases == 0
             assert metrics.kv_peak_bytes <= metrics.kv_budget
-        if room == 20000:  # and where nothing has to go it is all there, but for the token that was drawn last
+        if room == 20000:  # and where nothing has to be evicted everything is cached, except the token drawn last
             assert all(model.prefix_match(text[:-1]).tokens == len(text) - 1 for text in texts)
 
 
-def test_a_branch_that_finds_a_full_pack_evicts_a_few_old_ones() -> None:
-    # given one family that fills the budget
+def test_a_new_branch_in_a_full_pack_evicts_only_a_few_old_ones() -> None:
+    # given branches of one stem that fill the budget
     stem = some_ids(1, 100)
     with fake_model(kv_cache_bytes=400 * TOKEN) as model:
         for n in range(40):
             ids = [*stem, n, *some_ids(n + 10, 19)]
             assert_right(model.next_token_logprobs_sync(ids), ids)
-            if n > 15:  # then no more goes than what is needed, and some beside it
+            if n > 15:  # then little more is evicted than needed
                 assert settled(model)[1].tokens >= 300
         metrics = settled(model)[0]
         assert metrics.kv_peak_bytes <= metrics.kv_budget
@@ -262,7 +262,7 @@ def test_a_small_request_beside_a_large_old_text_leaves_most_of_it() -> None:
         assert model.prefix_match(some_ids(1, 600)).tokens >= 400
 
 
-def test_a_device_that_is_full_while_packs_are_tidied_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_full_while_packs_are_compacted_does_not_break_later_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     stem = some_ids(1, 40)
     with fake_model(kv_cache_bytes=300 * TOKEN) as model:
         backend = engine_of(model).backend

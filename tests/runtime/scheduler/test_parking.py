@@ -1,4 +1,4 @@
-"""More at once than the budget holds: prompts wait for those before them, running answers go first, nobody starves."""
+"""More at once than the budget holds: prompts wait for those before them, running answers go first, every request is served."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError, SessionClosedError
 from tests.fakes import KINDS, Gate, assert_right, fake_model, reference, settled, some_ids, wait_for_close
 
-TOKEN = 2 * 16 * 8  # bytes of the fake's KV
+TOKEN = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_does_not_fit_together_is_answered_one_after_the_other(kind: str) -> None:
+def test_requests_that_do_not_fit_together_are_answered_one_after_another(kind: str) -> None:
     # given texts that fill most of the budget each, and some small ones
     texts = [some_ids(seed, n) for seed, n in enumerate([80, 90, 10, 100, 70, 5, 95, 85, 20])]
     with fake_model(
@@ -42,7 +42,7 @@ def test_what_does_not_fit_together_is_answered_one_after_the_other(kind: str) -
 
 
 def test_a_running_answer_goes_before_a_prompt() -> None:
-    # given an answer that needs most of the budget in the end, and a long prompt that comes in the middle
+    # given an answer that needs most of the budget in the end, and a long prompt that arrives in the middle
     with fake_model(Behaviour(delay=0.001), kv_cache_bytes=220 * TOKEN) as model:
 
         async def main() -> tuple[list[int], object]:
@@ -58,7 +58,7 @@ def test_a_running_answer_goes_before_a_prompt() -> None:
         assert settled(model)[0].kv_peak_bytes <= 220 * TOKEN
 
 
-def test_who_waits_can_be_cancelled_and_is_told_of_the_end() -> None:
+def test_waiting_requests_can_be_cancelled_and_end_when_the_model_is_closed() -> None:
     gate = Gate()
     model = load((Behaviour(before_forward=gate), None), backend="fake", kv_cache_bytes=120 * TOKEN)
 
@@ -72,7 +72,7 @@ def test_who_waits_can_be_cancelled_and_is_told_of_the_end() -> None:
         assert_right(await works[0], some_ids(0, 100))
         assert_right(await works[3], some_ids(3, 100))
         assert works[1].cancelled()
-        # and when the model is closed, nobody waits for ever
+        # and when the model is closed, no request waits for ever
         gate.shut()
         works = [asyncio.ensure_future(model.next_token_logprobs(some_ids(10 + seed, 100))) for seed in range(3)]
         await asyncio.to_thread(gate.reached.wait, 10)

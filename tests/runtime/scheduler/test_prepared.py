@@ -1,4 +1,4 @@
-"""Forwards that are prepared while the one before them computes: used wherever that is possible, and never wrong."""
+"""Forwards that are prepared while the previous one computes: used wherever that is possible, and never wrong."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Counted:
     """How many forwards a model has prepared, and how many of these it has begun.
 
     Args:
-        model: Whose.
+        model: The model whose forwards are counted.
         at_fifth: Called on the owner thread when the fifth of them is begun.
     """
 
@@ -79,7 +79,7 @@ async def said(model: LanguageModel, prompt: list[int], how: GenerationOptions) 
 
 
 def after(backend: str, name: str, ids: list[int]) -> Float32:
-    """``(vocab,)`` log-probabilities behind a text, by the reference."""
+    """``(vocab,)`` log-probabilities after a text, by the reference."""
     return reference(ids) if backend == "fake" else expected(name, ids)[-1]
 
 
@@ -104,7 +104,7 @@ def test_all_but_the_first_and_the_last_of_a_streams_forwards_are_prepared(backe
         before = model.metrics().tokens_computed
         answer = asyncio.run(said(model, prompt, options(way)))
         check(backend, name, prompt, answer)
-        # the first token comes of the prompt, the second's forward is not prepared, the third's is not for it was not begun
+        # the first token comes from the prompt, and the forwards of the second and the third are not prepared
         assert (counted.prepared, counted.begun) == (N - 3, N - 3)
         assert model.metrics().tokens_computed - before == len(prompt) + N - 1
         audit(model)
@@ -112,8 +112,8 @@ def test_all_but_the_first_and_the_last_of_a_streams_forwards_are_prepared(backe
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [("fake", "overlapping"), ("mlx", "llama"), ("mlx", "gemma3")])
-def test_streams_that_come_and_go_say_what_they_say_alone(backend: str, name: str) -> None:
-    """Branches of one prompt and strangers, of different lengths, with questions between them in the same packs."""
+def test_streams_that_run_beside_other_work_have_the_same_tokens_as_alone(backend: str, name: str) -> None:
+    """Branches of one prompt and unrelated prompts, of different lengths, with queries between them in the same packs."""
     stem = list(range(5, 30))
     prompts = [[*stem, 31], [*stem, 32], [*stem[:9], 33], [40, 41, 42], stem]
 
@@ -130,14 +130,14 @@ def test_streams_that_come_and_go_say_what_they_say_alone(backend: str, name: st
         return answers
 
     with opened(backend, name) as model:
-        # a question of which it is certain that it comes in the middle of the answers
+        # a query that certainly arrives in the middle of the answers
         asked: Future[Float32] = Future()
         counted = Counted(model, lambda: engine_of(model).submit([query_job(model, [*stem, 200], asked)]))
         together = asyncio.run(all_of_them(model))
         np.testing.assert_allclose(asked.result(60)[0], after(backend, name, [*stem, 200]), atol=TOLERANCE, rtol=0)
         for prompt, answer in zip(prompts, together, strict=True):
             check(backend, name, prompt, answer)
-        assert 0 < counted.begun < counted.prepared  # some were dropped for what came between
+        assert 0 < counted.begun < counted.prepared  # some were dropped because a query came in between
         audit(model)
     with opened(backend, name) as model:
         for i, (prompt, answer) in enumerate(zip(prompts, together, strict=True)):
@@ -147,7 +147,7 @@ def test_streams_that_come_and_go_say_what_they_say_alone(backend: str, name: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError("broken"), NativePanic("panic"), MemoryError()])
-def test_a_library_that_fails_where_there_are_no_tokens_yet_costs_nobody_anything(error: BaseException) -> None:
+def test_a_library_that_fails_to_prepare_a_forward_does_not_affect_the_answer(error: BaseException) -> None:
     prompt = [5, 6, 7]
     with opened("mlx", "llama") as model:
         backend: Any = engine_of(model).backend
@@ -160,8 +160,8 @@ def test_a_library_that_fails_where_there_are_no_tokens_yet_costs_nobody_anythin
         audit(model)
 
 
-def test_what_does_not_fit_is_gone_before_another_forward_begins() -> None:
-    """Whoever still holds it holds the buffers, and the other forward would copy them all."""
+def test_a_prepared_forward_that_does_not_fit_is_freed_before_another_begins() -> None:
+    """A prepared forward holds the buffers: while it is alive, the other forward would copy all of them."""
     import mlx.core as mx
 
     with opened("mlx", "llama") as model:
@@ -189,8 +189,8 @@ def test_what_does_not_fit_is_gone_before_another_forward_begins() -> None:
 
 
 @pytest.mark.parametrize(("n", "some"), [(2, True), (3, False)])
-def test_nothing_is_prepared_where_others_push_before(n: int, some: bool) -> None:
-    """More rows than a batch may have: each step pushes what is left of them, and what was prepared would be dropped."""
+def test_nothing_is_prepared_where_other_rows_are_computed_first(n: int, some: bool) -> None:
+    """With more rows than a batch may have, each step computes the remaining ones, and a prepared forward would be dropped."""
     with load((Behaviour(overlaps=True), None), backend="fake", max_batch_rows=2) as model:
         assert isinstance(model, LanguageModel)
         counted, said = Counted(model), dict[int, list[tuple[int, float | None]]]()
@@ -208,8 +208,8 @@ def test_nothing_is_prepared_where_others_push_before(n: int, some: bool) -> Non
 
 
 @pytest.mark.parametrize("ends", ["eos", "closed", "cut"])
-def test_nothing_that_was_prepared_outlives_its_stream(ends: str) -> None:
-    """It holds the pack's buffers, and the weights of the adapters that it would be computed under."""
+def test_no_prepared_forward_outlives_its_stream(ends: str) -> None:
+    """A prepared forward holds the pack's buffers, and the weights of the adapters that it would be computed under."""
     with opened("fake", "overlapping") as model:
         prompt, counted = [5, 6, 7], Counted(model)
         plain = asyncio.run(said(model, prompt, options("greedy")))

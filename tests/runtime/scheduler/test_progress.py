@@ -1,4 +1,4 @@
-"""How far a prompt is: told after each chunk, to whoever asked, before the first token or the answer."""
+"""Progress of a prompt: reported to its caller after each chunk, before the first token or the answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check(told: list[PromptProgress], total: int, *, reused: int) -> None:
     assert told[-1] == PromptProgress(total, total, reused, total - reused)
 
 
-def test_a_long_prompt_tells_after_each_chunk_and_before_the_first_token() -> None:
+def test_a_long_prompt_reports_progress_after_each_chunk_and_before_the_first_token() -> None:
     with fake_model(prefill_chunk_tokens=CHUNK) as model:
         heard = asyncio.run(generated(model, some_ids(1, 400)))
         told = [item for item in heard if isinstance(item, PromptProgress)]
@@ -42,7 +42,7 @@ def test_a_long_prompt_tells_after_each_chunk_and_before_the_first_token() -> No
 
 
 @pytest.mark.parametrize("new", [0, 1, 100])
-def test_what_was_held_counts_as_reused(new: int) -> None:
+def test_cached_tokens_count_as_reused(new: int) -> None:
     with fake_model(prefill_chunk_tokens=CHUNK) as model:
         model.cache_kv(some_ids(1, 400))
         heard = asyncio.run(generated(model, [*some_ids(1, 400), *some_ids(2, new)]))
@@ -51,7 +51,7 @@ def test_what_was_held_counts_as_reused(new: int) -> None:
         assert told[0].done == 400
 
 
-def test_each_of_two_at_once_hears_of_its_own() -> None:
+def test_simultaneous_requests_each_report_their_own_progress() -> None:
     with fake_model(prefill_chunk_tokens=CHUNK) as model:
         stem = some_ids(1, 100)
         model.cache_kv(stem)
@@ -65,7 +65,7 @@ def test_each_of_two_at_once_hears_of_its_own() -> None:
         check([p for p in other if isinstance(p, PromptProgress)], 70, reused=0)
 
 
-def test_a_score_tells_too_and_once_when_all_is_known() -> None:
+def test_a_score_reports_progress_and_only_once_when_everything_is_cached() -> None:
     with fake_model(prefill_chunk_tokens=CHUNK) as model:
         told: list[PromptProgress] = []
 
@@ -79,7 +79,7 @@ def test_a_score_tells_too_and_once_when_all_is_known() -> None:
         assert told == [PromptProgress(300, 300, 300, 0)]
 
 
-def test_a_blocked_caller_hears_in_its_own_thread() -> None:
+def test_a_synchronous_call_reports_progress_before_its_first_token() -> None:
     with fake_model(prefill_chunk_tokens=CHUNK) as model:
         heard: list[PromptProgress | int] = []
         for record in model.generate_sync(some_ids(1, 200), OPTIONS, on_progress=heard.append):
@@ -89,8 +89,8 @@ def test_a_blocked_caller_hears_in_its_own_thread() -> None:
         assert heard[: len(told)] == told
 
 
-def test_what_a_request_was_given_is_freed_with_it() -> None:
-    # given a blocked caller's callback, and no cycle collector
+def test_the_callback_and_the_answer_of_a_request_are_freed_with_it() -> None:
+    # given the callback of a synchronous call, and no cycle collector
     with fake_model() as model:
         heard: list[PromptProgress] = []
 
@@ -103,7 +103,7 @@ def test_what_a_request_was_given_is_freed_with_it() -> None:
             known = weakref.ref(hear)
             del hear
             given = weakref.ref(model.batch_next_token_logprobs_sync([[1, 2], [1, 3]]))
-            # when the owner thread has come to rest
+            # when the owner thread is idle
             model.prefix_match([1])
             # then nothing refers to it any more, or to the answer to another request
             assert heard

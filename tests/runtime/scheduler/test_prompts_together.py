@@ -1,4 +1,4 @@
-"""Different prompts in one batch: each is what it is alone, whatever becomes of the others."""
+"""Different prompts in one batch: each answer is the same as alone, whatever happens to the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.scheduler.test_branches import OPTIONS, PREFIX, Said, alone
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompts_of_a_batch_are_what_they_are_alone(kind: str) -> None:
+def test_answers_to_prompts_of_a_batch_are_the_same_as_alone(kind: str) -> None:
     prompts: list[str | list[int]] = [some_ids(5, 12), "hello", some_ids(6, 3), PREFIX, "x"]
     each = [replace(OPTIONS, seed=i, max_tokens=3 + i, stop=("q",)) for i in range(5)]
     with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:
@@ -30,11 +30,11 @@ def test_prompts_of_a_batch_are_what_they_are_alone(kind: str) -> None:
         for i, (prompt, options) in enumerate(zip(prompts, each, strict=True)):
             ids = model.tokenize(prompt) if isinstance(prompt, str) else prompt
             assert said[i] == alone(model, ids, options)
-        if kind == "attention":  # a recurrent model's prompts are chains of their own
-            assert steps <= 3 + max(len(ids) for ids in said.values())  # short strangers share a forward
+        if kind == "attention":  # a recurrent model's prompts are separate chains
+            assert steps <= 3 + max(len(ids) for ids in said.values())  # short unrelated prompts share a forward
 
 
-def test_more_prompts_than_a_batch_come_one_after_the_other() -> None:
+def test_more_prompts_than_batch_rows_take_turns() -> None:
     prompts = [some_ids(i, 5) for i in range(23)]
     with fake_model(max_batch_rows=4) as model:
         most = 0
@@ -53,7 +53,7 @@ def test_more_prompts_than_a_batch_come_one_after_the_other() -> None:
         assert said[22] == alone(model, prompts[22], OPTIONS)
 
 
-def test_one_prompt_fails_and_the_others_end_well() -> None:
+def test_a_failing_prompt_does_not_affect_the_others() -> None:
     prompts = [some_ids(5, 12), [9, 9, 200], some_ids(6, 3)]
     with fake_model(Behaviour(raise_on={200: RuntimeError("device lost")})) as model:
         said: Said = {}

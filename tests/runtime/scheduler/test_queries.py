@@ -17,14 +17,14 @@ from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, settle
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_suffix_after_another_prefix_is_another_answer(kind: str) -> None:
+def test_the_same_suffix_after_different_prefixes_gives_different_answers(kind: str) -> None:
     # given two cached prefixes, when the same tokens follow both in one batch
     first, second, suffix = some_ids(1, 30), some_ids(2, 30), some_ids(3, 5)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         model.cache_kv(first)
         model.cache_kv(second)
         rows = model.batch_next_token_logprobs_sync([[*first, *suffix], [*second, *suffix]])
-        # then each row is its own prefix's, and nothing was shared
+        # then each row belongs to its own prefix, and nothing was shared
         assert_right(rows[0], [*first, *suffix], kind)
         assert_right(rows[1], [*second, *suffix], kind)
         assert np.abs(rows[0] - rows[1]).max() > 0.1
@@ -43,8 +43,8 @@ def test_equal_queries_in_one_batch_are_computed_once() -> None:
         assert metrics.forward_calls == 1
 
 
-def test_a_query_joins_its_like_in_flight() -> None:
-    # given a query that is being computed, when the same one comes, then one forward answers both
+def test_a_query_joins_an_equal_query_in_flight() -> None:
+    # given a query that is being computed, when the same one arrives, then one forward answers both
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate)) as model:
 
@@ -66,7 +66,7 @@ def test_a_query_joins_its_like_in_flight() -> None:
 
 @pytest.mark.parametrize("ask", [LanguageModel.next_token_logprobs, LanguageModel.top_logprobs])
 @pytest.mark.parametrize(("priority", "joins"), [(Priority.CHAT, 1), (Priority.INSPECTOR, 1), (Priority.BACKGROUND, 0)])
-def test_a_query_joins_its_like_where_that_is_as_urgent(ask: Any, priority: Priority, joins: int) -> None:
+def test_a_query_joins_an_equal_query_only_if_that_is_as_urgent(ask: Any, priority: Priority, joins: int) -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate)) as model:
 
@@ -86,19 +86,19 @@ def test_a_query_joins_its_like_where_that_is_as_urgent(ask: Any, priority: Prio
         assert (model.metrics().queries_deduplicated, model.metrics().tokens_computed) == (joins, 4)
 
 
-def test_every_answer_is_the_callers_own() -> None:
+def test_every_caller_gets_an_array_of_its_own() -> None:
     with fake_model() as model:
 
         async def main() -> list[Any]:
             return list(await asyncio.gather(*(model.next_token_logprobs([4, 5]) for _ in range(2))))
 
-        for _ in range(2):  # computed for both, then remembered
+        for _ in range(2):  # computed for both, then cached
             one, two = asyncio.run(main())
             one[:] = 0
             assert_right(two, [4, 5])
 
 
-def test_what_one_turn_of_the_loop_asks_for_is_one_forward() -> None:
+def test_queries_of_one_turn_of_the_event_loop_share_one_forward() -> None:
     prompts = [some_ids(seed, 6) for seed in range(12)]
     with fake_model() as model:
 
@@ -110,7 +110,7 @@ def test_what_one_turn_of_the_loop_asks_for_is_one_forward() -> None:
         assert model.metrics().forward_calls == 1
 
 
-def test_numbers_are_there_when_the_answer_is() -> None:
+def test_metrics_include_a_query_as_soon_as_it_is_answered() -> None:
     with fake_model() as model:
         for n in range(1, 40):
             model.next_token_logprobs_sync(list(range(n)))
@@ -118,7 +118,7 @@ def test_numbers_are_there_when_the_answer_is() -> None:
             assert (metrics.queries, metrics.tokens_computed) == (n, n)
 
 
-def test_a_remembered_vector_needs_no_forward() -> None:
+def test_a_cached_vector_needs_no_forward() -> None:
     with fake_model() as model:
         model.next_token_logprobs_sync([1, 2, 3])
         model.next_token_logprobs_sync([1, 2, 3])
@@ -127,7 +127,7 @@ def test_a_remembered_vector_needs_no_forward() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cleared_is_gone_and_comes_back_right(kind: str) -> None:
+def test_cleared_kv_is_computed_again_with_the_same_result(kind: str) -> None:
     ids = some_ids(1, 50)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         before = model.next_token_logprobs_sync(ids)
@@ -139,8 +139,8 @@ def test_cleared_is_gone_and_comes_back_right(kind: str) -> None:
         assert settled(model)[1].tokens == 50
 
 
-def test_after_a_clear_nothing_comes_from_what_others_still_hold() -> None:
-    # given a stream that runs on through a clear, when its prompt is asked for, then it is computed anew
+def test_after_a_clear_kv_that_a_running_stream_holds_is_not_reused() -> None:
+    # given a stream that runs on through a clear, when its prompt is queried, then it is computed again
     prompt, gate = some_ids(1, 30), Gate()
     with fake_model(Behaviour(before_forward=gate)) as model:
 
@@ -171,7 +171,7 @@ def test_clear_kv_cache_keeps_answers_but_no_kv() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_clearing_while_others_work_disturbs_nobody(kind: str) -> None:
+def test_clearing_the_cache_does_not_affect_running_requests(kind: str) -> None:
     prompts = [some_ids(seed, 40 + seed) for seed in range(10)]
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), prefill_chunk_tokens=16) as model:
 
@@ -199,7 +199,7 @@ def test_clearing_while_others_work_disturbs_nobody(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_cache_every_number_is_uncached(kind: str) -> None:
+def test_without_a_cache_every_answer_is_computed_and_nothing_is_kept(kind: str) -> None:
     ids = some_ids(1, 20)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping"), cache=False) as model:
         for _ in range(2):
@@ -226,14 +226,14 @@ def test_without_a_cache_every_number_is_uncached(kind: str) -> None:
         assert model.metrics().kv_bytes == 0
 
 
-def test_one_answer_cannot_change_what_is_remembered() -> None:
+def test_writing_into_an_answer_does_not_change_the_cached_row() -> None:
     # given rows of one batch, which lie in one array of logits, when a caller writes into its answer
     batch = [some_ids(seed, 12) for seed in range(5)]
     with fake_model() as model:
         first = model.batch_next_token_logprobs_sync(batch)
         kept = first.copy()
         first[:] = 0
-        # then what is remembered is as it was, to the bit, alone or in a batch, without a forward
+        # then the cached rows are unchanged, to the bit, alone or in a batch, without a forward
         forwards = model.metrics().forward_calls
         assert np.array_equal(model.batch_next_token_logprobs_sync(batch[::-1])[::-1], kept)
         for ids, row in zip(batch, kept, strict=True):
@@ -242,26 +242,26 @@ def test_one_answer_cannot_change_what_is_remembered() -> None:
         assert model.metrics().full_vector_hits == 10
 
 
-def test_answers_that_part_stand_in_one_pack_each_token_once() -> None:
-    # given an answer, and its like that goes another way
+def test_diverging_answers_share_one_pack_and_the_trie_holds_each_token_once() -> None:
+    # given two answers to one prompt that diverge
     prompt = some_ids(1, 40)
     options = GenerationOptions(max_tokens=8, ignore_eos=True, sampling=SamplingOptions(temperature=1.0), resolve=False)
     with fake_model() as model:
         answers = [[r.token_id for r in model.generate_sync(prompt, replace(options, seed=seed))] for seed in (1, 2)]
         assert answers[0] != answers[1]
-        # then one pack holds both, what they have in common once, and the trie refers to it
+        # then one pack holds both, and the trie refers once to the tokens that they have in common
         same = next(at for at, (a, b) in enumerate(zip(*answers, strict=True)) if a != b)
         [workspace] = engine_of(model).scheduler.cache.workspaces.open
         assert workspace.held == len(prompt) + 2 * 7
         assert settled(model)[1].tokens == workspace.held - same
         assert model.prefix_match([*prompt, *answers[0]]).tokens == len(prompt) + 7
-        # and coming back to the first computes its last token alone
+        # and a query after the first one computes only its last token
         before = model.metrics().tokens_computed
         assert_right(model.next_token_logprobs_sync([*prompt, *answers[0]]), [*prompt, *answers[0]])
         assert model.metrics().tokens_computed == before + 1
 
 
-def test_an_answer_beside_others_leaves_their_places_alone() -> None:
+def test_answers_that_run_together_are_the_same_as_alone_and_share_their_stem() -> None:
     # given two prompts that share a beginning, when their answers run together
     stem = some_ids(1, 30)
     prompts = [[*stem, *some_ids(seed, 6)] for seed in (2, 3)]
@@ -278,20 +278,20 @@ def test_an_answer_beside_others_leaves_their_places_alone() -> None:
         async def main() -> list[list[int]]:
             return await asyncio.gather(*map(collect, prompts))
 
-        # then each is as it was alone, and nothing was computed twice
+        # then each is the same as alone, and nothing was computed twice
         before = model.metrics().tokens_computed
         assert asyncio.run(main()) == alone
         assert model.metrics().tokens_computed - before == 30 + 2 * (6 + 19)
 
 
 def test_the_likeliest_and_chosen_tokens_are_those_of_the_whole_rows() -> None:
-    # given rows of which two are equal, one unrelated, and one that was asked before
+    # given rows of which two are equal, one is unrelated, and one was queried before
     batch, k, chosen = [some_ids(1, 20), some_ids(2, 9), some_ids(1, 20), [*some_ids(1, 20), 7]], 5, [9, 200, 3]
     with fake_model() as model:
         model.next_token_logprobs_sync(batch[0])
         tops = model.batch_top_logprobs_sync(batch, k, chosen=chosen)
         rows = model.batch_next_token_logprobs_sync(batch)
-        # then they are what the rows say, to the bit
+        # then they equal the values in the rows, to the bit
         for top, row in zip(tops, rows, strict=True):
             assert top.ids.tolist() == np.argsort(-row, kind="stable")[:k].tolist()
             assert top.logprobs.tolist() == row[top.ids].tolist()
@@ -307,6 +307,6 @@ def test_more_alternatives_than_tokens_are_the_whole_vocabulary() -> None:
         assert top.tail_mass == 0.0
 
 
-def test_an_error_of_one_row_is_the_answer_of_all() -> None:
+def test_an_error_of_one_row_fails_the_whole_batch() -> None:
     with fake_model(Behaviour(raise_on={77: ValueError("bad")})) as model, pytest.raises(ValueError, match="bad"):
         model.batch_top_logprobs_sync([[1, 2], [3, 77]], 3)

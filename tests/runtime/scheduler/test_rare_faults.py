@@ -1,4 +1,4 @@
-"""Faults where nobody expects one: in a draw, in the look for numbers, in keeping what a cancelled search has computed."""
+"""Faults in unexpected places: in a draw, in the check for finite numbers, in keeping what a cancelled search has computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes import KINDS, assert_right, engine_of, fake_model, query_job, r
 from tests.runtime.model.trouble import NativePanic, audit
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
-GUILTY = 258  # a token that only guilty prompts hold
+GUILTY = 258  # a token that only failing prompts contain
 
 
 async def said(model: Any, ids: list[int]) -> list[int]:
@@ -60,7 +60,9 @@ def test_a_panic_in_a_draw_ends_that_stream_alone(kind: str, at: int, monkeypatc
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("broken"), NativePanic("panic")])
-def test_where_numbers_cannot_be_looked_for_the_worst_is_assumed(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_right_where_the_check_for_finite_numbers_fails(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def blind(*_: object) -> Any:
         raise error
 
@@ -80,7 +82,7 @@ def test_where_numbers_cannot_be_looked_for_the_worst_is_assumed(error: BaseExce
         audit(model)
 
 
-def test_a_cancelled_search_whose_beams_cannot_be_kept_ends_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_search_whose_beams_cannot_be_kept_does_not_affect_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_place(*_: object) -> Any:
         raise NativePanic("no lease")
 
@@ -104,7 +106,9 @@ def test_a_cancelled_search_whose_beams_cannot_be_kept_ends_nobody_else(monkeypa
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("broken"), NativePanic("panic")])
-def test_what_fails_on_the_way_to_a_place_leaves_nothing_there(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_fails_while_it_is_placed_leaves_nothing_behind(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stem = some_ids(1, 20)
     path = [*stem, *some_ids(2, 500)]  # its pack must grow
     with fake_model() as model:
@@ -117,22 +121,22 @@ def test_what_fails_on_the_way_to_a_place_leaves_nothing_there(error: BaseExcept
             patch.setattr(KvBudget, "hint", broken)
             with pytest.raises((ZeroDivisionError, RuntimeFault)):
                 asyncio.run(said(model, path))
-        # then nothing is leased, nobody stands there, and the next one is served
+        # then nothing is leased, no pack is in use, and the next request is served
         assert settled(model)[1].leases == 0
         assert all(workspace.users == 0 for workspace in engine_of(model).scheduler.cache.workspaces.open)
         assert asyncio.run(said(model, path))[0] == int(reference(path).argmax())
         audit(model)
 
 
-def test_a_caller_for_whose_rows_there_is_no_memory_fails_alone() -> None:
-    # given two callers that ask the same, the first of them as a row of an array that no machine has memory for
+def test_a_caller_without_memory_for_its_rows_fails_alone() -> None:
+    # given two callers of one query, the first of which wants it as a row of an array that no machine has memory for
     ids, large, small = some_ids(1, 20), Future[Any](), Future[Any]()
     with fake_model() as model:
         job = query_job(model, ids, small)
         job.waiters.insert(0, (Rows(large, 1 << 46), 0))
-        # when the row is known
+        # when the row is computed
         engine_of(model).submit([job])
-        # then the other one has it
+        # then the other caller gets it
         assert_right(small.result(20)[0], ids)
         with pytest.raises(MemoryError):
             large.result(20)

@@ -82,13 +82,13 @@ def test_a_beam_search_is_counted_as_a_generation() -> None:
 
 
 def test_how_requests_end_is_counted() -> None:
-    # given one that is cancelled, one that fails, one whose prompt is too long for the budget, and one that waits
+    # given requests that are cancelled while running or waiting, that fail, or whose prompt is too long for the budget
     gate = Gate()
     bomb = 7
     with fake_model(Behaviour(before_forward=gate, raise_on={bomb: ValueError("boom")}), kv_cache_bytes=100_000) as model:
 
         async def use() -> None:
-            gate.shut(after=1)  # behind the first token
+            gate.shut(after=1)  # after the first token
             stream = model.generate(some_ids(1, 5), options(300))
             await anext(stream)
             await stream.aclose()
@@ -114,7 +114,7 @@ def test_how_requests_end_is_counted() -> None:
         assert sorted(t.finish for t in metrics.recent) == ["cancelled", "cancelled", "done", "error", "error"]
 
 
-def test_a_seed_that_nobody_chose_is_told_and_repeats_the_answer() -> None:
+def test_a_seed_that_the_caller_left_out_is_reported_and_repeats_the_answer() -> None:
     numbers: list[int] = []
 
     async def said(model: LanguageModel, seed: int | None) -> tuple[list[int], int | None]:
@@ -136,7 +136,7 @@ def test_a_seed_that_nobody_chose_is_told_and_repeats_the_answer() -> None:
         assert model.metrics().recent[-1].seed is None
 
 
-def test_the_queue_is_seen_while_a_request_waits() -> None:
+def test_the_time_that_a_request_waits_in_the_queue_is_measured() -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate)) as model:
 
@@ -145,7 +145,7 @@ def test_the_queue_is_seen_while_a_request_waits() -> None:
             first = asyncio.create_task(model.score(some_ids(1, 9)))
             await asyncio.to_thread(gate.reached.wait, 10)
             second = asyncio.create_task(model.score(some_ids(2, 9)))
-            await asyncio.sleep(0)  # it is asked now
+            await asyncio.sleep(0)  # it is submitted now
             begun = time.monotonic()
             await asyncio.sleep(0.05)
             waited = time.monotonic() - begun
@@ -162,7 +162,7 @@ def test_the_queue_is_seen_while_a_request_waits() -> None:
         assert metrics.requests_waiting == 0
 
 
-def test_queries_are_no_requests_and_hits_are_counted() -> None:
+def test_queries_are_not_counted_as_requests_but_as_cache_hits_and_misses() -> None:
     with fake_model() as model:
         assert model.metrics().cache_hit_rate is None
         model.next_token_logprobs_sync(some_ids(1, 20))
@@ -178,7 +178,7 @@ def test_queries_are_no_requests_and_hits_are_counted() -> None:
         assert metrics.decode_tokens_per_second is None
 
 
-def test_a_request_is_one_look_into_the_cache_however_many_rows_it_has() -> None:
+def test_a_request_counts_as_one_cache_lookup_however_many_rows_it_has() -> None:
     prompt = some_ids(1, 30)
     with fake_model() as model:
 
@@ -195,7 +195,7 @@ def test_a_request_is_one_look_into_the_cache_however_many_rows_it_has() -> None
         asyncio.run(main())
 
 
-def test_a_request_is_one_look_also_where_blocks_are_looked_for(options: BlockOptions) -> None:
+def test_a_request_counts_as_one_cache_lookup_with_a_block_file_too(options: BlockOptions) -> None:
     prompt = some_ids(1, 300)
 
     async def main() -> None:
@@ -204,7 +204,7 @@ def test_a_request_is_one_look_also_where_blocks_are_looked_for(options: BlockOp
         await model.save_blocks_async(prompt)
         model.clear_cache()
         await model.score([*prompt, 7])
-        assert looks(model) == (0, 2)  # restored, which was not in memory
+        assert looks(model) == (0, 2)  # restored from blocks, so it was not in memory
         await model.score([*prompt, 8])
         assert looks(model) == (1, 2)
 
@@ -213,7 +213,7 @@ def test_a_request_is_one_look_also_where_blocks_are_looked_for(options: BlockOp
 
 
 def looks(model: LanguageModel) -> tuple[int, int]:
-    """That found something, and that found nothing."""
+    """The cache lookups that found something, and those that found nothing."""
     metrics = settled(model)[0]
     return metrics.cache_hits, metrics.cache_misses
 

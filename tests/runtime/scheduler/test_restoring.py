@@ -1,4 +1,4 @@
-"""Out of the block file: restored equals fresh, and what is damaged, foreign or too much is computed instead."""
+"""KV from the block file: restored equals fresh, and blocks that are damaged, foreign or too many are computed instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.runtime.model.trouble import audit
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
 STEM = some_ids(1, 300)
-KV = 2 * 16 * 8  # bytes of a token of the fake's
+KV = 2 * 16 * 8  # bytes of one token's KV in the fake model
 
 
 def behaviour(kind: str) -> Behaviour:
@@ -43,7 +43,7 @@ def keep(options: BlockOptions, *paths: list[int], kind: str = "attention") -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [17, 64, 65, 128, 300])
-def test_a_path_that_was_saved_is_not_computed_again(kind: str, n: int, options: BlockOptions) -> None:
+def test_a_saved_path_is_restored_and_not_computed_again(kind: str, n: int, options: BlockOptions) -> None:
     keep(options, STEM[:n], kind=kind)
     with fake_model(behaviour(kind), blocks=options) as model:
         assert model.prefix_match(STEM[:n]).tier == "disk"
@@ -56,7 +56,9 @@ def test_a_path_that_was_saved_is_not_computed_again(kind: str, n: int, options:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_path_itself_costs_one_token(kind: str, options: BlockOptions) -> None:
+def test_a_stream_on_a_saved_path_computes_one_token_or_those_after_its_last_checkpoint(
+    kind: str, options: BlockOptions
+) -> None:
     keep(options, STEM, [*STEM[:290]], kind=kind)
     with fake_model(behaviour(kind), blocks=options) as model:
         said = [record.token_id for record in model.generate_sync(STEM, GREEDY)]
@@ -65,19 +67,19 @@ def test_a_saved_path_itself_costs_one_token(kind: str, options: BlockOptions) -
         assert model.metrics().tokens_computed - len(said) + 1 == (10 if kind == "recurrent" else 1)
 
 
-def test_where_paths_part_the_common_blocks_serve(options: BlockOptions) -> None:
+def test_the_common_blocks_of_a_diverging_path_are_restored(options: BlockOptions) -> None:
     keep(options, STEM)
     with fake_model(blocks=options) as model:
         path = [*STEM[:200], *some_ids(3, 100)]
         assert_right(model.next_token_logprobs_sync(path), path)
         assert model.metrics().tokens_restored == 192
-        # and of a path that is in memory to a place, only what comes after it is read
+        # and of a path whose beginning is in memory, only the rest is read
         assert_right(model.next_token_logprobs_sync([*STEM, 7]), [*STEM, 7])
         assert model.metrics().tokens_restored == 192 + 100
         audit(model)
 
 
-def test_a_few_missing_tokens_are_not_worth_a_look(store: MemoryBlocks, options: BlockOptions) -> None:
+def test_the_store_is_not_read_for_a_few_missing_tokens(store: MemoryBlocks, options: BlockOptions) -> None:
     keep(options, STEM)
     with fake_model(blocks=options) as model:
         model.cache_kv(STEM[:290])
@@ -86,7 +88,7 @@ def test_a_few_missing_tokens_are_not_worth_a_look(store: MemoryBlocks, options:
         assert store.calls == []
 
 
-def test_scores_come_back_with_the_kv(options: BlockOptions) -> None:
+def test_scores_are_restored_with_the_kv(options: BlockOptions) -> None:
     with fake_model(blocks=options) as model:
         fresh = asyncio.run(model.score_run(STEM, top_k=5))
         model.save_blocks(STEM)
@@ -95,20 +97,20 @@ def test_scores_come_back_with_the_kv(options: BlockOptions) -> None:
         np.testing.assert_array_equal(again.logprob, fresh.logprob)
         np.testing.assert_array_equal(again.top_ids, fresh.top_ids)
         assert model.metrics().tokens_computed <= 1
-        # and a text that goes on is scored from there
+        # and a longer text is scored from there
         longer = [*STEM, *some_ids(4, 9)]
         asyncio.run(model.score_run(longer, top_k=5))
         assert model.metrics().tokens_computed <= 1 + 1 + 9
         audit(model)
 
 
-def test_a_token_without_scores_takes_them_from_no_other(options: BlockOptions) -> None:
+def test_saved_tokens_without_scores_or_with_fewer_alternatives_are_scored_again(options: BlockOptions) -> None:
     with fake_model(blocks=options) as model:
         asyncio.run(model.score_run(STEM[:-1], top_k=5))
-        model.next_token_logprobs_sync(STEM)  # a query: nobody asked what the model thinks of the last token
+        model.next_token_logprobs_sync(STEM)  # a query: the last token has no scores
         model.save_blocks(STEM)
         longer = [*STEM, *some_ids(4, 200)]
-        asyncio.run(model.score_run(longer, top_k=3, start=len(STEM)))  # and of others with fewer alternatives
+        asyncio.run(model.score_run(longer, top_k=3, start=len(STEM)))  # and others have fewer alternatives
         model.save_blocks(longer)
     with fake_model(blocks=options) as model:
         fresh = asyncio.run(model.score_run(STEM, top_k=5))
@@ -119,7 +121,7 @@ def test_a_token_without_scores_takes_them_from_no_other(options: BlockOptions) 
         audit(model)
 
 
-def test_a_session_counts_what_was_restored_as_reused(options: BlockOptions) -> None:
+def test_a_session_counts_restored_tokens_as_reused(options: BlockOptions) -> None:
     with fake_model(blocks=options) as model:
         session = model.open_session(SessionConfig())
         session.ensure_prefix_sync(STEM)
@@ -133,7 +135,7 @@ def test_a_session_counts_what_was_restored_as_reused(options: BlockOptions) -> 
         session.close()
 
 
-def test_a_checkpoint_on_disk_serves_where_memory_holds_no_place_to_go_on_from(options: BlockOptions) -> None:
+def test_a_checkpoint_on_disk_is_used_where_memory_holds_none_to_resume_from(options: BlockOptions) -> None:
     long, asked = some_ids(1, 600), [*some_ids(1, 600)[:500], *some_ids(7, 3)]
     keep(options, long[:500], kind="recurrent")
     with fake_model(behaviour("recurrent"), blocks=options, prefill_chunk_tokens=1024) as model:
@@ -149,13 +151,13 @@ def test_a_checkpoint_on_disk_serves_where_memory_holds_no_place_to_go_on_from(o
         audit(model)
 
 
-# ---- what must never be fed to the model --------------------------------------------------------------------------------
+# ---- blocks that must never be fed to the model -------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 2, 4])
 @pytest.mark.parametrize("harm", ["cut", "swapped", "header", "gone"])
-def test_a_block_that_is_not_what_its_name_says_is_computed(
+def test_tokens_from_a_damaged_or_missing_block_on_are_computed(
     place: int, harm: str, store: MemoryBlocks, options: BlockOptions
 ) -> None:
     keep(options, STEM)
@@ -175,7 +177,7 @@ def test_a_block_that_is_not_what_its_name_says_is_computed(
 
 
 @pytest.mark.parametrize("failing", ["leading", "get"])
-def test_a_store_that_cannot_read_is_a_warning(failing: str, store: MemoryBlocks, options: BlockOptions) -> None:
+def test_a_read_error_of_the_store_is_a_warning(failing: str, store: MemoryBlocks, options: BlockOptions) -> None:
     keep(options, STEM)
 
     def broken(name: str) -> None:
@@ -190,7 +192,7 @@ def test_a_store_that_cannot_read_is_a_warning(failing: str, store: MemoryBlocks
         audit(model)
 
 
-def test_another_model_finds_nothing(store: MemoryBlocks, options: BlockOptions) -> None:
+def test_a_model_with_another_fingerprint_restores_nothing(store: MemoryBlocks, options: BlockOptions) -> None:
     keep(options, STEM)
     with fake_model(Behaviour(), blocks=options) as model:
         backend = engine_of(model).backend
@@ -201,13 +203,15 @@ def test_another_model_finds_nothing(store: MemoryBlocks, options: BlockOptions)
         assert model.metrics().tokens_restored == 0
 
 
-# ---- room, leaving, crowds ----------------------------------------------------------------------------------------------
+# ---- room, cancelling, crowds -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [310, 400, 520, 640, 900])
-def test_it_restores_what_fits_and_answers_right(kind: str, tokens: int, options: BlockOptions) -> None:
+def test_answers_are_right_and_within_the_budget_where_not_all_blocks_fit(
+    kind: str, tokens: int, options: BlockOptions
+) -> None:
     keep(options, STEM, kind=kind)
     path = [*STEM, 9]
     with fake_model(behaviour(kind), blocks=options, kv_cache_bytes=tokens * KV) as model:
@@ -219,7 +223,7 @@ def test_it_restores_what_fits_and_answers_right(kind: str, tokens: int, options
         audit(model)
 
 
-def test_what_is_leased_is_not_evicted_for_it(options: BlockOptions) -> None:
+def test_pinned_kv_is_not_evicted_for_a_restore(options: BlockOptions) -> None:
     keep(options, STEM)
     with fake_model(blocks=options, kv_cache_bytes=1100 * KV) as model:
         kept = some_ids(8, 200)
@@ -232,7 +236,7 @@ def test_what_is_leased_is_not_evicted_for_it(options: BlockOptions) -> None:
 
 
 def reading(store: MemoryBlocks) -> tuple[threading.Event, threading.Event]:
-    """Holds every `get` until the second event is set; the first tells that one is held."""
+    """Holds every `get` until the second event is set; the first event is set once one is held."""
     reached, gate = threading.Event(), threading.Event()
 
     def hold(name: str) -> None:
@@ -245,7 +249,9 @@ def reading(store: MemoryBlocks) -> tuple[threading.Event, threading.Event]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_leaving_in_the_middle_leaves_nothing_behind(kind: str, store: MemoryBlocks, options: BlockOptions) -> None:
+def test_requests_cancelled_during_a_restore_leave_nothing_behind(
+    kind: str, store: MemoryBlocks, options: BlockOptions
+) -> None:
     keep(options, STEM, kind=kind)
     reached, gate = reading(store)
 
@@ -256,7 +262,7 @@ def test_leaving_in_the_middle_leaves_nothing_behind(kind: str, store: MemoryBlo
         for task in (*asked[:2], streams):
             task.cancel()
         await asyncio.gather(*asked[:2], streams, return_exceptions=True)
-        said = await model.sample([1, 2], 5, [], temperature=0.0)  # others are served meanwhile
+        said = await model.sample([1, 2], 5, [], temperature=0.0)  # other requests are served meanwhile
         assert said[0] == int(reference([1, 2], kind).argmax())
         gate.set()
         assert_right(await asked[2], [*STEM, 2], kind)
@@ -267,19 +273,19 @@ def test_leaving_in_the_middle_leaves_nothing_behind(kind: str, store: MemoryBlo
         assert engine_of(model).scheduler.cache.room.in_transfer == 0
 
 
-def test_closing_in_the_middle_tells_who_waits(store: MemoryBlocks, options: BlockOptions) -> None:
+def test_closing_the_model_during_a_restore_ends_the_waiting_query(store: MemoryBlocks, options: BlockOptions) -> None:
     keep(options, STEM)
     reached, gate = reading(store)
     with load("anything", backend="fake", blocks=options) as model:
         waiter: Future[Float32] = Future()
         engine_of(model).submit([query_job(model, [*STEM, 1], waiter)])
         assert reached.wait(20)
-        waiter.add_done_callback(lambda _: gate.set())  # who waits hears of it before what is read has come
+        waiter.add_done_callback(lambda _: gate.set())  # the query ends before the read has
         model.close()
     assert "closed" in str(waiter.exception(5))
 
 
-def test_many_who_want_the_same_read_it_once(store: MemoryBlocks, options: BlockOptions) -> None:
+def test_queries_that_need_the_same_blocks_read_them_once(store: MemoryBlocks, options: BlockOptions) -> None:
     keep(options, STEM)
     with fake_model(blocks=options) as model:
         paths = [[*STEM, *some_ids(seed, 30)] for seed in range(8)]
@@ -302,8 +308,10 @@ def test_a_cleared_cache_is_restored_from_disk(options: BlockOptions) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_storm_of_paths_that_come_go_and_are_saved(kind: str, store: MemoryBlocks, options: BlockOptions) -> None:
-    # given little room, a store that is slow now and then, and paths that share prefixes
+def test_random_queries_saves_and_cancellations_with_little_memory_are_right(
+    kind: str, store: MemoryBlocks, options: BlockOptions
+) -> None:
+    # given little memory, and paths that share prefixes
     chance = random.Random(5)
     stems = [some_ids(seed, 400) for seed in range(3)]
 
@@ -337,7 +345,7 @@ def test_a_storm_of_paths_that_come_go_and_are_saved(kind: str, store: MemoryBlo
         asyncio.run(crowd(model))
         audit(model)
         assert engine_of(model).scheduler.cache.room.in_transfer == 0
-        # then the store serves as before; whether it did meanwhile is a matter of time
+        # then blocks are restored as before; whether they were meanwhile is a matter of timing
         model.save_blocks(stems[0])
         model.clear_kv_cache()
         restored = model.metrics().tokens_restored
@@ -346,8 +354,8 @@ def test_a_storm_of_paths_that_come_go_and_are_saved(kind: str, store: MemoryBlo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_said_to_be_held_is_what_is_not_computed(kind: str) -> None:
-    """On recurrent layers one goes on from checkpoints alone, however much else of a path is in memory."""
+def test_the_tokens_that_prefix_match_reports_are_not_computed(kind: str) -> None:
+    """Recurrent layers are resumed from checkpoints alone, however much else of a path is in memory."""
     with fake_model(behaviour(kind)) as model:
         model.cache_kv(STEM)
         model.cache_kv([*STEM[:120], *some_ids(3, 40)])

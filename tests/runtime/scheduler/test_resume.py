@@ -1,4 +1,4 @@
-"""Nobody goes on from a place that is lost, and who cannot be brought back ends alone."""
+"""No request continues from a state that was dropped, and a request whose state cannot be rebuilt fails alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.model.trouble import poison
 
 
 def greedy(prompt: list[int], n: int) -> list[int]:
-    """The path that a recurrent model takes from the prompt, worked out alone."""
+    """The greedy path of a recurrent model from the prompt, by the reference."""
     path = list(prompt)
     for _ in range(n):
         path.append(int(reference(path, "recurrent").argmax()))
@@ -30,8 +30,8 @@ def greedy(prompt: list[int], n: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2, 16])
-def test_no_generation_goes_on_where_the_state_is_gone(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given streams whose prompts begin one another along one path, so that each stands where another passes
+def test_no_generation_continues_from_a_dropped_state(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given streams whose prompts are prefixes of one path, so that each starts where another passes
     path = greedy(some_ids(1, 10), 60)
     brought_back: list[int] = []
     looked: list[int] = []
@@ -58,21 +58,21 @@ def test_no_generation_goes_on_where_the_state_is_gone(rows: int, monkeypatch: p
             texts = [path[: 12 + 3 * i] for i in range(12)]
             tails = asyncio.gather(*(model.sample(path[:n], 20, [], temperature=0.0) for n in starts))
             heads = asyncio.gather(*(model.next_token_logprobs(text) for text in texts))
-            # then every one says what it says alone
+            # then each has the same tokens as alone
             for n, tail in zip(starts, await tails, strict=True):
                 assert tail == path[n : n + 20]
             for text, row in zip(texts, await heads, strict=True):
                 assert_right(row, text, "recurrent")
 
         asyncio.run(main())
-    assert brought_back or rows == 1  # it came to that; one prompt at a time hardly passes another
+    assert brought_back or rows == 1  # states were rebuilt; one prompt at a time hardly passes another
     assert looked
     assert refused == []
 
 
 @pytest.mark.parametrize("rows", [1, 16])
-def test_a_generation_that_starts_where_another_stands(rows: int) -> None:
-    # given distributions that are known along a path whose KV is not, and a stream that follows the path
+def test_generations_that_start_at_the_current_end_of_another_are_right(rows: int) -> None:
+    # given cached distributions along a path without its KV, and a stream that follows the path
     path = greedy(some_ids(1, 10), 30)
     behaviour = Behaviour(recurrent=True)
     ends: list[BaseException | None] = []
@@ -84,7 +84,7 @@ def test_a_generation_that_starts_where_another_stands(rows: int) -> None:
             model.next_token_logprobs_sync(path[:n])
         engine.call(partial(scheduler.cache.clear, vectors=False)).result()
 
-        def join(_: Any) -> None:  # on the owner thread: whoever comes now starts after this forward, at its end
+        def join(_: Any) -> None:  # on the owner thread: a request submitted now starts after this forward, at its end
             if len(scheduler._decoding.rows) == 1 and len(said) < 8:
                 leader = scheduler._decoding.rows[0]
                 ids = np.array(path[: len(leader.path) + 1], np.int32)
@@ -94,7 +94,7 @@ def test_a_generation_that_starts_where_another_stands(rows: int) -> None:
                 scheduler.submit([GenerateJob(ids, leader.job.namespace, options=options, on_run=tell, on_end=ends.append)])
 
         behaviour.before_forward = join
-        # when others start where it stands at that moment, then each goes on as it would alone
+        # when others start at its current end, then each continues as it would alone
         assert asyncio.run(model.sample(path[:10], 19, [], temperature=0.0)) == path[10:29]
         while model.metrics().requests_active:  # the last that joined
             settled(model)
@@ -104,8 +104,8 @@ def test_a_generation_that_starts_where_another_stands(rows: int) -> None:
             assert one == path[: len(one)]
 
 
-def test_a_prompt_that_cannot_be_brought_back_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given prompts over one stem in small chunks, of which some lose their place to the others
+def test_a_prompt_whose_state_cannot_be_rebuilt_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given prompts over one stem in small chunks, of which some lose their state to the others
     stem = some_ids(0, 70)
     prompts = [[*stem[: 30 + 10 * (i % 5)], *some_ids(i, 20)] for i in range(10)]
     failed: list[bytes] = []
@@ -137,7 +137,7 @@ def test_a_prompt_that_cannot_be_brought_back_ends_alone(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_generation_that_cannot_start_leaves_nothing(known: bool, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_that_cannot_start_leaves_nothing_behind(known: bool, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a prompt, known before or not, and a stream that fails as it is made or at its first token
     ids = some_ids(1, 40)
     with fake_model() as model:
@@ -151,14 +151,14 @@ def test_a_generation_that_cannot_start_leaves_nothing(known: bool, where: str, 
         with pytest.raises(ZeroDivisionError):
             asyncio.run(model.sample(ids, 4, []))
         monkeypatch.undo()
-        # then nothing is pinned, nobody decodes, and the next one is served
+        # then nothing is pinned, no row decodes, and the next request is served
         assert settled(model)[1].leases == 0
         assert model.metrics().requests_active == 0
         assert all(w.users == 0 for w in engine_of(model).scheduler.cache.workspaces.open)
         assert asyncio.run(model.sample(ids, 1, [], temperature=0.0)) == [int(reference(ids).argmax())]
 
 
-def test_a_batch_that_finds_no_memory_goes_once_more_before_it_is_halved() -> None:
+def test_a_batch_that_finds_no_memory_is_retried_whole_before_it_is_halved() -> None:
     # given a device that is full for one forward of a batch of eight
     sizes: list[int] = []
 
@@ -171,12 +171,12 @@ def test_a_batch_that_finds_no_memory_goes_once_more_before_it_is_halved() -> No
     with fake_model(Behaviour(before_forward=full_once)) as model:
         for row, ids in zip(model.batch_next_token_logprobs_sync(prompts), prompts, strict=True):
             assert_right(row, ids)
-    # then the same tokens go through together
+    # then the same tokens are computed together
     assert sizes == [40, 40]
 
 
-def test_what_is_pushed_again_and_is_no_number_does_not_stay() -> None:
-    # given a place that is to be brought back along a path, one of whose tokens has come to be NaN
+def test_nan_kv_found_while_a_state_is_rebuilt_is_not_kept() -> None:
+    # given a state that is to be rebuilt along a path, one of whose tokens has become NaN
     ids = np.array(some_ids(1, 12), np.int32)
     with fake_model(Behaviour(recurrent=True)) as model:
         scheduler, backend = engine_of(model).scheduler, engine_of(model).backend
@@ -192,5 +192,5 @@ def test_what_is_pushed_again_and_is_no_number_does_not_stay() -> None:
             finally:
                 scheduler.cache.leave(place)
 
-        # then it is told so, and nothing of it is left for others to stand on
+        # then the error names its position, and nothing of it is left for other requests
         assert engine_of(model).call(act).result() == (0, True)

@@ -1,4 +1,4 @@
-"""Rows that decode together come and go, and nobody else's keys and values are copied for that: counted in slots."""
+"""Rows that join or leave others that decode cause no copies of their keys and values, counted in slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = GenerationOptions(max_tokens=90, sampling=SamplingOptions(temperature=0.0
 
 
 class Copies:
-    """Slots that each member of a backend has copied; for `resize` those that it had to bring along."""
+    """Slots that each member of a backend has copied; for `resize` those that it had to move."""
 
     def __init__(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slots = {"load": 0, "retain": 0, "take": 0, "resize": 0}
@@ -46,7 +46,7 @@ class Copies:
 
 
 async def crowd(model: LanguageModel) -> int:
-    """Eight streams, of which one leaves early; two more join while they run. The tokens that were said."""
+    """Runs eight streams, one of which ends early, and two more that join meanwhile; returns the number of tokens."""
     said: dict[int, int] = {}
     all_on = asyncio.Event()
 
@@ -80,19 +80,19 @@ def test_rows_join_and_leave_without_a_copy_of_the_others(backend: str, name: st
     source: Any = tiny_path(name) if backend != "fake" else (Behaviour(overlaps=name == "overlapping"), None)
     with load(source, backend=backend) as model:
         copies = engine_of(model).call(lambda: Copies(engine_of(model).backend, monkeypatch)).result()
-        # when rows come and go while others decode
+        # when rows join and leave while others decode
         asyncio.run(crowd(model))
         report = settled(model)[1]
-        # then nothing was copied for that, into the trie or out of it; buffers that grow are
+        # then nothing was copied for that, into the trie or out of it; only buffers that grow are copied
         held = sum(workspace.held for workspace in engine_of(model).scheduler.cache.workspaces.open)
         assert copies.slots["load"] == copies.slots["retain"] == copies.slots["take"] == 0
         assert copies.slots["resize"] <= 4 * held
-        assert report.tokens <= held <= report.tokens + 10  # what was begun when a row left
+        assert report.tokens <= held <= report.tokens + 10  # slots begun when a row left
         monkeypatch.undo()
 
 
-def test_a_greedy_token_and_its_alternatives_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given what counts the searches through rows
+def test_a_greedy_token_and_its_alternatives_take_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a counter of the searches through rows
     searched: list[int] = []
     likeliest = ranking.likeliest
 

@@ -1,4 +1,4 @@
-"""Into the block file: what is new alone, in the background, and what goes wrong there harms nobody."""
+"""KV into the block file: only new blocks, in the background, and faults there do not affect requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def held_by(gate: threading.Event, seconds: float) -> Callable[[str], None]:
     return hold
 
 
-def test_a_path_is_written_once_and_then_what_is_new_of_it(store: MemoryBlocks, options: BlockOptions) -> None:
+def test_a_path_is_written_once_and_then_only_its_new_blocks(store: MemoryBlocks, options: BlockOptions) -> None:
     ids = some_ids(1, 200)
     with fake_model(blocks=options) as model:
         model.cache_kv(ids[:100])
@@ -50,7 +50,7 @@ def test_a_path_is_written_once_and_then_what_is_new_of_it(store: MemoryBlocks, 
         assert (first.blocks, first.written, first.tokens) == (2, 2, 100)
         assert first.bytes == store.nbytes
         assert model.save_blocks(ids[:100]).written == 0
-        # when the path grows in place of the shorter one, the short block at its old end goes
+        # when the longer path replaces the shorter one, the short block at the old end is deleted
         model.cache_kv(ids)
         assert lengths(store) == [36, 64]
         second = model.save_blocks(ids, replaces=100)
@@ -64,7 +64,7 @@ def test_a_path_is_written_once_and_then_what_is_new_of_it(store: MemoryBlocks, 
     assert store.closed == 1
 
 
-def test_an_end_that_is_not_replaced_stays_for_who_ends_there(store: MemoryBlocks, options: BlockOptions) -> None:
+def test_the_short_block_at_an_end_that_is_not_replaced_stays(store: MemoryBlocks, options: BlockOptions) -> None:
     ids = some_ids(1, 200)
     with fake_model(blocks=options) as model:
         for end in (70, 100):
@@ -80,7 +80,7 @@ def test_an_end_that_is_not_replaced_stays_for_who_ends_there(store: MemoryBlock
                 model.save_blocks(ids, replaces=wrong)  # type: ignore[arg-type]  # what a caller may get wrong
 
 
-def test_only_what_is_in_memory_is_written(store: MemoryBlocks, options: BlockOptions) -> None:
+def test_only_kv_in_memory_is_written(store: MemoryBlocks, options: BlockOptions) -> None:
     with fake_model(blocks=options) as model:
         assert model.save_blocks(some_ids(1, 90)) == BlocksSaved(0, 0, 0, 0, 0.0, 0.0)
         model.cache_kv(some_ids(1, 90))
@@ -127,19 +127,19 @@ def test_each_slot_of_an_edge_is_copied_once(
         model.cache_kv(stem)
         assert model.save_blocks(stem).written == 10
         assert sorted(taken) == list(range(640))
-        # and of a text that leaves it within a block, that block alone
+        # and of a text that branches within a block, only that block
         model.cache_kv(path)
         taken.clear()
         assert model.save_blocks(path).written == 1
         assert taken == [*range(576, 600), *range(640, 670)]
 
 
-def test_what_was_moved_in_memory_is_saved_from_where_it_is(options: BlockOptions) -> None:
-    stem, room = some_ids(1, 300), 400 * 2 * 16 * 8  # bytes of a token of the fake's
+def test_kv_that_was_moved_in_memory_is_saved_from_its_new_place(options: BlockOptions) -> None:
+    stem, room = some_ids(1, 300), 400 * 2 * 16 * 8  # bytes of one token's KV in the fake model
     beside = [*stem[:50], *some_ids(2, 200)]
 
     async def play() -> None:
-        # given a text behind another one that is evicted while a stream holds numbers of their pack
+        # given a text stored after another one, which is evicted while a stream holds slot numbers of their pack
         await model.cache_kv_async(beside)
         await model.cache_kv_async(stem)
         async with aclosing(model.generate([*stem, 7], replace(GREEDY, max_tokens=4000))) as records:
@@ -178,7 +178,7 @@ def test_a_full_device_evicts_no_path_while_a_block_of_it_is_copied(
             model.cache_kv([*ids[:end], 3, 4])
         model.cache_kv(ids)
         model.cache_kv(some_ids(2, 50))
-        # when the device is full in the middle of a copy, so that what no request uses is given up
+        # when the device is full in the middle of a copy, so that unused KV is evicted
         monkeypatch.setattr(FakeBackend, "take", full_once)
         saved = model.save_blocks(ids)
         # then the path is saved all the same
@@ -193,7 +193,7 @@ def test_a_full_device_evicts_no_path_while_a_block_of_it_is_copied(
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_what_is_evicted_between_two_blocks_is_saved_up_to_there(
+def test_a_path_that_is_evicted_during_a_save_is_saved_up_to_there(
     recurrent: bool, options: BlockOptions, store: MemoryBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def evict(name: str) -> None:
@@ -223,7 +223,7 @@ def test_a_recurrent_model_keeps_its_checkpoints_beside_the_blocks(store: Memory
         for end in (70, 100, 150):
             model.cache_kv(ids[:end])
         model.save_blocks(ids)
-    # 64 + 64 of the grid, and what ends at 70, 100 and 150
+    # 64 + 64 of the grid, and the blocks that end at 70, 100 and 150
     assert lengths(store) == [6, 22, 36, 64, 64]
     with fake_model(Behaviour(recurrent=True), blocks=options) as model:
         for end, held in ((150, 150), (149, 100), (99, 70), (69, 0)):
@@ -251,9 +251,7 @@ def test_streams_go_on_while_a_long_path_is_written(store: MemoryBlocks, options
         audit(model)
 
 
-def test_who_does_not_wait_any_more_stops_it(
-    store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelling_a_save_stops_it(store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     reached, gate = threading.Event(), threading.Event()
 
     def hold(name: str) -> None:
@@ -277,13 +275,13 @@ def test_who_does_not_wait_any_more_stops_it(
         asyncio.run(play())
         store.before = lambda _: None
         assert model.prefix_match(ids).tokens == 1000
-        assert len(store.blocks) <= 3  # those that were cut already
+        assert len(store.blocks) <= 3  # those copied already
         assert model.save_blocks(ids).tokens == 1000
         assert engine_of(model).scheduler.cache.room.in_transfer == 0
         audit(model)
 
 
-def test_a_full_disk_is_said_once_and_the_model_goes_on(store: MemoryBlocks, options: BlockOptions) -> None:
+def test_a_full_disk_gives_one_warning_and_the_model_goes_on(store: MemoryBlocks, options: BlockOptions) -> None:
     def full(name: str) -> None:
         if name == "put":
             raise OSError(28, "No space left on device")
@@ -320,12 +318,12 @@ def test_a_file_that_cannot_be_opened_is_a_warning() -> None:
 
 
 def open_late(path: str, budget: int = 0) -> MemoryBlocks:
-    """A factory that fails when the model has asked for something already."""
+    """A factory that fails once the model has sent it a request already."""
     time.sleep(0.3)
     raise OSError(5, "Input/output error", path, None, budget and None)
 
 
-def test_what_was_asked_of_a_file_before_it_failed_to_open_adds_no_warning() -> None:
+def test_requests_to_a_block_file_before_it_failed_to_open_add_no_warning() -> None:
     with fake_model(blocks=BlockOptions(f"{__name__}:open_late", "x")) as model:
         ids = some_ids(1, 100)
         assert_right(model.next_token_logprobs_sync(ids), ids)
@@ -333,7 +331,7 @@ def test_what_was_asked_of_a_file_before_it_failed_to_open_adds_no_warning() -> 
         assert "Input/output error" in warning
 
 
-def test_closing_drops_what_was_not_cut_yet(
+def test_closing_drops_blocks_that_were_not_copied_yet(
     store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, gate = threading.Event(), threading.Event()
@@ -350,9 +348,9 @@ def test_closing_drops_what_was_not_cut_yet(
         future = local(model).files.save_blocks(np.array(some_ids(1, 1000), np.int32), None, None)
         assert reached.wait(20)
         future.add_done_callback(lambda _: gate.set())
-    assert future.result(5).tokens == 0  # so far as anybody knew when it was closed
+    assert future.result(5).tokens == 0  # no block was confirmed when it was closed
     until(lambda: store.closed)
-    assert 0 < len(store.blocks) <= 3  # those that were cut already
+    assert 0 < len(store.blocks) <= 3  # those copied already
     assert store.closed == 1
 
 
@@ -377,7 +375,7 @@ def test_without_a_block_file_there_is_nothing_to_save_to() -> None:
         ({"factory": "a:b", "path": "x", "bugdet": 1}, "did you mean 'budget'"),
     ],
 )
-def test_what_blocks_may_be(given: object, match: str) -> None:
+def test_invalid_block_options_are_refused(given: object, match: str) -> None:
     with pytest.raises(InvalidRequestError, match=match):
         load("anything", "fake", blocks=given)
 

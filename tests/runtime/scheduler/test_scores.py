@@ -1,4 +1,4 @@
-"""Scores: every position, from one pass, remembered beside the KV."""
+"""Scores: every position, from one pass, cached beside the KV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes import KINDS, TOLERANCE, fake_model, reference, settled, some_i
 
 
 def check(records: Sequence[TokenRecord], ids: Sequence[int], kind: str = "attention", *, k: int = 10, start: int = 0) -> None:
-    """Every number of every position, each worked out alone."""
+    """Checks every number of every position against the reference."""
     assert [r.token_id for r in records] == list(ids[start:])
     for at, record in enumerate(records, start):
         if at == 0:
@@ -46,7 +46,7 @@ def test_every_position_has_every_number(kind: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_second_time_computes_nothing(kind: str) -> None:
+def test_scoring_a_text_again_computes_nothing(kind: str) -> None:
     ids = some_ids(1, 60)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         first = asyncio.run(model.score(ids))
@@ -58,32 +58,32 @@ def test_a_second_time_computes_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bare_kv_is_the_one_thing_computed_again(kind: str) -> None:
+def test_only_kv_without_scores_is_computed_again(kind: str) -> None:
     # given KV that a query left without scores
     ids = some_ids(1, 60)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         model.cache_kv(ids[:40])
         check(asyncio.run(model.score(ids)), ids, kind)
-        # then what was pushed beyond the new tokens is counted, exactly
+        # then the tokens computed again are counted, exactly
         metrics = model.metrics()
         assert metrics.tokens_computed == 60 + 40
         assert metrics.tokens_rescored == 40
-        # and it is known from now on
+        # and the scores are cached from now on
         check(asyncio.run(model.score(ids)), ids, kind)
         assert model.metrics().tokens_computed == 100
 
 
-def test_a_longer_text_scores_only_what_is_new() -> None:
+def test_scoring_a_longer_text_computes_only_its_new_tokens() -> None:
     ids = some_ids(1, 80)
     with fake_model() as model:
         asyncio.run(model.score(ids[:50]))
         check(asyncio.run(model.score(ids)), ids)
-        # then the row that scores the first new token is the only one pushed again
+        # then the row that scores the first new token is the only one computed again
         assert model.metrics().tokens_computed <= 81
         assert model.metrics().tokens_computed == 80 + model.metrics().tokens_rescored
 
 
-def test_more_alternatives_than_are_remembered_are_computed() -> None:
+def test_more_alternatives_than_are_cached_are_computed() -> None:
     ids = some_ids(1, 30)
     with fake_model() as model:
         asyncio.run(model.score(ids, top_k=2))
@@ -94,7 +94,7 @@ def test_more_alternatives_than_are_remembered_are_computed() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_the_end_is_scored_when_only_that_is_wanted(kind: str) -> None:
+def test_only_the_end_is_scored_when_a_start_is_given(kind: str) -> None:
     ids = some_ids(1, 60)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
         check(asyncio.run(model.score(ids, start=50)), ids, kind, start=50)
@@ -104,7 +104,7 @@ def test_only_the_end_is_scored_when_only_that_is_wanted(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_generated_is_scored_already(kind: str) -> None:
+def test_a_generated_answer_is_scored_already(kind: str) -> None:
     # given an answer, whose records the trie keeps with its KV
     prompt = some_ids(1, 20)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
@@ -116,13 +116,13 @@ def test_what_was_generated_is_scored_already(kind: str) -> None:
         records = asyncio.run(main())
         path = [*prompt, *(r.token_id for r in records)]
         check(asyncio.run(model.score(path, start=20)), path, kind, start=20)
-        # then only the last token is new: it was drawn, but nobody pushed it
+        # then only the last token is new: it was drawn, but never computed
         metrics = model.metrics()
         assert metrics.tokens_computed - metrics.tokens_rescored == len(path)
         assert metrics.tokens_rescored <= (1 if kind == "attention" else 11)  # recurrent: back to the prompt's end
 
 
-def test_many_scores_and_queries_over_one_text_at_once() -> None:
+def test_scores_and_queries_over_one_text_at_once_are_right() -> None:
     ids = some_ids(1, 60)
     with fake_model(prefill_chunk_tokens=16) as model:
 
@@ -146,7 +146,7 @@ def test_one_token_has_nothing_before_it() -> None:
 
 
 @pytest.mark.parametrize(("options", "says"), [({"start": 5}, "start"), ({"start": -1}, "start"), ({"top_k": -1}, "top_k")])
-def test_bad_requests(options: dict[str, int], says: str) -> None:
+def test_invalid_score_arguments_are_refused(options: dict[str, int], says: str) -> None:
     with fake_model() as model, pytest.raises(InvalidRequestError, match=says):
         asyncio.run(model.score([1, 2, 3], options.get("top_k", 10), options.get("start", 0)))
 

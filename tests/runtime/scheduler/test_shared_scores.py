@@ -1,4 +1,4 @@
-"""Texts with a common beginning: what the model thought of its tokens is worked out once, and is of each what it is alone."""
+"""Texts with a common beginning: its scores are computed once, and the scores of each text are the same as alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_row_that_texts_share_is_scored_once(top_ks: list[int], chunk: int, mo
     with fake_model(prefill_chunk_tokens=chunk) as model:
         runs: list[TokenRun] = asyncio.run(together(model, top_ks))
     kinds = len(set(top_ks))
-    # each text's own rows but the last, whose successor is none of its tokens; of the row where they part every successor
+    # each text's own rows except the last, which scores none of its tokens; of the row where they diverge every successor
     assert sum(rows) == kinds * 99 + 10 * (1 + 4)
     for ids, k, run in zip(TEXTS, top_ks, runs, strict=True):
         with fake_model(prefill_chunk_tokens=chunk) as alone:
@@ -46,7 +46,7 @@ def test_a_row_that_texts_share_is_scored_once(top_ks: list[int], chunk: int, mo
             np.testing.assert_array_equal(getattr(run, column), getattr(expected, column))
 
 
-def test_a_shared_row_without_numbers_fails_every_text_that_has_it() -> None:
+def test_a_shared_nan_row_fails_every_text_that_has_it() -> None:
     with fake_model(Behaviour(nan_on=frozenset({PREFIX[40]}))) as model:
         for found in asyncio.run(together(model, [7] * 10)):
             assert isinstance(found, NonFiniteLogitsError)
@@ -68,11 +68,11 @@ def test_a_large_model_s_forward_gives_more_scored_rows(monkeypatch: pytest.Monk
 
 def test_a_forward_gives_no_more_scored_rows_than_memory_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def pushed(ids: list[int], start: int = 0) -> list[int]:
-        """Tokens that were in place after each forward."""
+        """Tokens that were done after each forward."""
         found: list[int] = []
         with fake_model() as model:
             runs.append(run_sync(model.score_run(ids, 5, start, on_progress=lambda heard: found.append(heard.done))))
-        return found[1:]  # the first says that it has begun
+        return found[1:]  # the first reports the start
 
     runs: list[TokenRun] = []
     text = some_ids(1, 100)
@@ -81,13 +81,13 @@ def test_a_forward_gives_no_more_scored_rows_than_memory_takes_at_once(monkeypat
     monkeypatch.setattr("runtime.scheduler.prefill.prompts.FEWEST_ROWS", 16)
     assert whole[-1] == 100
     assert pushed(text) == [16, 32, 48, 64, 80, 96, 100]
-    assert pushed(text, 90)[0] > 90  # what stands before gives no rows
+    assert pushed(text, 90)[0] > 90  # tokens before the start give no rows
     for column in ("logprob", "rank", "entropy", "top_ids", "top_logprobs"):
         np.testing.assert_allclose(getattr(runs[1], column), getattr(runs[0], column), atol=1e-5)
 
 
 @pytest.mark.parametrize("slots", [160, 180, 200])
-def test_tokens_that_are_computed_again_are_not_taken_off_the_reused_ones(slots: int) -> None:
+def test_tokens_that_are_computed_again_are_not_subtracted_from_the_reused_ones(slots: int) -> None:
     # given a recurrent model, and room for hardly any state beside a text that is scored in small chunks
     told, gate = list[PromptProgress](), Gate()
     behaviour = Behaviour(recurrent=True, before_forward=gate)
@@ -98,14 +98,14 @@ def test_tokens_that_are_computed_again_are_not_taken_off_the_reused_ones(slots:
             text = [*PREFIX, *some_ids(2, 40)]
             score = asyncio.create_task(model.score_run(text, 5, priority=Priority.BACKGROUND, on_progress=told.append))
             assert await asyncio.to_thread(gate.reached.wait, 30)
-            # when an urgent text with the same beginning goes on from its place, so that it has to begin again
+            # when an urgent text with the same beginning takes over its state, so that it has to begin again
             urgent = asyncio.create_task(model.next_token_logprobs([*PREFIX, *some_ids(3, 40)]))
             await asyncio.to_thread(wait_for_jobs, model, 1)
             gate.open()
             await asyncio.gather(score, urgent)
 
         asyncio.run(both())
-    # then it has computed more tokens than it has, and reused none
+    # then more tokens were computed than the text has, and the reused ones never became negative
     assert (told[-1].computed or 0) > told[-1].done == 140
     assert all(progress.reused == 0 for progress in told[:3])
     assert min(progress.reused or 0 for progress in told) >= 0

@@ -1,4 +1,4 @@
-"""Thousands of requests that go away at any moment, in every way in which one can go away, beside some that stay."""
+"""Thousands of requests that are cancelled or abandoned at any moment, beside some that are awaited."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STEMS = [some_ids(i, 20) for i in range(4)]
 
 
 class Crowd:
-    """Asks and leaves. `left` counts who left before the answer.
+    """Submits requests and cancels most of them. `left` counts those cancelled before their answer.
 
     Args:
-        model: Whom it asks.
-        seed: What it does and when.
-        kind: For the right answers.
+        model: The model under test.
+        seed: Decides which requests it makes, and when.
+        kind: Selects the reference.
     """
 
     def __init__(self, model: LanguageModel, seed: int, kind: str) -> None:
@@ -36,7 +36,7 @@ class Crowd:
         self.left = self.stayed = 0
 
     async def one(self) -> None:
-        """One request: asked, perhaps waited for, perhaps not."""
+        """One request, awaited or cancelled."""
         chance, model = self.chance, self.model
         ids = [*chance.choice(STEMS)[: chance.randrange(1, 20)], *some_ids(chance.randrange(40), chance.randrange(8))]
         work: Any = chance.choice([self.query, self.query, self.score, self.sample, self.stream, self.abandon])
@@ -73,13 +73,13 @@ class Crowd:
         assert said[1] == int(reference([*ids, said[0]], self.kind).argmax())
 
     async def abandon(self, ids: list[int]) -> None:
-        """An iterator that nobody closes."""
+        """Leaves an iterator without closing it."""
         async for _ in self.model.generate(ids, GREEDY):
             if self.chance.random() < 0.5:
                 break
 
     async def until(self, leavers: int) -> None:
-        """Requests, some at a time, until so many have left before their answer."""
+        """Runs requests, some at a time, until so many were cancelled before their answer."""
 
         async def some() -> None:
             while self.left < leavers:
@@ -90,9 +90,9 @@ class Crowd:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leavers", [1_500, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["overlapping"])  # the others are in a row of tests/reliability
-def test_thousands_leave(kind: str, leavers: int) -> None:
-    # given little room, small chunks, and iterators in another thread that are dropped without a word
+@pytest.mark.parametrize("kind", ["overlapping"])  # tests/reliability runs the others
+def test_thousands_of_cancelled_requests_leave_nothing_behind(kind: str, leavers: int) -> None:
+    # given little memory, small chunks, and iterators in another thread that are dropped without being closed
     behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
     with fake_model(behaviour, prefill_chunk_tokens=16, max_batch_rows=7, kv_cache_bytes=150_000) as model:
 
@@ -104,10 +104,10 @@ def test_thousands_leave(kind: str, leavers: int) -> None:
 
         other = threading.Thread(target=drop)
         other.start()
-        # when they come and go
+        # when requests come and go
         crowd = Crowd(model, 1, kind)
         asyncio.run(crowd.until(leavers))
         other.join()
-        # then those who stayed had right answers, and of the others nothing is left
+        # then those that were awaited had right answers, and nothing of the others is left
         assert crowd.stayed > leavers // 20
         audit(model)

@@ -55,24 +55,24 @@ class Told:
         return [r.finish_reason for r in self.records]
 
 
-def test_without_stop_strings_every_record_goes_at_once() -> None:
+def test_without_stop_strings_every_record_is_sent_at_once() -> None:
     told = Told()
     for n, piece in enumerate(("Hel", "lo", " wor"), 1):
         assert len(told.feed(piece).records) == n
 
 
 def test_records_wait_while_a_stop_string_is_partly_matched() -> None:
-    # given a stop string that three tokens make up
+    # given a stop string that spans three tokens
     told = Told(["STOPS"]).feed("Hel", "ST", "OP")
     assert told.text == "Hel"
-    # when it is completed, then its text never comes, and the last record says why
+    # when it is completed, then its text is never sent, and the last record has the reason
     told.feed("S")
     assert told.text == "Hel"
     assert told.reasons[-1] == "stop"
     assert told.stream.finish is Finish.STOP
 
 
-def test_records_come_after_all_when_the_stop_string_does_not() -> None:
+def test_held_back_records_are_sent_when_the_stop_string_is_not_completed() -> None:
     told = Told(["STOPS"]).feed("ST", "OP")
     assert told.records == []
     told.feed("a")
@@ -105,7 +105,7 @@ def test_the_first_of_several_stop_strings_wins() -> None:
     assert told.text == "a"  # the longer one begins earlier
 
 
-def test_an_overlapping_beginning_is_seen() -> None:
+def test_overlapping_beginnings_of_a_stop_string_are_found() -> None:
     # "aaab": the match starts one later than it first seemed to
     told = Told(["aab"]).feed("a", "a")
     assert told.text == ""
@@ -115,7 +115,7 @@ def test_an_overlapping_beginning_is_seen() -> None:
 
 
 def test_a_stop_string_is_matched_across_partial_characters() -> None:
-    # given a stop string of two characters whose bytes come one by one
+    # given a stop string of two characters whose bytes arrive one by one
     told = Told(["é\n"]).feed("a", b"\xc3")
     assert told.text == "a"
     told.feed(b"\xa9")
@@ -125,20 +125,20 @@ def test_a_stop_string_is_matched_across_partial_characters() -> None:
     assert told.reasons[-1] == "stop"
 
 
-def test_partial_characters_come_with_the_token_that_completes_them() -> None:
+def test_partial_characters_are_sent_with_the_token_that_completes_them() -> None:
     told = Told().feed(b"\xf0\x9f", b"\x99\x82", b"\xc3", "a")
     assert [r.text for r in told.records[:2]] == ["", "🙂"]
     assert told.text == "🙂\ufffda"
     assert b"".join(r.token_bytes for r in told.records) == b"\xf0\x9f\x99\x82\xc3a"
 
 
-def test_what_is_left_of_a_character_comes_at_the_end() -> None:
+def test_the_rest_of_an_unfinished_character_is_sent_at_the_end() -> None:
     told = Told(max_tokens=2).feed("a", b"\xf0\x9f")
     assert told.text == "a\ufffd"
     assert told.reasons == [None, "length"]
 
 
-def test_eos_releases_what_was_held_back() -> None:
+def test_eos_releases_held_back_records() -> None:
     told = Told(["STOPS"]).feed("ST", EOS)
     assert [r.token_id for r in told.records] == [4, EOS]
     assert told.reasons == [None, "eos"]
@@ -171,7 +171,7 @@ def test_eos_is_named_before_length_and_length_ends_a_partial_match() -> None:
     assert told.reasons == [None, "length"]
 
 
-def test_cancelled_in_a_partial_match_nothing_is_lost() -> None:
+def test_a_stream_cancelled_in_a_partial_match_loses_nothing() -> None:
     told = Told(["STOPS"]).feed("a", "ST")
     told.stream.deliver(ended=True)
     assert told.text == "aST"
@@ -275,7 +275,7 @@ def test_a_seed_draws_the_same_alone_in_a_batch_and_on_a_branch(kind: str) -> No
         together = asyncio.run(main())
         assert together[1] == together[3] == alone
         assert together[0] != alone
-        # a branch at the tenth token goes on as the stream did: the place decides, not how one came there
+        # a branch at the tenth token continues as the stream did: draws depend on the position, not on the request
         branch = stream(model, [*prompt, *alone[:10]], GenerationOptions(max_tokens=15, seed=77, ignore_eos=True, top_k=0))
         assert [r.token_id for r in branch] == alone[10:]
         model.clear_cache()

@@ -1,4 +1,4 @@
-"""Leases pin, the oldest unleased leaf goes first, and every byte is counted once."""
+"""Leases pin paths, the oldest unleased leaf is evicted first, and every byte is counted once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_eviction_is_leaf_first_and_least_recently_used() -> None:
         put(trie, [1, 2, *tail])
     for tail in ([6], [5], [7]):
         trie.lookup([("base", ids([1, 2, *tail]))]).release()
-    # when one after the other goes, then it is the one read longest ago, and the stem last
+    # when they are evicted one by one, then the least recently read goes first and the stem last
     gone = []
     while trie.bytes:
         trie.evict(1)
@@ -27,7 +27,7 @@ def test_eviction_is_leaf_first_and_least_recently_used() -> None:
     assert trie.evicted_bytes == 5 * BYTES
 
 
-def test_a_read_refreshes() -> None:
+def test_a_read_makes_a_path_the_most_recently_used() -> None:
     trie = Trie(ToyOps(), 4 * BYTES)
     put(trie, [1, 2])
     put(trie, [3, 4])
@@ -36,7 +36,7 @@ def test_a_read_refreshes() -> None:
     assert [held(trie, p) for p in ([1, 2], [3, 4], [5, 6])] == [2, 0, 2]
 
 
-def test_a_lease_pins_its_ancestors_but_not_what_hangs_below() -> None:
+def test_a_lease_pins_its_ancestors_but_not_its_descendants() -> None:
     trie = Trie(ToyOps(), 1000)
     put(trie, [1, 2, 3, 4])
     put(trie, [1, 2, 8])
@@ -47,11 +47,11 @@ def test_a_lease_pins_its_ancestors_but_not_what_hangs_below() -> None:
     with lease:
         assert lease.length >= 0
     assert lease.length < 0
-    lease.release()  # once more does nothing
+    lease.release()  # a second release does nothing
     assert trie.leased_bytes == 0
 
 
-def test_an_item_larger_than_the_budget_flushes_nothing() -> None:
+def test_an_item_larger_than_the_budget_evicts_nothing() -> None:
     trie = Trie(ToyOps(), 5 * BYTES)
     put(trie, [1, 2, 3])
     with trie.lookup([("base", ids([7]))]) as lease:
@@ -61,7 +61,7 @@ def test_an_item_larger_than_the_budget_flushes_nothing() -> None:
     assert trie.evicted_bytes == 0
 
 
-def test_what_cannot_fit_beside_leases_is_refused_and_the_lease_ends_where_the_trie_does() -> None:
+def test_tokens_that_cannot_fit_beside_leases_are_refused_and_the_lease_ends_at_the_stored_part() -> None:
     trie = Trie(ToyOps(), 5 * BYTES)
     put(trie, [1, 2, 3])
     with trie.lookup([("base", ids([1, 2, 3]))]):
@@ -76,19 +76,19 @@ def test_what_cannot_fit_beside_leases_is_refused_and_the_lease_ends_where_the_t
 
 
 def test_clear_leaves_leased_paths_to_their_holders() -> None:
-    # given a held path and a free one
+    # given a leased path and an unleased one
     trie = Trie(ToyOps(), 1000)
     put(trie, [1, 2, 3])
     put(trie, [4, 5])
     lease = trie.lookup([("base", ids([1, 2]))])
-    # when everything is cleared, then nothing is found any more, but the holder still reads
+    # when everything is cleared, then no path is found any more, but the lease can still be read
     trie.clear()
     assert held(trie, [1, 2, 3]) == held(trie, [4]) == 0
     assert lease.node.payload.tokens == (1, 2)
     assert (trie.bytes, trie.leased_bytes) == (2 * BYTES, 2 * BYTES)
-    # and it cannot hang anything where nobody would find it
+    # and nothing can be inserted below the detached path
     assert trie.insert(lease, "base", ids([3]), Toy((3,))).refused == 1
-    # while others start anew
+    # while new paths are stored as before
     put(trie, [1, 2, 9])
     assert held(trie, [1, 2, 9]) == 3
     lease.release()
@@ -96,7 +96,7 @@ def test_clear_leaves_leased_paths_to_their_holders() -> None:
     assert trie.evict(1000) == 3 * BYTES
 
 
-def test_a_smaller_budget_evicts_down_to_what_is_leased() -> None:
+def test_a_smaller_budget_evicts_down_to_the_leased_bytes() -> None:
     trie = Trie(ToyOps(), 1000)
     put(trie, [1, 2, 3])
     put(trie, [4, 5, 6])
@@ -109,7 +109,7 @@ def test_a_smaller_budget_evicts_down_to_what_is_leased() -> None:
 
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_the_queue_of_leaves_stays_as_small_as_the_trie(recurrent: bool) -> None:
-    # given one path that is read over and over, then everything can still be evicted
+    # given one path that is read over and over, then the queue does not grow, and everything can still be evicted
     trie = Trie(ToyOps(recurrent=recurrent), 10**6)
     put(trie, [1, 2, 3])
     put(trie, [1, 2, 4])
@@ -120,7 +120,7 @@ def test_the_queue_of_leaves_stays_as_small_as_the_trie(recurrent: bool) -> None
         grown, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert grown < 9000 * 64  # an entry takes more
+    assert grown < 9000 * 64  # one queue entry takes more
     trie.evict(10**6)
     assert trie.bytes == 0
 
@@ -137,7 +137,7 @@ def test_counts_move_to_the_leased_side_and_back() -> None:
         return trie.leased_bytes // BYTES, trie.evictable_bytes // BYTES, free // BYTES
 
     assert sides() == (0, 5, 95)
-    # when leases come, twice on one path, move, and go in another order, then each byte stands on one side
+    # when leases are taken (twice on one path), moved and released in another order, then each byte is on one side
     first, second = (trie.lookup([("base", ids([1, 2, 3, 4]))]) for _ in range(2))
     assert sides() == (4, 1, 95)
     other = trie.lookup([("base", ids([1, 2, 8]))])
@@ -155,7 +155,7 @@ def test_counts_move_to_the_leased_side_and_back() -> None:
     check(trie)
 
 
-def test_the_same_tokens_under_two_names_are_leased_and_evicted_apart() -> None:
+def test_the_same_tokens_in_two_namespaces_are_leased_and_evicted_separately() -> None:
     trie = Trie(ToyOps(), 100 * BYTES)
     put(trie, [1, 2, 3], "base")
     put(trie, [1, 2, 3], "adapter")
@@ -167,12 +167,12 @@ def test_the_same_tokens_under_two_names_are_leased_and_evicted_apart() -> None:
 
 
 def test_a_split_under_two_leases_keeps_both_places() -> None:
-    # given a lease at the end of an edge, when another path leaves it in the middle
+    # given a lease at the end of an edge, when another path branches off in the middle
     trie = Trie(ToyOps(), 100 * BYTES)
     put(trie, [1, 2, 3, 4, 5])
     deep = trie.lookup([("base", ids([1, 2, 3, 4, 5]))])
     shallow = trie.lookup([("base", ids([1, 2, 9]))])
-    # then both stand where they stood, and each gives back its own part
+    # then both leases keep their places, and each releases its own part
     assert (walk(deep.node), walk(shallow.node)) == ((1, 2, 3, 4, 5), (1, 2))
     assert [node.pins for node in deep.node.path()] == [2, 1]
     deep.release()
@@ -182,7 +182,7 @@ def test_a_split_under_two_leases_keeps_both_places() -> None:
     assert trie.evict(1000) == 2 * BYTES
 
 
-def test_a_hold_pins_without_cutting_or_touching() -> None:
+def test_a_hold_pins_without_splitting_edges_or_updating_timestamps() -> None:
     trie = Trie(ToyOps(), 1000)
     put(trie, [1, 2, 3, 4])
     put(trie, [5, 6])
@@ -191,7 +191,7 @@ def test_a_hold_pins_without_cutting_or_touching() -> None:
         assert (trie.edges, trie.clock) == (edges, clock)
         assert (lease.length, trie.leased_bytes) == (4, 4 * BYTES)  # the whole edge
         assert trie.evict(1000) == 2 * BYTES
-        # when somebody else cuts the edge, all of it stays
+        # when another lookup splits the edge, all of it stays
         trie.lookup([("base", ids([1, 2]))]).release()
         assert (trie.edges, trie.evict(1000)) == (edges, 0)
     check(trie)

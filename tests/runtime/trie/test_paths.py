@@ -1,4 +1,4 @@
-"""Looking up, hanging in, cutting: what is found is what was stored, and only that."""
+"""Lookup, insertion and splits: exactly the stored paths are found."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tests.runtime.trie.toys import BYTES, STATE, Toy, ToyOps, check, held, ids,
 def test_lookup_ends_inside_an_edge_and_splits_it() -> None:
     trie = Trie(ToyOps(), 1000)
     put(trie, [1, 2, 3, 4, 5], scores=scored([1, 2, 3, 4, 5]))
-    # when another path leaves the edge after three tokens
+    # when another path branches off after three tokens
     lease = trie.lookup([("base", ids([1, 2, 3, 9]))])
-    # then the lease stands exactly there, and payloads and scores are cut with the edge
+    # then the lease ends exactly there, and payloads and scores are split with the edge
     assert lease.length == 3
     assert walk(lease.node) == (1, 2, 3)
     (lower,) = lease.node.children.values()
@@ -22,7 +22,7 @@ def test_lookup_ends_inside_an_edge_and_splits_it() -> None:
     check(trie)
 
 
-def test_match_neither_splits_nor_touches() -> None:
+def test_match_neither_splits_edges_nor_updates_timestamps() -> None:
     trie = Trie(ToyOps(), 1000)
     put(trie, [1, 2, 3, 4])
     before = [(walk(n), n.stamp) for n in trie.nodes()]
@@ -46,7 +46,7 @@ def test_a_split_keeps_the_lease_of_the_whole_edge() -> None:
     assert trie.evict(1000) == 5 * BYTES
 
 
-def test_insert_returns_what_was_there_and_stores_only_the_rest() -> None:
+def test_insert_reports_the_tokens_already_stored_and_stores_only_the_rest() -> None:
     trie = Trie(ToyOps(), 1000)
     put(trie, [1, 2, 3])
     with trie.lookup([("base", ids([]))]) as lease:
@@ -70,14 +70,14 @@ def test_scores_fill_gaps_and_are_not_overwritten() -> None:
     with trie.lookup([("base", ids([]))]) as lease:
         trie.insert(lease, "base", ids([1, 2, 3, 4]), Toy((1, 2, 3, 4)), full)
         node = lease.node
-    # then the gaps are filled and what was known stays
+    # then the gaps are filled and the known scores stay
     assert node.scores is not None
     assert node.scores.rank.tolist() == [2, 3, 4, 5]
     assert node.scores.logprob.tolist() == [-1, -2, -3, -4]
     check(trie)
 
 
-def test_scores_come_to_kv_that_had_none_within_the_budget() -> None:
+def test_scores_are_added_to_kv_without_any_if_they_fit_into_the_budget() -> None:
     size = scored([1, 2]).nbytes
     trie = Trie(ToyOps(), 2 * BYTES + size)
     put(trie, [1, 2])
@@ -91,13 +91,13 @@ def test_scores_come_to_kv_that_had_none_within_the_budget() -> None:
     assert trie.bytes == 2 * BYTES + size
 
 
-def test_namespaces_do_not_meet() -> None:
+def test_namespaces_do_not_share_paths() -> None:
     trie = Trie(ToyOps(), 1000)
     put(trie, [1, 2, 3], "base")
     assert held(trie, [1, 2, 3], "adapter") == 0
     put(trie, [1, 2, 3, 4], "adapter")
     assert held(trie, [1, 2, 3, 4], "base") == 3
-    # an adapter that is activated after two tokens hangs under the base model's path, beside the base's own third
+    # an adapter that is activated after two tokens branches from the base model's path, beside the base's own third token
     path = [("base", ids([1, 2])), ("adapter", ids([3, 8]))]
     with trie.lookup(path) as lease:
         assert lease.length == 2
@@ -107,14 +107,14 @@ def test_namespaces_do_not_meet() -> None:
     check(trie)
 
 
-def test_a_checkpoint_is_valid_at_its_end_alone() -> None:
+def test_a_checkpoint_can_be_resumed_only_at_its_end() -> None:
     trie = Trie(ToyOps(recurrent=True), 1000)
     put(trie, [1, 2, 3, 4])
     put(trie, [1, 2, 3, 4, 5, 6])
-    # a path that leaves inside the second edge goes on from the first edge's end
+    # a path that branches inside the second edge is resumed from the first edge's end
     with trie.lookup([("base", ids([1, 2, 3, 4, 5, 9]))]) as lease:
         assert lease.length == 4
-    # with `exact`, the tokens that are held count, resumable or not
+    # with `exact`, all stored tokens count, resumable or not
     with trie.lookup([("base", ids([1, 2, 3, 4, 5, 9]))], exact=True) as lease:
         assert lease.length == 5
     with trie.lookup([("base", ids([1, 2, 9]))]) as lease:
@@ -123,13 +123,13 @@ def test_a_checkpoint_is_valid_at_its_end_alone() -> None:
     check(trie)
 
 
-def test_a_checkpoint_that_was_missing_is_filled_in() -> None:
+def test_a_missing_checkpoint_is_filled_in() -> None:
     # given an edge that was split where it has no checkpoint
     trie = Trie(ToyOps(recurrent=True), 1000)
     put(trie, [1, 2, 3, 4])
     trie.lookup([("base", ids([1, 2, 9]))]).release()
     assert trie.lookup([("base", ids([1, 2]))]).length == 0
-    # when somebody computes exactly to that place
+    # when a request computes exactly to that place
     with trie.lookup([("base", ids([]))]) as lease:
         done = trie.insert(lease, "base", ids([1, 2]), Toy((1, 2)))
         assert (done.already, done.stored) == (2, 0)

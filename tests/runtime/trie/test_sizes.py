@@ -10,14 +10,14 @@ from tests.runtime.trie.toys import BYTES, Toy, ToyOps, held, put
 
 
 class CountingOps(ToyOps):
-    """Payloads are ranges, so that long ones cost nothing to cut."""
+    """Payloads are ranges, so that long ones cost nothing to split."""
 
     def split(self, payload: Toy, n: int) -> tuple[Toy, Toy]:
         return Toy(payload.tokens[:n]), Toy(payload.tokens[n:])
 
 
-def test_a_path_of_a_hundred_thousand_tokens() -> None:
-    # given a path that came in runs of 64, deeper than any recursion could go
+def test_a_path_of_a_hundred_thousand_tokens_is_stored_matched_and_evicted() -> None:
+    # given a path that was stored in runs of 64, deeper than any recursion could go
     trie = Trie(CountingOps(), 10**9)
     path = (np.arange(100_000) % 50_000).astype(np.int32)
     lease = trie.lookup([("base", path[:0])])
@@ -26,7 +26,7 @@ def test_a_path_of_a_hundred_thousand_tokens() -> None:
         trie.insert(lease, "base", part, Toy(tuple(part.tolist())))
     assert lease.length == 100_000
     lease.release()
-    # then it is found whole, also where it is left, and goes leaf by leaf
+    # then all of it is found, a branch is found up to where it leaves, and eviction goes leaf by leaf
     assert trie.match([("base", path)]) == 100_000
     with trie.lookup([("base", np.append(path[:77_777], 50_001).astype(np.int32))]) as lease:
         assert lease.length == 77_777
@@ -36,7 +36,7 @@ def test_a_path_of_a_hundred_thousand_tokens() -> None:
     assert trie.bytes == 0
 
 
-def test_one_edge_of_a_hundred_thousand_tokens() -> None:
+def test_one_edge_of_a_hundred_thousand_tokens_is_stored_and_split() -> None:
     trie = Trie(CountingOps(), 10**9)
     path = tuple(range(100_000))
     put(trie, path)

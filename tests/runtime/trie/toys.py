@@ -1,4 +1,4 @@
-"""Toy payloads that name their tokens, and what the tests of the trie share."""
+"""Toy payloads that name their tokens, and shared helpers of the trie's tests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Toy:
-    """A payload that is its own tokens, so that a wrong cut shows; `state` is a checkpoint after the last of them."""
+    """A payload that is its own tokens, so that a wrong split shows; `state` is a checkpoint after the last of them."""
 
     tokens: Path
     state: bool = True
 
 
 class ToyOps:
-    """Payloads by length. A recurrent one can go on only where it has a checkpoint, which stays at its end."""
+    """Payloads by length. A recurrent one can be resumed only at its checkpoint, which stays at its end."""
 
     def __init__(self, *, recurrent: bool = False) -> None:
         self.recurrent = recurrent
@@ -59,7 +59,7 @@ def ids(path: Sequence[int]) -> Int32:
 
 
 def scored(path: Sequence[int], k: int = 2) -> Scores:
-    """Numbers that name their token, so that a wrong cut shows."""
+    """Numbers that name their token, so that a wrong split shows."""
     made = empty_scores(len(path), k)
     made.logprob[:] = [-token for token in path]
     made.rank[:] = [token + 1 for token in path]
@@ -67,7 +67,7 @@ def scored(path: Sequence[int], k: int = 2) -> Scores:
 
 
 def put(trie: Trie, path: Sequence[int], namespace: str = "base", scores: Scores | None = None) -> None:
-    """Looks a path up, hangs the rest under it, and lets it go."""
+    """Looks a path up, inserts the rest below it, and releases the lease."""
     with trie.lookup([(namespace, ids(path))]) as lease:
         rest = path[lease.length :]
         if rest:
@@ -83,7 +83,7 @@ def walk(node: Node) -> Path:
 
 
 def check(trie: Trie) -> None:
-    """What holds at all times."""
+    """Checks the invariants of the trie."""
     nodes = list(trie.nodes())
     assert trie.leased_bytes + trie.evictable_bytes + (trie.budget - trie.bytes) == trie.budget
     assert 0 <= trie.leased_bytes <= trie.bytes
