@@ -110,7 +110,7 @@ def test_speculation_does_not_change_answers_with_penalties(model: LanguageModel
         expected = ids(said(model, PROMPT, options))
         drafted = model.metrics().tokens_drafted
         assert ids(said(model, PROMPT, replace(options, speculative=GUESSING))) == expected
-        assert model.metrics().tokens_drafted >= drafted
+        assert model.metrics().tokens_drafted > drafted
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])

@@ -140,7 +140,7 @@ def rewritten(file: Path, old: str, new: str) -> None:
         ('"version":"1"', '"version":"2"', "has format 2, newer than 1"),
         ('"start":"0"', '"start":"64"', "begins at token 64: only one that begins at its path's first token"),
         ('"format":"elsewise-kv"', '"format":"elsewise-xy"', "its format is 'elsewise-xy'"),
-        (f'"ids":"{IDS[0]} ', '"ids":"', r"has 299 ids, and parts up to 300|299"),
+        (f'"ids":"{IDS[0]} ', '"ids":"', "has 299 ids, and parts up to 300"),
         pytest.param('"adapters":"[[', f'"adapters":"{50_000 * "["}', "header is damaged", id="too deep"),
     ],
 )
