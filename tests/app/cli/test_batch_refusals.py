@@ -73,13 +73,13 @@ def test_a_bad_line_is_named_before_anything_is_computed(
 
 
 @pytest.mark.parametrize("name", ["system", "tools"])
-def test_what_needs_a_chat_is_refused_for_raw_lines(elsewise: Elsewise, file: Path, name: str) -> None:
+def test_options_that_need_a_chat_are_refused_for_raw_lines(elsewise: Elsewise, file: Path, name: str) -> None:
     write(file, {"prompt": "a", name: "x"})
     done = elsewise("ask", "--batch", str(file), "--raw", *FAKE)
     assert (done.code, f'line 1: "{name}" needs a chat: leave out --raw' in done.err) == (2, True)
 
 
-def test_of_many_bad_lines_the_first_are_named(elsewise: Elsewise, file: Path) -> None:
+def test_the_first_of_many_bad_lines_are_named(elsewise: Elsewise, file: Path) -> None:
     write(file, *["{"] * 8)
     err = elsewise("ask", "--batch", str(file), *FAKE).err
     assert "line 5: " in err
@@ -107,7 +107,7 @@ def test_options_that_make_no_sense_with_a_file(
     assert says in done.err
 
 
-def test_an_empty_file_and_one_that_is_no_text(elsewise: Elsewise, file: Path) -> None:
+def test_an_empty_file_and_a_binary_file_are_refused(elsewise: Elsewise, file: Path) -> None:
     write(file, "", " ")
     assert "no lines; write one such as" in elsewise("ask", "--batch", str(file), *FAKE).err
     file.write_bytes(b'{"prompt": "\xff"}')
@@ -134,13 +134,13 @@ def test_an_empty_file_and_one_that_is_no_text(elsewise: Elsewise, file: Path) -
         ({"prompt": "a", "regex": "a", "ignore_eos": True}, '"ignore_eos" contradicts a grammar'),
     ],
 )
-def test_a_form_that_cannot_be_is_named_before_anything_is_computed(
+def test_an_invalid_form_is_named_before_anything_is_computed(
     elsewise: Elsewise, file: Path, line: object, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuses(elsewise, monkeypatch, file, line, says)
 
 
-def test_a_batch_that_never_began_leaves_no_file(elsewise: Elsewise, file: Path, tmp_path: Path) -> None:
+def test_a_batch_that_is_refused_leaves_no_file(elsewise: Elsewise, file: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     file.write_text('{"prompt": "hi"}\n')
     command = ("ask", "--batch", str(file), "--out", str(out), "--max-tokens", "2")

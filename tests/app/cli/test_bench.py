@@ -1,4 +1,4 @@
-"""An installed app has no benchmark, and says where it is."""
+"""An installed app has no benchmark, and names the place to find it."""
 
 from __future__ import annotations
 

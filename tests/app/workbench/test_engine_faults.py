@@ -1,4 +1,4 @@
-"""The engine dies, or its model fails: the turn says what to do, the text is kept, the next message works."""
+"""The engine dies, or its model fails: the turn names the way out, the text is kept, the next message works."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Shifted:
         return self._model.decode_token((token + 1) % 259)
 
 
-def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play) -> None:
+def test_a_model_with_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play) -> None:
     async def first(s: Scene) -> None:
         await s.asked()
 
@@ -144,7 +144,7 @@ def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play)
     play(second)
 
 
-def test_numbers_of_another_model_are_not_taken_for_those_of_the_one_that_answers(play: Play) -> None:
+def test_numbers_of_another_model_are_not_taken_for_those_of_the_answering_one(play: Play) -> None:
     async def first(s: Scene) -> None:
         await s.asked()
 

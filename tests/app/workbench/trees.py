@@ -30,5 +30,5 @@ def run(node_id: int, parent: int, at: int | None = None, byte: int | None = Non
 
 
 def chat(*more: NodeRow) -> Tree:
-    """A system prompt, a question, an answer, and what hangs under them."""
+    """A system prompt, a question, an answer, and further nodes under them."""
     return Tree([node(1, None, "system"), node(2, 1, "user", "where to?"), node(3, 2, text="one two three"), *more])
