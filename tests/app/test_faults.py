@@ -42,7 +42,7 @@ def test_a_missing_model_is_reported_without_commands(source: str, name: str) ->
     assert not_loaded(missing) == f"{name} is not on this computer"
 
 
-def test_a_feature_that_a_server_lacks_is_reported_with_the_existing_ones() -> None:
+def test_a_server_with_several_models_is_reported_with_their_names() -> None:
     assert not_loaded(ModelMissingError("host has 2 models: name one of a, b")) == "host has 2 models: name one of a, b"
 
 

@@ -104,7 +104,7 @@ def test_loading_is_stopped_and_the_next_request_loads_again() -> None:
     asyncio.run(scene())
 
 
-def test_a_request_during_the_end_of_the_old_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_while_the_old_model_ends_keeps_its_reported_start(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         engine, over = Engine(), asyncio.Event()
         supervisor = Supervisor("x", start=engine)

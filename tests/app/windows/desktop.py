@@ -87,7 +87,7 @@ def choose(window: MainWindow, session_id: int) -> None:
 
 
 async def next_token(gate: asyncio.Semaphore, *windows: MainWindow) -> None:
-    """Waits for one more event, in any window."""
+    """Lets the engine yield one more token, in any of the windows."""
     before = sum(made(window) for window in windows)
     gate.release()
     await until(lambda: sum(made(window) for window in windows) > before)

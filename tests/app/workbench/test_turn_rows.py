@@ -18,7 +18,7 @@ def shape(rows: tuple[TreeRow, ...]) -> list[tuple[int, int, int | None, int, in
 
 
 def test_the_shown_path_is_not_indented_and_other_branches_are_under_their_forks() -> None:
-    # given a question and its answer, with a branch after its second token; the old one continues with a question and two answers
+    # given a question and its answer, with a branch after its second token; a question and two answers follow the old one
     tree = chat(run(4, 3, at=2), node(5, 3, "user"), node(6, 5, "assistant"), node(7, 5, "assistant"), node(8, 4, "user"))
     rows = turn_rows(tree, 7)
     assert shape(rows) == [
