@@ -1,4 +1,4 @@
-"""One engine, started when it is needed and again after it died."""
+"""One engine, started on demand and restarted after it died."""
 
 from __future__ import annotations
 

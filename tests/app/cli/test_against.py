@@ -24,7 +24,7 @@ def text(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_two_models_side_by_side(elsewise: Elsewise, text: str) -> None:
+def test_two_models_are_shown_side_by_side(elsewise: Elsewise, text: str) -> None:
     tiny = str(tiny_path("llama"))
     done = elsewise("score", text, "--backend", "fake", "--against", tiny, "--against-backend", "hf", "--json", "--kl")
     *rows, summary = [json.loads(line) for line in done.out.splitlines()]
@@ -81,7 +81,7 @@ def test_invalid_options_are_refused_before_a_model_is_loaded(
     assert why in done.err
 
 
-def test_the_same_model_with_an_adapter(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
+def test_a_model_is_compared_with_itself_under_an_adapter(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
     folder = toy_adapter(tmp_path / "A", 1)
     done = elsewise("score", text, "--backend", "fake", "--against-adapter", f"{folder}:0.5", "--kl", "--csv")
     rows = list(csv.DictReader(io.StringIO(done.out)))

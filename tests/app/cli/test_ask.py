@@ -149,7 +149,7 @@ def test_temperature_zero_and_top_k_one_choose_the_likeliest_token(elsewise: Els
     assert {token["rank"] for token in lines(greedy.out)[:-1]} == {1}
     one = elsewise("ask", "hello", *ASK, "--top-k", "1", "--json")
     assert [token["id"] for token in lines(one.out)[:-1]] == [token["id"] for token in lines(greedy.out)[:-1]]
-    # which is what its old name does, and what the name itself no longer means is said, each for a release
+    # the old name does the same, with a note, and so has the changed meaning of --top-k, each for a release
     before = elsewise("ask", "hello", *ASK, "--sample-top-k", "1", "--json")
     assert lines(before.out)[:-1] == lines(one.out)[:-1]
     assert "note: --sample-top-k is called --top-k now" in before.err
@@ -324,7 +324,7 @@ def test_refusals_name_the_way_out(elsewise: Elsewise, arguments: tuple[str, ...
     assert words in done.err
 
 
-def test_a_prompt_longer_than_the_context_says_so(elsewise: Elsewise) -> None:
+def test_a_prompt_longer_than_the_context_is_refused(elsewise: Elsewise) -> None:
     done = elsewise("ask", "x" * 40_000, "--backend", "mock")
     assert done.code == 1
     assert "do not fit into the context of 32,768" in done.err

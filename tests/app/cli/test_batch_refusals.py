@@ -1,4 +1,4 @@
-"""Files of lines that are refused, in words, before anything is computed."""
+"""Batch files that are refused with the reason, before anything is computed."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ BAD: list[tuple[object, str]] = [
 
 
 def refuses(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, file: Path, line: object, says: str) -> None:
-    """The second of two lines is named, with what is wrong, and the first one is not answered either."""
-    monkeypatch.setattr("runtime.LanguageModel.generate_runs", None)  # nothing may get there
+    """Asserts that the second of two lines is named with its error, and that the first one is not answered either."""
+    monkeypatch.setattr("runtime.LanguageModel.generate_runs", None)  # must not be reached
     write(file, {"prompt": "fine"}, line)
     done = elsewise("ask", "--batch", str(file), *FAKE)
     assert (done.code, done.out) == (2, "")
@@ -98,7 +98,7 @@ def test_the_first_of_many_bad_lines_are_named(elsewise: Elsewise, file: Path) -
         (("--batch", "FILE", "--format", "none"), 2, "continue texts with --raw, or choose a --format"),
     ],
 )
-def test_options_that_make_no_sense_with_a_file(
+def test_options_that_do_not_apply_to_a_batch_are_refused(
     elsewise: Elsewise, file: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     write(file, {"messages": [{"role": "user", "content": "a"}]})

@@ -1,4 +1,4 @@
-"""A block file that cannot be used is one line on stderr, and an error in Python; the answer comes all the same."""
+"""An unusable block file is reported in one line on stderr, and as an error in Python; the answer is printed all the same."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_conversation_is_saved_under_its_first_words_and_continued_by_name(tal
     shown = elsewise("sessions", "show", "1").out
     for answer in (*first.out.splitlines(), *second.out.splitlines()):
         assert answer.strip("\x1a\x1e\x1f\ufffd \t") in shown
-    # and `ask` goes on with it too, as it does with its own
+    # and `ask` continues it too, like its own sessions
     assert elsewise("ask", "fine", "--session", "where to?", *FAKE).code == 0
     assert said(elsewise, "1")[-1] == "fine"
 

@@ -1,4 +1,4 @@
-"""`elsewise sessions verify` and `recover` where the sessions file is damaged."""
+"""`elsewise sessions verify` and `recover` with a damaged sessions file."""
 
 from __future__ import annotations
 

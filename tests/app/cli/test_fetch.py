@@ -125,7 +125,7 @@ def test_ctrl_c_pauses_a_download(elsewise: Elsewise, hub: LocalHub, tiny: Files
         # when
         fetching.send_signal(signal.SIGINT)
         out, err = fetching.communicate(timeout=PATIENCE_SECONDS)
-    # then it says so, and a second run resumes there
+    # then the pause is reported, and a second run resumes there
     assert (fetching.returncode, out) == (1, "")
     assert err.splitlines()[-1] == "paused: run the same command again to resume"
     assert "Traceback" not in err

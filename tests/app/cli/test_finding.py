@@ -82,7 +82,7 @@ def test_a_search_marks_models_that_run_here(elsewise: Elsewise, hub: LocalHub, 
 
 
 @pytest.mark.slow
-def test_a_search_that_finds_nothing_says_so(elsewise: Elsewise, hub: LocalHub) -> None:
+def test_a_search_without_results_is_reported(elsewise: Elsewise, hub: LocalHub) -> None:
     done = elsewise("models", "search", "nothing", "like", "it")
     assert (done.code, done.out, done.err) == (0, "", "no model has these words in its name\n")
     assert hub.queries[0]["search"] == ["nothing like it"]

@@ -36,14 +36,14 @@ def test_no_help_text_shows_its_layout_marks(elsewise: Elsewise, words: tuple[st
     done = elsewise(*words, "--help")
     assert done.code == 0
     assert "Usage: " in done.out
-    assert "\\b" not in done.out  # as it stands in the source
+    assert "\\b" not in done.out  # the mark in the source text
     assert "\b" not in done.out
     assert "\f" not in done.out
 
 
 def test_the_help_of_bench_explains_every_part_in_lines_of_its_own(elsewise: Elsewise) -> None:
     told = elsewise("bench", "--help").out.partition("\n  Parts:\n")[2]
-    assert re.search(r"^ +W1 particles, .* process\),$", told, re.MULTILINE)  # not wrapped anew
+    assert re.search(r"^ +W1 particles, .* process\),$", told, re.MULTILINE)  # line breaks of the source are kept
     assert set(PARTS) <= set(re.findall(r"\w+", told))
 
 

@@ -88,7 +88,7 @@ def test_a_gguf_stays_quantised_on_request(elsewise: Elsewise, tmp_path: Path) -
     assert done.code == 0
     assert done.out.startswith("one-mlx: ready in ")  # by the name that finds it
     assert done.out.endswith("/one-mlx (4 bit (mlx)); use it with: elsewise ask --model one-mlx\n")
-    # and what that says works, on either engine
+    # and the printed command works, on both engines
     answers = [
         elsewise("ask", "Hi", "--raw", "--temperature", "0", "--max-tokens", "3", "--model", model, *engine).out
         for model, engine in (("one-mlx", ()), ("one-mlx", ("--backend", "mlx")), (str(tmp_path / "one.gguf"), ()))
@@ -99,7 +99,7 @@ def test_a_gguf_stays_quantised_on_request(elsewise: Elsewise, tmp_path: Path) -
     refused = elsewise("ask", "Hi", "--model", "one-mlx", "--backend", "hf", "--weights", "int8")
     assert (refused.code, refused.out) == (1, "")
     assert "these are quantised: leave it out, or import the file as float32 first" in refused.err
-    # and what that says works
+    # and the suggested import works
     assert elsewise("models", "import", str(tmp_path / "one.gguf"), "--float32").code == 0
     assert elsewise("ask", "Hi", "--raw", "--max-tokens", "1", "--model", "one", "--backend", "hf").code == 0
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow as pa  # what the command writes with
+import pyarrow as pa  # the library with which the command writes
 import pyarrow.ipc as ipc  # as above
 import pyarrow.parquet as pq  # as above
 import pytest
@@ -197,7 +197,7 @@ def test_a_slow_first_line_does_not_delay_finished_answers(tmp_path: Path) -> No
     out = tmp_path / "answers.jsonl"
     command = [sys.executable, "-m", "app", "ask", "--batch", str(tmp_path / "questions.jsonl"), "--backend", "fake"]
     process = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    # when it is interrupted once they are there
+    # when it is interrupted after they were written
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not (out.exists() and out.read_bytes().count(b"\n") >= 300):
         time.sleep(0.05)
@@ -225,7 +225,7 @@ def test_an_interrupted_table_of_scores_can_be_resumed(tmp_path: Path) -> None:
     texts.write_text("\n".join(json.dumps(f"{i} {'x' * 90}") for i in range(600)))
     command = ["score", str(texts), "--backend", "fake", "--out", str(out)]
     process = subprocess.Popen([sys.executable, "-m", "app", *command], cwd=ROOT, stderr=subprocess.PIPE)
-    # when it is interrupted once something is written
+    # when it is interrupted after the first write
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not has_a_batch(part):
         time.sleep(0.01)

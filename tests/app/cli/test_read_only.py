@@ -34,7 +34,7 @@ MOUNTS = {
 
 
 def filled(folder: Path, *, journal: bool) -> Path:
-    """A data folder as it is after a clean end, or (`journal`) after a kill: some of it is in the write-ahead log."""
+    """A data folder after a clean end, or (`journal`) after a kill, with data in the write-ahead log."""
     path = folder / "writing" / "sessions.db"
     store = SessionStore.open(path)
 
@@ -56,7 +56,7 @@ def filled(folder: Path, *, journal: bool) -> Path:
 
 
 def mounted(data: Path, mount: str, temporary: Path, *commands: list[str]) -> list[list[Any]]:
-    """Exit code, stdout and stderr of the commands, in a namespace where the data folder is mounted so."""
+    """Exit code, stdout and stderr of the commands, in a namespace with this mount of the data folder."""
     arguments = json.dumps([["--data-dir", str(data), *command] for command in commands])
     done = subprocess.run(
         [*NAMESPACE, "bash", "-c", f"{MOUNTS[mount]} {shlex.join([sys.executable, '-c', EACH, arguments])}"],

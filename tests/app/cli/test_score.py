@@ -50,7 +50,7 @@ def test_csv_has_a_header_and_as_many_rows_as_tokens(elsewise: Elsewise, file: s
     assert rows[0]["logprob"] == ""
 
 
-def test_the_table_has_a_line_per_token_and_the_sum_goes_to_stderr(elsewise: Elsewise, file: str) -> None:
+def test_the_table_has_a_line_per_token_and_the_sum_is_on_stderr(elsewise: Elsewise, file: str) -> None:
     done = elsewise("score", file, "--backend", "fake")
     as_json = [json.loads(line) for line in elsewise("score", file, "--backend", "fake", "--json").out.splitlines()]
     assert len(done.out.splitlines()) == 1 + len(TEXT.encode())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pyarrow as pa  # what the command writes with
+import pyarrow as pa  # the library with which the command writes
 import pyarrow.ipc as ipc  # as above
 import pyarrow.parquet as pq  # as above
 import pytest
@@ -316,7 +316,7 @@ def test_a_stream_that_fails_to_close_loses_no_result(
 
 @contextmanager
 def no_file_beyond(size: int) -> Iterator[None]:
-    """The system's own limit: a write that goes beyond it is cut off there, and fails as on a full disk."""
+    """Sets the system's limit of file sizes: a write beyond it is truncated, and fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -492,7 +492,7 @@ def test_unreadable_files_are_refused_with_the_reason(
         (["a.txt", "--out", "x.csv", "--json"], "its name says the format"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(elsewise: Elsewise, given: list[str], why: str) -> None:
+def test_missing_and_contradictory_options_are_refused(elsewise: Elsewise, given: list[str], why: str) -> None:
     done = elsewise("score", *given, *FAKE)
     assert done.code == 2
     assert why in done.err

@@ -21,7 +21,7 @@ def snapshot(folder: Path) -> list[str]:
     return sorted(str(path) for path in folder.rglob("*"))
 
 
-def test_an_empty_shelf_says_how_to_fill_it(elsewise: Elsewise) -> None:
+def test_an_empty_shelf_names_the_commands_that_fill_it(elsewise: Elsewise) -> None:
     done = elsewise("models", "list")
     assert (done.code, done.out) == (0, "")
     assert "elsewise models get smollm2" in done.err

@@ -56,7 +56,7 @@ Walk = Callable[..., dict[str, Done]]
 
 
 def _redirected(words: list[str]) -> tuple[list[str], list[str]]:
-    """A command, and the file that its answer goes to, if any."""
+    """A command, and the file for its answer, if any."""
     return (words[: words.index(">")], words[words.index(">") + 1 :]) if ">" in words else (words, [])
 
 
@@ -104,7 +104,7 @@ def test_the_batch_answers_every_line(walk: Walk) -> None:
     assert all(answer["text"].strip() for answer in answers.values())
 
 
-def test_the_scores_and_vectors_are_there(walk: Walk) -> None:
+def test_the_example_scores_and_vectors_are_written(walk: Walk) -> None:
     said = walk("elsewise score", "elsewise embed")
     assert len(said) == 6
     assert Path("scores.parquet").stat().st_size

@@ -1,4 +1,4 @@
-"""Pipes, devices and enormous files where a command reads a text: refused by name, never waited for."""
+"""Pipes, devices and enormous files in place of a text file: refused by name, without waiting."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The shell blocks of each page of the documentation, command by command, in an empty folder; the hub is one on loopback.
 
-Blocks marked `sh` use only what a line before them on their page made; those marked `text` name folders of the reader.
+Blocks marked `sh` use only files that an earlier line of their page made; those marked `text` name folders of the reader.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_weights_in_fewer_bits(walk: Walk) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(PAGES[page], "sh")])
-def test_every_line_uses_only_what_a_line_before_it_made(
+def test_every_line_uses_only_files_that_an_earlier_line_made(
     page: str, walk: Walk, elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del walk  # its empty folder, its empty data folder, its one model

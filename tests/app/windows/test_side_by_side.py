@@ -111,7 +111,7 @@ def test_opening_a_session_that_another_window_shows_raises_that_window(play: Pl
         await until(d.first.isActiveWindow)
         assert (session_of(d.first), session_of(second)) == (one, two)
         assert second.parts.composer.notice.words == ""
-        # and once the first shows another one, it is opened here
+        # and when the first shows another one, it is opened here
         await press(d.first, Qt.Key.Key_N, CTRL)
         await until(lambda: session_of(d.first) != one)
         choose(second, one)

@@ -31,7 +31,7 @@ class Engines(Engine):
         self.second = second
         self.started: list[tuple[str, str, Mapping[str, Any]]] = []
         self.open: list[LanguageModel] = []
-        self.dies = False  # the second one, when it is asked for scores
+        self.dies = False  # the second one, when it has to score
         self.waits: asyncio.Event | None = None
 
     async def __call__(

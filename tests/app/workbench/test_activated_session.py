@@ -80,7 +80,7 @@ def test_a_reopened_session_is_reported_as_on_disk_before_any_request(tmp_path: 
     async def play() -> None:
         session_id, kept = await asked(tmp_path / "a", judge)
         again = scene(tmp_path / "a")
-        if running_first:  # when it is opened beside others
+        if running_first:  # when it is opened after another session
             await again.asked("something else")
             await again.view(session_id)
         else:  # when the engine has started under it

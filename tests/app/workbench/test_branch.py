@@ -1,4 +1,4 @@
-"""Other versions of a turn: another token, another try, an edit, going on; and moving between them."""
+"""Other versions of a turn: another token, another try, an edit, a continuation; and selecting them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_picked_token_has_the_numbers_of_the_record_it_replaces(play: Play) 
 
 
 def test_a_chosen_token_is_saved_before_the_model_continues(play: Play, tmp_path: Path) -> None:
-    half = 0xE0  # the first byte of a character: no text says which token it is
+    half = 0xE0  # the first byte of a character: its text does not determine the token
     copy = tmp_path / "copy" / "sessions.db"
 
     async def scene(s: Scene) -> None:
@@ -128,7 +128,7 @@ def test_typed_words_make_a_sibling_that_the_model_continues(play: Play) -> None
     play(scene)
 
 
-def test_words_whose_tokens_were_looked_up_while_they_were_typed_are_not_tokenised_again(play: Play) -> None:
+def test_words_tokenised_while_they_were_typed_are_not_tokenised_again(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]

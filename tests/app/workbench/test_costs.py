@@ -57,7 +57,7 @@ def test_an_answer_stopped_during_prefill_counts_the_tokens_read(play: Play, fir
     play(scene, engine=in_chunks(gate))
 
 
-def test_an_answer_stopped_while_the_engine_loads_has_no_such_numbers(play: Play) -> None:
+def test_an_answer_stopped_while_the_engine_loads_has_no_counts(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.on_look = lambda what: s.workbench.answers.stop(session_id) if what == "start" else None

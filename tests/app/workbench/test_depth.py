@@ -78,7 +78,7 @@ def test_the_depth_of_a_whole_turn_equals_that_of_each_token(play: Play) -> None
     play(scene)
 
 
-def test_a_turn_that_is_stopped_leaves_nothing_behind(play: Play) -> None:
+def test_a_stopped_computation_of_a_turns_depth_leaves_nothing_behind(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
         turn, model = await s.last(session_id), s.workbench.services.supervisor.running

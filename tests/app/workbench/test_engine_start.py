@@ -57,7 +57,9 @@ OBITUARY = (
         ),
     ],
 )
-def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, note: str, state: EngineState) -> None:
+def test_an_engine_that_cannot_load_is_reported_at_the_turn(
+    play: Play, fault: RuntimeFault, note: str, state: EngineState
+) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [fault]
@@ -209,7 +211,7 @@ def test_nothing_remains_of_a_failed_answer(play: Play, again: str) -> None:
 
 
 @pytest.mark.parametrize("then", ["asked again", "left", "left beside another answer"])
-def test_a_branch_whose_answer_failed_is_undone_and_done_again(play: Play, then: str) -> None:
+def test_a_branch_with_a_failed_answer_can_be_undone_and_redone(play: Play, then: str) -> None:
     async def scene(s: Scene) -> None:
         # given a branch by an edit, or by another answer, that failed at once
         session_id = await s.new()
@@ -226,7 +228,7 @@ def test_a_branch_whose_answer_failed_is_undone_and_done_again(play: Play, then:
         if then == "asked again":
             await answers.regenerate(session_id, told.after)
         new = (await s.view(session_id)).turns
-        # when it is undone, and done again
+        # when it is undone, and redone
         assert (await select(session_id, told.before)).turns[-1].node_id == path[-1].node_id
         assert s.workbench.branches.has(session_id, told.after) is (then != "left beside another answer")
         if then == "left beside another answer":  # nothing of it remains
@@ -246,7 +248,7 @@ def no_memory(what: str) -> None:
         raise MemoryBudgetError("no room for the prompt: 2 MB are free, 9 MB are needed")
 
 
-def test_a_failed_first_answer_after_a_restart_of_the_app(play: Play) -> None:
+def test_a_message_after_a_failed_first_answer_and_a_restart_is_answered(play: Play) -> None:
     async def first(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [ModelLoadError("not here; fetch it")]

@@ -212,7 +212,7 @@ def test_one_of_several_continuations_is_repeated_by_itself(play: Play) -> None:
     play(scene, options=replace(OPTIONS, seed=None))
 
 
-def test_a_stopped_answer_is_repeated_as_far_as_it_was_written(play: Play) -> None:
+def test_a_stopped_answer_is_repeated_up_to_its_end(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.stopped_after(5)
         s.engine.holds_after = None

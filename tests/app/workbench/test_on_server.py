@@ -149,7 +149,7 @@ def test_one_session_is_written_by_a_model_here_and_on_a_server_and_both_are_com
 def test_the_context_of_an_imported_session_is_counted_after_the_server_has_read_it(play: Play, served: Served) -> None:
     async def scene(s: Scene) -> None:
         await connected(s, served)
-        await s.asked()  # the server has said how long its context is
+        await s.asked()  # the server has reported the length of its context
         session_id = await imported(s)
         # given turns without tokens: their count is not known here
         assert (await s.workbench.drafts.compose(session_id, "")).context_length is None

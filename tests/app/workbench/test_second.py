@@ -81,7 +81,7 @@ def test_an_answer_that_is_not_text_is_read_bytewise_by_another_tokenizer(play: 
 
 
 @pytest.mark.slow
-def test_the_same_model_with_other_weights(play: Play) -> None:
+def test_a_model_is_compared_with_itself_in_other_weights(play: Play) -> None:
     engine = Engines(x=tiny_path("llama"))
 
     async def scene(s: Scene) -> None:

@@ -228,7 +228,7 @@ def test_the_choices_are_other_weights_adapters_engines_and_precisions() -> None
 
 
 @pytest.mark.slow
-def test_two_real_engines_and_one_that_is_killed(path: Path) -> None:
+def test_two_real_engines_are_compared_and_a_killed_one_is_reported(path: Path) -> None:
     async def play() -> None:
         store = SessionStore.open(path)
         workbench = AppWorkbench(Services(store, Supervisor("x", "fake"), OPTIONS))

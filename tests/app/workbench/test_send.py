@@ -20,7 +20,7 @@ def turn_ids(text: str) -> list[int]:
     return [256, *words("user\n" + text), 257, *words("\n"), 256, *words("assistant\n")]
 
 
-def test_the_message_is_in_the_file_before_the_model_sees_anything(play: Play) -> None:
+def test_the_message_is_saved_before_the_model_gets_it(play: Play) -> None:
     seen: list[tuple[str, list[tuple[object, ...]], int]] = []
 
     async def scene(s: Scene) -> None:

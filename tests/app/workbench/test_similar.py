@@ -137,7 +137,7 @@ def test_the_beginning_of_a_long_turn_is_compared(play: Play, monkeypatch: pytes
         found = await looked(s, session_id, turns[0].node_id)
         row = next(row for row in found.rows if row.node_id == turns[2].node_id)
         tokens = len(await running(s).tokenize_async(long))
-        # then it says so, and its vector is that of the beginning
+        # then the limit is reported, and its vector is that of the beginning
         assert (found.limit, row.tokens) == (40, tokens)
         (sent,) = [text for batch in engine.batches for text in batch if text.startswith("a long")]
         assert long.startswith(sent)

@@ -41,7 +41,7 @@ def test_versions_are_siblings_and_runs_that_branch_off_inside() -> None:
     assert tree.variants(tree.nodes[7]) == (7,)
 
 
-def test_an_answer_that_was_continued_is_one_version_unless_it_was_answered() -> None:
+def test_a_continued_answer_is_one_version_unless_it_has_a_reply() -> None:
     continued = chat(run(4, 3))
     assert continued.variants(continued.nodes[4]) == (4,)
     answered = chat(node(4, 3, "user"), run(5, 3))
@@ -177,7 +177,7 @@ def test_the_tip_of_every_turn_shown_is_among_its_versions(rows: list[NodeRow]) 
 
 @pytest.mark.slow
 @given(damaged_rows())
-def test_every_version_of_a_turn_is_named_by_a_node_that_ends_it(rows: list[NodeRow]) -> None:
+def test_every_version_of_a_turn_is_named_by_its_last_node(rows: list[NodeRow]) -> None:
     tree = Tree(rows)
     ends = set(tree.turn_ends())
     for row in tree.nodes.values():
