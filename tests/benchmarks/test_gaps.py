@@ -40,7 +40,7 @@ def test_bars_are_compared_with_the_median_of_the_windows() -> None:
     assert all("the most: 90.0" in each.what for each in found)
 
 
-def test_everything_uses_the_model_in_every_way() -> None:
+def test_the_mixed_load_uses_the_model_in_every_way() -> None:
     # given a model that answers at once
     async def use() -> tuple[dict[str, int], int]:
         async with load("mock", "mock") as model:

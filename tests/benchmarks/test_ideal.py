@@ -30,7 +30,7 @@ def test_branches_share_their_stem_and_nothing_after_it() -> None:
     assert distinct_prefixes(contexts) == 2 + 2 + 2 + 4
 
 
-def test_four_particles_with_two_survivors() -> None:
+def test_four_particles_with_two_survivors_need_each_distinct_draw_once() -> None:
     # given a prompt of three tokens, one draw each, two survivors that draw twice each
     first = [[1, 2, 3, 10 + i] for i in range(4)]
     second = [[*first[0], 20], [*first[0], 21], [*first[3], 20], [*first[3], 20]]
