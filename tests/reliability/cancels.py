@@ -189,7 +189,7 @@ def cancels(order: Order) -> Tally:
 
 
 def _crowd_of(case: Case, title: str, seed: int, each: int, folder: Path, tally: Tally) -> str:
-    """Runs one case; returns the growth of memory where it is above the limit."""
+    """Runs one case; returns the growth of memory if it is above the limit."""
     model, snapshot = case.model, folder / "snapshot.safetensors"
     stem = case.ids(0, 24)
     model.cache_kv(stem)

@@ -1,6 +1,6 @@
 """kill -9 and failing disks: acknowledged data is stored, no data is wrong, and the next start works.
 
-Faults are injected by SQLite's own VFS (`tests.storage.failing_vfs`), one in five by strace where ptrace is allowed.
+Faults are injected by SQLite's own VFS (`tests.storage.failing_vfs`), one in five by strace if ptrace is allowed.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def check_opened(expected: Mapping[int, tuple[str, str, bool]], turns: Sequence[
 
 
 def assert_same(node_id: int, before: tuple[str, str, bool], role: str, text: str) -> None:
-    """Asserts that a turn is as it was shown; one that was being written is a beginning, or goes on."""
+    """Asserts that a turn is as shown; of one that was being written, one text is a beginning of the other."""
     assert role == before[0]
     if before[2]:
         assert text == before[1], f"turn {node_id} was {before[1]!r}, and is {text!r}"
@@ -258,7 +258,7 @@ def check_shown(path: Path, shown: Shown) -> None:
 
 
 def check_saved(file: Path, said: Sequence[Sequence[Any]]) -> None:
-    """Asserts that acknowledged blocks are there, that all blocks give the numbers of a fresh run, and that saving goes on."""
+    """Asserts that acknowledged blocks are stored, that all blocks give the numbers of a fresh run, and that saving works."""
     saved = {words[1]: words[2] for words in said if words[0] == "saved"}
     with fake_model(blocks=BlockOptions("storage:open_blocks", str(file), BUDGET)) as model:
         for number in range(PATHS):
