@@ -14,7 +14,7 @@ PATIENCE_SECONDS = 10.0
 
 @pytest.fixture(autouse=True)
 def no_bugs_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """An error that was only logged fails the test."""
+    """Fails the test if an error was logged."""
     yield
     errors = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
     assert not errors, errors
@@ -22,28 +22,28 @@ def no_bugs_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """The store's thread, the engine's: every one that a test started has ended."""
+    """Fails if a thread that the test started, such as the store's or the engine's, is still running."""
     before = set(threading.enumerate())
     yield
     for thread in _ours(before):
-        thread.join(PATIENCE_SECONDS)  # one that was told to end may still be on its way
+        thread.join(PATIENCE_SECONDS)  # a thread that was asked to end may need a moment
     left = [thread.name for thread in _ours(before)]
     assert not left, left
 
 
 def _ours(before: set[threading.Thread]) -> list[threading.Thread]:
-    """Those that came since, but the one of transformers' bars, which stays for the whole process."""
+    """The new threads, except that of transformers' bars, which runs as long as the process."""
     return [thread for thread in threading.enumerate() if thread not in before and thread.name != "tqdm_monitor"]
 
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is read from or written into the folders of whoever runs the tests."""
+    """Nothing is read from or written into the folders of the user."""
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
 
 
 @pytest.fixture(autouse=True)
 def warm_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of one template after another have one process for it: tests/runtime/text has those of the product."""
+    """Models share one template process: tests/runtime/text tests those of the product."""
     monkeypatch.setattr("runtime.text.template.RenderChild", WarmChild)

@@ -1,4 +1,4 @@
-"""A process that computes and saves KV and is going to be killed, or whose disk is going to fail: says what it was told.
+"""A process that computes and saves KV until it is killed, or until its disk fails; prints the acknowledged saves.
 
 Each line on stdout is one JSON object: ["saved", place, tokens] or ["warned", message]. Arguments: the block file;
 optionally a fault and a file for its log (see `failing_vfs`).
@@ -21,7 +21,7 @@ PATHS = 4
 
 
 def path_of(number: int) -> list[int]:
-    """A path of its own behind the common stem, which ends inside a block."""
+    """A path of its own after the common stem, which ends inside a block."""
     return [*STEM, *some_ids(10 + number, 90)]
 
 
@@ -39,6 +39,6 @@ def main(file: str) -> None:
 
 
 if __name__ == "__main__":
-    logging.getLogger().addHandler(logging.NullHandler())  # what it has to say is in `info.warnings`
+    logging.getLogger().addHandler(logging.NullHandler())  # its warnings are in `info.warnings`
     injector = install(sys.argv[2], Path(sys.argv[3])) if len(sys.argv) > 2 else None
     main(sys.argv[1])

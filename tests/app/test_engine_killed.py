@@ -1,4 +1,4 @@
-"""An engine that is killed, or whose disk fails, in the middle of saving KV: the next one reads nothing that is wrong."""
+"""An engine that is killed, or whose disk fails, while it saves KV: the next one reads no wrong KV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ui import Refusal
 def sweep(
     tmp_path: Path, fault: str, places: Sequence[int], caplog: pytest.LogCaptureFixture, tell: Callable[[str], None]
 ) -> tuple[int, int]:
-    """Faults at many writes; how many fired, and in how many runs the engine heard of one."""
+    """Injects faults at many writes; returns how many fired, and in how many runs the engine noticed one."""
     caplog.set_level(logging.WARNING)
     faults = heard = 0
     for k in places:
@@ -41,23 +41,28 @@ def sweep(
 
 
 @pytest.mark.slow
-def test_an_engine_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None]) -> None:
-    assert sweep(tmp_path, "pwrite64:signal=SIGKILL:when={k}", [11, 45], caplog, tell) == (2, 0)  # 11: as the file is made
+def test_an_engine_killed_while_it_saves_leaves_no_wrong_kv(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None]
+) -> None:
+    assert sweep(tmp_path, "pwrite64:signal=SIGKILL:when={k}", [11, 45], caplog, tell) == (
+        2,
+        0,
+    )  # 11: while the file is created
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-def test_a_disk_that_fails_under_a_save_in_the_background(
+def test_a_disk_that_fails_during_a_background_save_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None], error: str
 ) -> None:
     places = range(30, 120, 30)
     faults, heard = sweep(tmp_path, f"pwrite64:error={error}:when={{k}}+", places, caplog, tell)
     assert faults >= len(places)
-    assert heard == len(places)  # the model goes on, and says once what is wrong
+    assert heard == len(places)  # the model continues, and warns once
 
 
 @pytest.mark.slow
-def test_text_is_whole_where_the_engine_dies_while_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_is_complete_if_the_engine_dies_while_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real engine process, killed inside `save_blocks` after an answer: the next message starts another."""
     file, texts = tmp_path / "blocks.db", [f"{word}, a message that is long enough to be kept " * 6 for word in ("one", "two")]
     blocks = {"factory": "storage:open_blocks", "path": str(file), "budget": BUDGET}
@@ -67,7 +72,7 @@ def test_text_is_whole_where_the_engine_dies_while_it_saves(tmp_path: Path, monk
         if killed:
             return await real(client, *arguments, **options)
         work = asyncio.ensure_future(real(client, *arguments, **options))
-        await asyncio.sleep(0)  # it is on its way
+        await asyncio.sleep(0)  # the save is running
         killed.append(client.pid)
         os.kill(client.pid, signal.SIGKILL)
         return await work

@@ -1,4 +1,4 @@
-"""One line of what keeps an engine from answering."""
+"""The one-line reasons why an engine cannot answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_engine_that_ended_while_loading_has_one_reason_at_most(told: str, re
     assert words.replace(f" while loading{reason}", "") == STOPPED
 
 
-def test_other_faults_say_it_themselves() -> None:
+def test_other_faults_are_shown_with_their_own_message() -> None:
     assert not_loaded(ModelLoadError("no model here; fetch it")) == "no model here; fetch it"
 
 
@@ -37,12 +37,12 @@ def test_the_window_offers_another_engine_in_place_of_a_command_that_installs_on
 
 
 @pytest.mark.parametrize(("source", "name"), [("smollm2", "smollm2"), ("/models/of/mine.gguf", "mine.gguf")])
-def test_a_model_that_is_not_here_is_said_without_commands(source: str, name: str) -> None:
+def test_a_missing_model_is_reported_without_commands(source: str, name: str) -> None:
     missing = ModelMissingError("fetch it with: elsewise models get smollm2", source)
     assert not_loaded(missing) == f"{name} is not on this computer"
 
 
-def test_what_a_server_lacks_is_said_with_what_it_has() -> None:
+def test_a_server_with_several_models_is_reported_with_their_names() -> None:
     assert not_loaded(ModelMissingError("host has 2 models: name one of a, b")) == "host has 2 models: name one of a, b"
 
 
@@ -50,13 +50,13 @@ def test_what_a_server_lacks_is_said_with_what_it_has() -> None:
     ("own", "way_out"),
     [(9_000, "Shorten your message"), (854, "start a new session"), (855, "Shorten your message")],
 )
-def test_what_to_do_about_a_long_prompt_depends_on_what_fills_the_context(own: int, way_out: str) -> None:
+def test_the_advice_for_a_long_prompt_depends_on_the_parts_of_the_context(own: int, way_out: str) -> None:
     words = too_long(ContextOverflowError("prompt", 0, 9_046, 8_192), own)
     assert words.startswith("9,046 tokens do not fit into the context of 8,192 (854 too many)")
     assert way_out in words
 
 
-def test_a_moved_app_is_to_be_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_app_asks_to_be_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewise"))
     words = not_loaded(EngineDiedError("the engine cannot be started: no such file"))

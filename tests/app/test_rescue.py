@@ -1,4 +1,4 @@
-"""A damaged sessions file: a person still gets a window, and is told exactly what can be done."""
+"""A damaged sessions file: a window opens all the same, and shows exactly the possible actions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def data(tmp_path: Path) -> DataFolder:
 
 
 def chosen(qapp: QApplication, data: DataFolder, scene: Scene) -> DataFolder | None:
-    """Opens the page on the damaged file, plays a scene: what was chosen."""
+    """Opens the page on the damaged file and plays a scene; returns the choice."""
     qapp.setQuitOnLastWindowClosed(False)
     apply_theme(qapp, Scheme.LIGHT)
 
@@ -75,7 +75,7 @@ def press(button: object) -> None:
     QTest.mouseClick(button, Qt.MouseButton.LeftButton)  # type: ignore[call-overload]  # any of the page's buttons
 
 
-def test_the_page_recovers_and_opens_what_was_recovered(qapp: QApplication, qtbot: QtBot, data: DataFolder) -> None:
+def test_the_page_recovers_a_file_and_opens_it(qapp: QApplication, qtbot: QtBot, data: DataFolder) -> None:
     del qtbot
     cut = data.sessions.read_bytes()
 
@@ -95,7 +95,7 @@ def test_the_page_recovers_and_opens_what_was_recovered(qapp: QApplication, qtbo
     assert (data.root / "sessions.damaged.db").read_bytes() == cut
 
 
-def test_a_fresh_folder_touches_nothing(qapp: QApplication, qtbot: QtBot, data: DataFolder) -> None:
+def test_choosing_a_fresh_folder_changes_nothing(qapp: QApplication, qtbot: QtBot, data: DataFolder) -> None:
     del qtbot
     cut = data.sessions.read_bytes()
 
@@ -115,7 +115,7 @@ def test_closing_the_page_or_stopping_changes_nothing(
     pressed, salvage = threading.Event(), storage.salvage
 
     def held(path: Path, progress: Callable[[str, int, int], None]) -> storage.Salvage:
-        assert pressed.wait(30)  # so small a file may be read before anybody can stop it
+        assert pressed.wait(30)  # a file this small may be read before it can be stopped
         return salvage(path, progress)
 
     monkeypatch.setattr(storage, "salvage", held)
@@ -133,7 +133,7 @@ def test_closing_the_page_or_stopping_changes_nothing(
     assert [p.name for p in data.root.iterdir()] == ["sessions.db"]
 
 
-def test_a_file_that_holds_nothing_says_so_and_stays(qapp: QApplication, qtbot: QtBot, data: DataFolder) -> None:
+def test_a_file_without_readable_rows_is_reported_and_kept(qapp: QApplication, qtbot: QtBot, data: DataFolder) -> None:
     del qtbot
     data.sessions.write_bytes(b"x" * 9000)
 
@@ -148,7 +148,7 @@ def test_a_file_that_holds_nothing_says_so_and_stays(qapp: QApplication, qtbot: 
     assert data.sessions.read_bytes() == b"x" * 9000
 
 
-def test_the_commands_are_whole(data: DataFolder) -> None:
+def test_the_shown_commands_are_complete(data: DataFolder) -> None:
     lines = [line.split(":", 1)[1].split("(")[0].strip() for line in remedies(data).splitlines()]
     assert lines == [
         f"elsewise --data-dir '{data.root}' sessions verify",

@@ -1,4 +1,4 @@
-"""Recorded sessions: out of the file, into the store, and back."""
+"""Recorded sessions: read from the file, stored, and read again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.storage.helpers import sql
 from tests.tools.record_sample import run_to
 
 
-def test_a_recorded_run_comes_back_as_it_was_written() -> None:
+def test_a_recorded_run_is_read_unchanged() -> None:
     recorded = json.loads(importlib.resources.files("resources").joinpath(FILE).read_text("utf-8"))
     for node in recorded["nodes"]:
         run = run_from(node["tokens"])
@@ -24,7 +24,7 @@ def test_a_recorded_run_comes_back_as_it_was_written() -> None:
         assert (np.isneginf(run.top_logprobs) == (run.top_ids < 0)).all()
 
 
-def test_every_token_the_model_drew_is_drawn_again_from_what_the_sample_holds(tmp_path: Path) -> None:
+def test_every_drawn_token_of_the_sample_is_repeated_from_its_stored_stages(tmp_path: Path) -> None:
     store = SessionStore.open(tmp_path / "sessions.db")
 
     async def runs() -> list[TokenRun]:
@@ -46,7 +46,7 @@ def test_every_token_the_model_drew_is_drawn_again_from_what_the_sample_holds(tm
         assert again.token == record.token_id
 
 
-def test_the_sample_is_put_once_and_stays_when_it_is_there(tmp_path: Path) -> None:
+def test_the_sample_is_added_once_and_an_existing_one_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
 
     async def twice(store: SessionStore) -> tuple[int, int, int]:
@@ -79,7 +79,7 @@ def test_alternatives_of_the_sample_can_be_read_without_a_model(tmp_path: Path) 
         store.close_sync()
 
 
-def test_a_sample_that_was_deleted_stays_away(tmp_path: Path) -> None:
+def test_a_deleted_sample_is_not_added_again(tmp_path: Path) -> None:
     async def scene() -> None:
         store = SessionStore.open(tmp_path / "sessions.db")
         sample = await first_sample(store)
@@ -88,7 +88,7 @@ def test_a_sample_that_was_deleted_stays_away(tmp_path: Path) -> None:
         await store.trash_session(sample)
         assert await first_sample(store) is None
         sql(store.path, "UPDATE settings SET value = '0' WHERE key IN ('sample', 'vocabulary')")
-        again = await first_sample(store)  # whether it was put there is not known any more: the app starts, with it
+        again = await first_sample(store)  # without a record that it was added before, the app starts with it
         assert await first_sample(store) == again is not None
         await store.close()
 

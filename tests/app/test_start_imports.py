@@ -1,4 +1,4 @@
-"""What is loaded before the window stands: seconds differ from machine to machine, modules do not."""
+"""The modules imported before the window is shown: times differ between machines, modules do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage import SessionStore
 
 PATIENCE_SECONDS = 120
 OURS = {"app", "resources", "runtime", "storage", "ui"}
-# What the window, the lock, the store and their libraries need. Whatever is added here is waited for at every start.
+# Modules that the window, the lock, the store and their libraries need. Each one makes every start slower.
 NEEDED = {
     "PySide6", "shiboken6", "shibokensupport", "signature_bootstrap", "qasync",
     "numpy", "msgspec", "typing_extensions",
@@ -28,7 +28,7 @@ LATER = {  # parts of ours that wait for an engine, a shelf or a command
     "benchmarks", "app.cli.ask", "app.cli.common",
     "ui.commands.about", "ui.settings", "ui.setup.popover",
 }  # fmt: skip
-# Says every module, and every file whose source was read, when the window stands, then closes it as Ctrl-C would.
+# Prints every module, and every source file that was read, once the window is shown, then closes it like Ctrl-C.
 SCRIPT = """
 import linecache, logging, os, signal, sys
 
@@ -69,15 +69,15 @@ def loaded_at_the_window(data: Path) -> tuple[list[str], str]:
     return modules.split(), sources
 
 
-def test_the_window_stands_before_anything_it_can_do_without_is_loaded(data: Path) -> None:
+def test_the_window_is_shown_before_unneeded_modules_are_imported(data: Path) -> None:
     loaded, sources = loaded_at_the_window(data)
     # then the libraries are exactly those it needs (those with an underscore belong to Python's own installation)
     libraries = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) - OURS
     assert {name for name in libraries if not name.startswith("_")} - NEEDED == set()
-    assert "sqlite_utils" in libraries  # so that an empty answer is not taken for a light one
-    # and of ours nothing that an engine, the shelf or a command is made of
+    assert "sqlite_utils" in libraries  # so that an empty list does not count as success
+    # and none of our modules of an engine, the shelf or a command
     assert {name for name in loaded if any(name == late or name.startswith(f"{late}.") for late in LATER)} == set()
-    # and no source was read, as PySide6 does with each module that is loaded after it
+    # and no source was read, as PySide6 does for each module imported after it
     assert "frame.py" not in sources
-    # nor what reads the metadata of every installed package, or finds names that are alike
+    # nor modules that read the metadata of every installed package, or find similar names
     assert not {"importlib.metadata", "difflib"} & set(loaded)

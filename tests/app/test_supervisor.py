@@ -1,4 +1,4 @@
-"""One engine, started when it is needed and again after it died."""
+"""One engine, started on demand and restarted after it died."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.app.workbench.scene import Engine, until
 from ui import EngineState
 
 
-def test_requests_at_once_start_one_engine_and_each_change_is_told() -> None:
+def test_concurrent_requests_start_one_engine_and_each_change_is_reported() -> None:
     engine = Engine()
     told: list[tuple[EngineState, str]] = []
 
@@ -37,7 +37,7 @@ def test_requests_at_once_start_one_engine_and_each_change_is_told() -> None:
     ]
 
 
-def test_who_gives_up_waiting_does_not_stop_the_start_for_others() -> None:
+def test_a_cancelled_request_does_not_stop_the_start_for_others() -> None:
     async def scene() -> None:
         engine = Engine(loading=asyncio.Event())
         supervisor = Supervisor("x", start=engine)
@@ -65,7 +65,7 @@ def test_a_start_that_failed_is_tried_again() -> None:
     asyncio.run(scene())
 
 
-def test_closing_while_it_starts_ends_the_start() -> None:
+def test_closing_during_a_start_ends_it() -> None:
     async def scene() -> None:
         engine = Engine(loading=asyncio.Event())
         supervisor = Supervisor("x", start=engine)
@@ -104,7 +104,7 @@ def test_loading_is_stopped_and_the_next_request_loads_again() -> None:
     asyncio.run(scene())
 
 
-def test_a_request_that_comes_while_the_old_model_ends_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_while_the_old_model_ends_keeps_its_reported_start(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         engine, over = Engine(), asyncio.Event()
         supervisor = Supervisor("x", start=engine)

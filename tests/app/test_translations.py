@@ -1,4 +1,4 @@
-"""No sentence of the window is written past its translators, and Qt's lupdate finds every one of them."""
+"""Every sentence of the window goes through its translators, and Qt's lupdate finds every one of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.shelf.catalogue import catalogue
 WORKBENCH = Path(app.workbench.__file__).parent
 APP, UI = WORKBENCH.parent, Path(ui.__file__).parent
 STAGES = Path(stages.__file__).parent  # the sampler's, whose names and hints the window shows
-SHOWN = [WORKBENCH, APP / "faults.py", APP / "supervisor.py", UI]  # what the window shows is written here
+SHOWN = [WORKBENCH, APP / "faults.py", APP / "supervisor.py", UI]  # the source of the window's texts
 NO_WORDS = [
     UI / "theme" / "style.py",
     UI / "theme" / "fonts.py",
@@ -29,7 +29,7 @@ NO_WORDS = [
 TRANSLATES = {"tr", "translate", "QT_TRANSLATE_NOOP"}
 LOGS = {"debug", "info", "warning", "error", "exception"}
 KEYED, NAMED = {"latest", "drop"}, {"start", "_later"}  # a task by its key, or by its name
-NOT_SHOWN = {  # texts with a space that nobody reads as the window's
+NOT_SHOWN = {  # texts with a space that the window does not show
     r" \(copy(?: \d+)?\)$", "module 'ui' has no attribute ", "the strip has no token ",
     "\n[end of ", " MB · ", " · p ", "u = ", "org/name, org/name@revision", "tuple[float, int]", " of session ",
     "look up", "cache check", "score draft", "second menu", "search the hub",  # names of tasks
@@ -38,7 +38,7 @@ NOT_SHOWN = {  # texts with a space that nobody reads as the window's
 
 
 def parsed(*more: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Every file that sentences of the window are written in, and those in other folders."""
+    """Every file with sentences of the window, including those in other folders."""
     for place in (*SHOWN, *more):
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             if file not in NO_WORDS:
@@ -46,12 +46,12 @@ def parsed(*more: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def name_of(call: ast.Call) -> str:
-    """What is called, without what it is called on."""
+    """The name of the called function, without its object."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def unshown(tree: ast.AST) -> Iterator[ast.AST]:
-    """What is translated, and what people do not see: docstrings, assertions, the log, names of tasks."""
+    """Strings that are translated or never shown: docstrings, assertions, the log, names of tasks."""
     for node in ast.walk(tree):
         match node:
             case ast.Expr(value=ast.Constant() as doc):
@@ -69,7 +69,7 @@ def unshown(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and text of what people might see and no translator does: two words and more, also around what is filled in."""
+    """Line and text of untranslated strings that might be shown: two words or more, also in f-strings."""
     kept = set(unshown(tree))
     for node in ast.walk(tree):
         if node in kept:
@@ -90,7 +90,7 @@ def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def wanted(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str, int]]:
-    """Context, text and line of each that is translated, as Qt asks for it when the window runs."""
+    """Context, text and line of each translated string, as Qt looks it up at run time."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Call) and name_of(node) in TRANSLATES:
             match node.args:
@@ -101,12 +101,12 @@ def wanted(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str, int]]:
         yield from wanted(node, node.name if isinstance(node, ast.ClassDef) else owner)
 
 
-def test_no_sentence_is_written_past_the_translators() -> None:
+def test_every_sentence_goes_through_the_translators() -> None:
     past = [f"{file}:{line}: {text!r}" for file, tree in parsed() for line, text in sentences(tree)]
     assert past == []
 
 
-def test_lupdate_finds_every_text_where_the_window_asks_for_it(tmp_path: Path) -> None:
+def test_lupdate_finds_every_text_in_the_context_of_its_lookup(tmp_path: Path) -> None:
     # given
     lupdate, found_in = Path(PySide6.__file__).parent / "lupdate", tmp_path / "elsewise.ts"
     # when
@@ -124,5 +124,5 @@ def test_lupdate_finds_every_text_where_the_window_asks_for_it(tmp_path: Path) -
     assert len(asked) > 600
 
 
-def test_what_the_catalogue_says_of_its_models_can_be_translated() -> None:
+def test_descriptions_of_the_catalogue_can_be_translated() -> None:
     assert {model.good_for for model in catalogue()} == set(GOOD_FOR)

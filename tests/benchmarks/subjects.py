@@ -1,4 +1,4 @@
-"""Subjects that need no model, for tests of what stands around them."""
+"""Subjects without a model, for tests of the code around them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VOCABULARY = 50
 
 
 class Scripted:
-    """Answers from the last token alone, and counts every token it is given, as a program without a cache would."""
+    """Answers from the last token alone, and counts every token of its input, like a program without a cache."""
 
     name = "scripted"
 

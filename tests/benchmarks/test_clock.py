@@ -6,7 +6,7 @@ from benchmarks.clock import Lap, Stopwatch, cpu, digest, speed, take_turns, wal
 
 
 def test_contenders_take_turns_and_the_first_round_is_not_counted() -> None:
-    # given two contenders whose laps say when they were run
+    # given two contenders whose laps record their order
     order: list[str] = []
 
     def lap_of(name: str) -> Lap:
@@ -15,14 +15,14 @@ def test_contenders_take_turns_and_the_first_round_is_not_counted() -> None:
 
     told: list[str] = []
     laps = take_turns({name: lambda name=name: lap_of(name) for name in "AB"}, 2, told.append, warm_up=True)  # type: ignore[misc]  # a default binds the name
-    # then they alternate, whoever watches hears each, and two laps of each are left
+    # then they alternate, each is reported, and two laps of each are left
     assert order == told == ["A", "B"] * 3
     assert {name: [lap.tokens for lap in each] for name, each in laps.items()} == {"A": [3, 5], "B": [4, 6]}
 
 
 def test_speed_is_the_median_of_the_rounds_ratios() -> None:
     ours = [Lap(10, 4.0, 1.0), Lap(10, 4.0, 2.0), Lap(10, 4.0, 1.0)]
-    peer = [Lap(5, 1.0, 1.0), Lap(5, 1.0, 1.0), Lap(5, 1.0, 50.0)]  # the last one was kept waiting
+    peer = [Lap(5, 1.0, 1.0), Lap(5, 1.0, 1.0), Lap(5, 1.0, 50.0)]  # the last one was delayed
     # then per token: 0.2 / 0.1, 0.2 / 0.2, 10 / 0.1
     assert speed(ours, peer, wall) == pytest.approx(2.0)
     assert speed(ours, peer, cpu) == pytest.approx(0.5)
@@ -40,6 +40,6 @@ def test_the_clock_runs_from_its_start() -> None:
     assert watch.lap(1).outcome == ""
 
 
-def test_a_digest_tells_streams_apart() -> None:
+def test_different_streams_have_different_digests() -> None:
     assert digest([[1, 2], [3]]) != digest([[1], [2, 3]])
     assert digest([(1, 2)]) == digest([[1, 2]])

@@ -1,4 +1,4 @@
-"""What the part about processors finds, on a tiny model: every contender, and what reading the weights alone takes."""
+"""The results of the part about processors, on a tiny model: every contender, and the time for reading the weights alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.parts.decode import FORMS, PACKED_BAR, READ, embedded_model
 from tests.benchmarks.small import SMALL
 
 
-def test_it_is_about_hf_alone(cases: list[Case]) -> None:
+def test_the_part_measures_only_hf(cases: list[Case]) -> None:
     assert embedded_model(next(case for case in cases if case.backend == "mlx"), SMALL, lambda _: None) == Findings()
 
 
@@ -27,7 +27,7 @@ def test_every_form_has_its_bar_and_its_limit(cases: list[Case]) -> None:
         assert (verdict.bar, verdict.at_least) == (PACKED_BAR, True)
         assert verdict.limit is not None
         assert verdict.limit.figure > 0
-    # the gap to what reading the weights takes: fewer bytes take less time at the speed of memory
+    # the gap to the time for reading the weights: fewer bytes take less time at the speed of memory
     readings = {reading.who: reading for reading in found.readings}
     assert list(readings) == ["elsewise", *(f"{form} weights" for form in FORMS)]
     plain = readings["elsewise"]

@@ -1,4 +1,4 @@
-"""What the part about files finds: the header of a whole file of 10 GB, and every byte read once."""
+"""The results of the part about files: the header of a whole file of 10 GB, and every byte read once."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from runtime.loading.integrity import sha256_of
 from tests.benchmarks.small import SMALL
 
 
-def test_the_file_is_one_that_the_check_takes_whole(tmp_path: Path) -> None:
+def test_the_generated_gguf_file_passes_the_import_check(tmp_path: Path) -> None:
     packed, plain = (written_gguf(tmp_path / f"{form[0]}.gguf", SMALL, form) for form in (Q8_0, F32))
     assert plan_import(packed).kept > 0
     assert (plan_import(plain).kept, plan_import(plain).float32) == (0, plan_import(packed).float32)
     assert packed.stat().st_size / 1e9 == pytest.approx(9.1, abs=0.1)  # 10 GB with all its words
-    assert packed.stat().st_blocks * 512 < 10 << 20  # of which hardly any are on the disk
+    assert packed.stat().st_blocks * 512 < 10 << 20  # most of which takes no space on the disk
 
 
-def test_every_bar_is_there_and_the_exact_ones_are_met() -> None:
+def test_every_bar_is_reported_and_the_exact_ones_are_met() -> None:
     found = {verdict.what: verdict for verdict in files(NOWHERE, SMALL, lambda _: None).verdicts}
     [header] = [verdict for what, verdict in found.items() if what.startswith("cpu s: header")]
     [flat] = [verdict for what, verdict in found.items() if what.startswith("memory")]
@@ -39,7 +39,7 @@ def test_every_bar_is_there_and_the_exact_ones_are_met() -> None:
 
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "io_counters"), reason="this system does not count what a process reads")
-def test_reading_twice_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_read_twice_misses_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(path: Path, tell: Callable[[int], None]) -> str:
         with path.open("rb") as file:
             while file.read(io.DEFAULT_BUFFER_SIZE):
@@ -57,7 +57,7 @@ def test_the_full_size_is_10_gb(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_embedded_models_file_stays_as_small_as_it_is() -> None:
+def test_a_quantised_file_meets_its_bars_for_disk_and_memory() -> None:
     found = {verdict.what: verdict for verdict in quantised(NOWHERE, SMALL, lambda _: None).verdicts}
     assert [what.split(" bytes ")[1] for what in found] == ["on the disk /", "in memory /"]
     assert all(verdict.figure > 1 and verdict.met for verdict in found.values())

@@ -1,4 +1,4 @@
-"""Elsewise's laps of which only the forwards are timed."""
+"""Laps of Elsewise in which only the forwards are timed."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path, backend: str) -> None:
+def test_a_lap_of_forwards_gives_the_same_answers_and_restores_the_clocks(folder: Path, backend: str) -> None:
     with closing(OurStreams(folder, backend)) as ours:
         plain = ours.decode(PROMPTS, 6)
         alone = ours.forwards(lambda: ours.decode(PROMPTS, 6))
         rest = ours.rest(lambda: ours.decode(PROMPTS, 6))
         assert alone.outcome == rest.outcome == plain.outcome
         assert min(alone.wall_seconds, rest.wall_seconds) > 0
-        # and afterwards the clocks are the usual ones, and nothing of it is left in the model
+        # and afterwards the clocks are the usual ones, and the model is unchanged
         backend_of = vars(engine_of(ours.model).backend)
         assert not {"compute", "begin", "prepare"} & backend_of.keys()
         assert ours.decode(PROMPTS, 6).outcome == plain.outcome
@@ -44,7 +44,7 @@ def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path,
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_every_token_is_pushed_within_the_time_of_forwards(folder: Path, backend: str) -> None:
-    # given a count of what goes through the forwards that are timed
+    # given a count of the tokens in the timed forwards
     with closing(Ours(folder, backend)) as ours:
         model: Any = engine_of(ours.model).backend
         pushed = 0
@@ -65,7 +65,7 @@ def test_every_token_is_pushed_within_the_time_of_forwards(folder: Path, backend
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_no_time_is_counted_twice(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given clocks that go on by a second whenever somebody looks, and a forward that may be made of a begun one
+    # given clocks that advance by a second at each reading, and a forward that may complete a begun one
     seconds = itertools.count()
     monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: 0.0, perf_counter=lambda: float(next(seconds))))
     with closing(Ours(folder, backend)) as ours:
@@ -78,8 +78,8 @@ def test_no_time_is_counted_twice(folder: Path, backend: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a clock that only forwards move: an hour each, half of it before the one that they may be made of
+def test_the_time_of_a_forward_is_not_part_of_the_rest(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a clock that only forwards advance: an hour each, half of it before the inner call
     now = 0.0
     monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: now, perf_counter=lambda: now))
     with closing(OurStreams(folder, backend)) as ours:
@@ -106,7 +106,7 @@ def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatc
             alone.start()
             ours.decode(PROMPTS, 6)
             now += 7.0
-            # then all of it is told apart: what was waited for at the end, and nothing while a forward was under way
+            # then the times are separated: the wait at the end counts as rest, and no time during a forward does
             assert (rest.lap(1).wall_seconds, rest.lap(1).cpu_seconds) == (7.0, 7.0)
             assert alone.lap(1).wall_seconds == now - 7.0 >= 6 * 3600.0
             assert set(during) == {0.0}
@@ -114,7 +114,7 @@ def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatc
 
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_branches_compute_their_prompt_and_each_token_once(folder: Path, backend: str) -> None:
-    # given eight branches of six tokens: the last one of each is not pushed, and those that begin alike share tokens
+    # given eight branches of six tokens: the last one of each is not pushed, and common beginnings are shared
     with closing(OurBranches(folder, backend)) as ours:
         ours.branches(PROMPTS[0], 8, 6)
         assert len(PROMPTS[0]) < ours.needed <= len(PROMPTS[0]) + 8 * 5

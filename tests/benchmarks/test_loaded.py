@@ -1,4 +1,4 @@
-"""Models that the parts of a case share."""
+"""Models that are shared by the parts of a case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.benchmarks.small import SMALL
 
 
 class Thing:
-    """Says when it was closed."""
+    """Records when it was closed."""
 
     def __init__(self, name: str, closed: list[str]) -> None:
         self.name, self._closed = name, closed
@@ -25,18 +25,18 @@ class Thing:
         self._closed.append(self.name)
 
 
-def test_each_kind_is_made_once_and_closed_at_the_end() -> None:
-    # given two kinds, one of which is asked for twice
+def test_each_kind_is_loaded_once_and_closed_at_the_end() -> None:
+    # given two kinds, one of which is requested twice
     loaded, closed = Loaded(), list[str]()
     first = loaded.get("a", lambda: Thing("a", closed))
     assert loaded.get("a", lambda: Thing("another", closed)) is first
     loaded.get("b", lambda: Thing("b", closed))
     assert closed == []
-    # when it ends, then the last one goes first, and each once
+    # when it ends, then the last one is closed first, and each once
     loaded.close()
     loaded.close()
     assert closed == ["b", "a"]
-    # and what is asked for afterwards is made anew
+    # and a later request loads it anew
     assert loaded.get("a", lambda: Thing("anew", closed)).name == "anew"
 
 

@@ -25,13 +25,13 @@ def test_tokens_and_ideal_are_counted_exactly() -> None:
     result = run(Scripted())
     # then all tokens were pushed: two contexts of three, a prompt of four and two of the three that were generated
     assert result.tokens == 3 + 3 + 4 + 2
-    # but 1, 2, 3 | 4 | 5, 6, 7 would have been enough: what follows the last generated token was not asked for
+    # but 1, 2, 3 | 4 | 5, 6, 7 would have been enough: the logits after the last generated token were not requested
     assert result.ideal == 3 + 1 + 3
     assert result.ratio == 12 / 7
 
 
 @pytest.mark.slow
-def test_what_the_subject_did_before_is_not_counted_and_forgotten() -> None:
+def test_earlier_work_of_the_subject_is_not_counted_and_its_cache_is_cleared() -> None:
     subject = Scripted()
     subject.logprobs([[1] * 40])
     assert run(subject).tokens == run(subject).tokens == 12
@@ -39,7 +39,7 @@ def test_what_the_subject_did_before_is_not_counted_and_forgotten() -> None:
 
 
 @pytest.mark.slow
-def test_the_outcome_tells_other_tokens_apart() -> None:
+def test_different_tokens_have_different_outcomes() -> None:
     class Other(Scripted):
         def answers(self, prompts: object, n: int) -> list[list[int]]:
             return [[6, 7, 9]]  # the last one differs
@@ -49,7 +49,7 @@ def test_the_outcome_tells_other_tokens_apart() -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_too_short_is_no_result() -> None:
+def test_an_answer_that_is_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match="scripted answered 2 tokens where 3 were asked for"):
         run(Scripted(short=True))
 
@@ -62,12 +62,12 @@ def spin(seconds: float) -> None:
 
 
 class Lingering(Scripted):
-    """Answers at once, and works on in another thread afterwards."""
+    """Answers at once, and continues to work in another thread."""
 
     def __init__(self) -> None:
         super().__init__()
         self.after: list[threading.Thread] = []
-        self.worked = 0.0  # cpu-seconds of that thread in the end
+        self.worked = 0.0  # cpu-seconds of that thread at its end
 
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
         self.after.append(threading.Thread(target=self._work_on))
@@ -80,7 +80,7 @@ class Lingering(Scripted):
 
 
 @pytest.mark.slow
-def test_what_a_subject_does_after_its_answer_is_its_work_and_what_the_workload_does_is_not() -> None:
+def test_work_of_a_subject_after_its_answer_counts_and_that_of_the_workload_does_not() -> None:
     subject = Lingering()
 
     def play(asked: Subject) -> None:
@@ -94,7 +94,7 @@ def test_what_a_subject_does_after_its_answer_is_its_work_and_what_the_workload_
 
 
 @pytest.mark.slow
-def test_medians_say_of_how_many_laps_they_are_and_hide_no_tokens() -> None:
+def test_medians_have_the_number_of_laps_and_the_largest_count_of_tokens() -> None:
     laps = [replace(run(Scripted()), cpu_seconds=cpu, wall_seconds=1.0, tokens=int(cpu)) for cpu in (3.0, 1.0, 2.0)]
     found = medians(laps)
     assert (found.cpu_seconds, found.tokens, found.laps, laps[0].laps) == (2.0, 3, 3, 1)

@@ -52,11 +52,11 @@ def test_stateless_pushes_everything_every_time(folder: Path, open_subject: Open
     assert subject.tokens_computed == 14 + 5 + 2
 
 
-def test_one_cache_pushes_what_the_last_request_did_not(folder: Path, open_subject: Open) -> None:
+def test_one_cache_pushes_the_tokens_that_the_last_request_did_not(folder: Path, open_subject: Open) -> None:
     subject = open_subject(OneCache(folder))
     subject.logprobs([A, B])  # five, then one after the common three
     assert subject.tokens_computed == 5 + 1
-    subject.logprobs([B])  # its last token again: the distribution was not kept
+    subject.logprobs([B])  # its last token again: the distribution was not cached
     assert subject.tokens_computed == 6 + 1
     [answer] = subject.answers([C], 3)  # three after the common three, and two of the answer
     assert subject.tokens_computed == 7 + 3 + 2
@@ -67,7 +67,7 @@ def test_one_cache_pushes_what_the_last_request_did_not(folder: Path, open_subje
     assert subject.tokens_computed == 14 + 5
 
 
-def test_mlx_prompt_cache_finds_what_it_generated(folder: Path, open_subject: Open) -> None:
+def test_mlx_prompt_cache_finds_its_generated_tokens(folder: Path, open_subject: Open) -> None:
     subject = open_subject(MlxPromptCache(folder))
     [answer] = subject.answers([C], 3)  # its generator pushes the last token too
     assert subject.tokens_computed == 6 + 3
@@ -80,22 +80,22 @@ def test_mlx_prompt_cache_finds_what_it_generated(folder: Path, open_subject: Op
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "peers"), [("hf", (Stateless, OneCache)), ("mlx", (MlxPromptCache,))])
-def test_peers_give_our_numbers(
+def test_peers_have_the_same_numbers(
     folder: Path, open_subject: Open, backend: str, peers: tuple[Callable[[Path], Subject], ...]
 ) -> None:
     ours = open_subject(Ours(folder, backend))
     for make in peers:
         peer = open_subject(make(folder))
-        for _ in range(2):  # cold, then from what it keeps
+        for _ in range(2):  # cold, then from its cache
             assert np.abs(peer.logprobs([A, B, C]) - ours.logprobs([A, B, C])).max() < 1e-4
             assert peer.answers([A, B], 4) == ours.answers([A, B], 4)
 
 
 @pytest.mark.parametrize(("backend", "make"), [("hf", BareTorch), ("mlx", BareMlx)])
-def test_bare_forwards_grow_and_copy_rows(
+def test_bare_forwards_extend_and_copy_rows(
     folder: Path, open_subject: Open, backend: str, make: Callable[[Path], Subject]
 ) -> None:
-    # given rows that grow by a token per call, after which some are copied and others die
+    # given rows that grow by a token per call, after which some are copied and others dropped
     subject, ours = open_subject(make(folder)), open_subject(Ours(folder, backend))
     rounds = [
         [A],
@@ -127,12 +127,12 @@ def test_every_stream_draws_the_same_tokens(folder: Path, backend: str, make: Ca
         three = [ours.decode(prompts, 6), peer.loop(prompts, 6, records=True)]
         assert three[0].outcome == three[1].outcome
         assert three[1].tokens == 3 * 5
-        assert 0 < three[0].tokens <= 3 * 5  # others may be on when the last one starts
+        assert 0 < three[0].tokens <= 3 * 5  # others may have generated tokens when the last one starts
         assert ours.score(A).tokens == peer.score(A).tokens == 5
         assert peer.records(A)(6).tokens == 6
 
 
-def test_records_of_both_libraries_agree() -> None:
+def test_records_of_both_libraries_are_equal() -> None:
     logits = np.random.default_rng(0).standard_normal((3, 40), np.float32) * 4
     chosen = np.array([1, 39, 7])
     by_numpy = records(log_softmax(logits), chosen)

@@ -1,4 +1,4 @@
-"""W4: what is counted of a saved session is exact, whatever the machine does meanwhile."""
+"""W4: the counts of a saved session are exact, whatever the load of the machine."""
 
 from __future__ import annotations
 

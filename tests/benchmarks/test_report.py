@@ -1,4 +1,4 @@
-"""The whole report of tiny models on both backends, in parts that share what they measured."""
+"""The whole report of tiny models on both backends, in parts that share their measurements."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_every_token_is_computed_once(counted: Findings) -> None:
     assert {(r.backend, r.model, r.workload): r.ratio for r in ours if not 1 <= r.ratio <= RATIO_BAR} == {}
 
 
-def test_nobody_stays_below_the_ideal_and_who_keeps_nothing_is_far_above(counted: Findings) -> None:
+def test_no_subject_is_below_the_ideal_and_one_without_a_cache_is_far_above(counted: Findings) -> None:
     assert all(r.tokens >= r.ideal for r in counted.results)
     assert all(r.ratio > 1.5 for r in counted.results if r.subject == "transformers, stateless")
 
 
-def test_workloads_have_their_figures_beside_their_bars(counted: Findings) -> None:
+def test_workloads_have_figures_and_bars(counted: Findings) -> None:
     assert bars(counted) == {
         "W1 particles": [(1.05, False)] * 4,
         "W1 cpu": [(1.0, False)] * 4 + [(1.5, False)] * 4,
@@ -82,11 +82,11 @@ def test_workloads_have_their_figures_beside_their_bars(counted: Findings) -> No
         "W3 branches": [(1.05, False)] * 4,
         "W7 budget": [(1.0, False)] * 4 + [(1.05, False)] * 4,
     }
-    assert exact(counted) == {"W1 particles", "W2 chat", "W3 branches", "W7 budget"}  # there the peak within the budget
+    assert exact(counted) == {"W1 particles", "W2 chat", "W3 branches", "W7 budget"}  # of W7 budget, the peak within the budget
     assert say_the_same(counted.results)
 
 
-def test_speeds_have_their_figures_beside_their_bars(timed: Findings) -> None:
+def test_speeds_have_figures_and_bars(timed: Findings) -> None:
     assert bars(timed) == {
         "W5 one stream": [(0.95, True), (1.0, True), (1.15, True)],
         "W5 eight streams": [(0.9, True)] * 2,
@@ -108,7 +108,7 @@ def test_speeds_have_their_figures_beside_their_bars(timed: Findings) -> None:
     assert say_the_same(timed.timings)
 
 
-def test_draws_have_their_figures_beside_their_bars(drawn: Findings) -> None:
+def test_draws_have_figures_and_bars(drawn: Findings) -> None:
     assert bars(drawn) == {
         "grammar": [(0.5, False)] * 2,
         **{f"sampler, {name}": [(1.5, False)] * 4 for name in SETTINGS},
@@ -116,7 +116,7 @@ def test_draws_have_their_figures_beside_their_bars(drawn: Findings) -> None:
     assert say_the_same(drawn.timings)
 
 
-def test_grammars_have_what_the_library_alone_takes_beside_both_figures(drawn: Findings) -> None:
+def test_grammars_have_the_time_of_the_library_alone_beside_both_figures(drawn: Findings) -> None:
     work, wait = (verdict for verdict in drawn.verdicts if verdict.row == "grammar")
     assert work.limit is not None
     assert wait.limit is not None
@@ -126,8 +126,8 @@ def test_grammars_have_what_the_library_alone_takes_beside_both_figures(drawn: F
     assert work.limit.what != wait.limit.what
 
 
-def test_pressure_has_its_figures_beside_their_bars(pressed: Findings) -> None:
-    memory = [1.1, 1.1, 300.0, 300.0] if resident_bytes() else []  # where the system says what a process holds
+def test_pressure_has_figures_and_bars(pressed: Findings) -> None:
+    memory = [1.1, 1.1, 300.0, 300.0] if resident_bytes() else []  # if the system reports the memory of a process
     assert bars(pressed) == {
         "two chats": [(0.1, False)] * 2 + [(1.3, False)] * 2 + [(1.5, False)] * 2,
         "streams": [(0.6, False), (1.0, False)],
@@ -141,16 +141,16 @@ def test_pressure_has_its_figures_beside_their_bars(pressed: Findings) -> None:
     assert say_the_same(pressed.timings)
 
 
-def test_pressure_counts_what_the_process_holds_and_what_crosses(pressed: Findings) -> None:
-    # given edges in a process that has freed nothing before: it holds what is counted, and a little more
+def test_pressure_measures_process_memory_and_transferred_bytes(pressed: Findings) -> None:
+    # given edges in a process that has freed nothing before: its memory is the counted one, and a little more
     held = [v.figure for v in pressed.verdicts if v.what.startswith("bytes that the process holds")]
     assert all(0.95 < figure < 1.3 for figure in held)
-    # and ten alternatives of each scored token, at least
+    # and at least ten alternatives of each scored token are transferred
     assert min(v.figure for v in pressed.verdicts if v.row == "host bytes") > 10 * 8
 
 
 def bars(findings: Findings) -> dict[str, list[tuple[float, bool]]]:
-    """Each row's bars, and whether a figure is to reach it from below."""
+    """The bars of each row, and whether the figure must be at least the bar."""
     found: dict[str, list[tuple[float, bool]]] = {}
     for verdict in findings.verdicts:
         found.setdefault(verdict.row, []).append((verdict.bar, verdict.at_least))
@@ -158,8 +158,8 @@ def bars(findings: Findings) -> dict[str, list[tuple[float, bool]]]:
 
 
 def exact(findings: Findings) -> set[str]:
-    """The rows whose figures are counts; all of them are met, but for the least of W7 where chats are so few and short."""
-    # the second is missed on models of few layers, one of whose buffers is there twice while it grows
+    """The rows whose figures are counts; all of them are met, except those that small models and few chats cannot meet."""
+    # the second is missed by models of few layers, since a growing buffer exists twice for a moment
     open_bars = {("W7 budget", RATIO_BAR), ("kv", 1.10)}
     counts = [v for v in findings.verdicts if not v.timed and (v.row, v.bar) not in open_bars]
     assert [v for v in counts if not v.met] == []
@@ -167,7 +167,7 @@ def exact(findings: Findings) -> set[str]:
 
 
 def say_the_same(rows: Sequence[Result | Timing]) -> bool:
-    """Whether all subjects drew the same tokens, wherever the same was asked of them."""
+    """Whether all subjects drew the same tokens for the same requests."""
     outcomes: dict[tuple[str, str, str], set[str]] = {}
     for row in rows:
         part = row.workload if isinstance(row, Result) else row.part

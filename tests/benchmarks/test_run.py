@@ -19,7 +19,7 @@ from benchmarks.run import MODELS, measure_all, run_bench
 from runtime import BackendUnavailableError, UnknownBackendError, models_dir
 from tests.benchmarks.small import SMALL
 
-SHELF = models_dir()  # before a test's own data folder takes the place of the machine's
+SHELF = models_dir()  # before a test's own data folder replaces that of the machine
 FEW = ("W1", "W6", "trie")
 
 
@@ -29,7 +29,7 @@ def short(cases: list[Case]) -> Report:
 
 
 @pytest.mark.slow
-def test_a_long_session_reads_its_share_and_lists_have_their_bars(cases: list[Case]) -> None:
+def test_a_long_session_reads_only_its_shown_part_and_lists_have_their_bars(cases: list[Case]) -> None:
     found = measure_all(cases[:1], chosen_parts(("shelf",)), SMALL, quick=True).findings.verdicts
     bars = [(0.02, False), (1.05 * 100 / 450, False), (1.5, False), (50.0, False), (200.0, False), (300.0, False)]
     assert sorted((verdict.bar, verdict.at_least) for verdict in found) == bars
@@ -56,7 +56,7 @@ def test_tables_fit_and_name_every_row(short: Report) -> None:
 
 
 @pytest.mark.parametrize("width", [80, WIDTH])
-def test_large_numbers_are_never_cut(width: int) -> None:
+def test_large_numbers_are_never_truncated(width: int) -> None:
     rows = [Result(f"W{i}", "hf", "tiny-qwen3", "transformers, stateless", 205_696, 824, 123.45, 678.9, "x") for i in (1, 2)]
     out = io.StringIO()
     Report(True, SMALL, ("W1",), (), Findings(results=tuple(rows))).print(Console(file=out, width=width))
@@ -83,8 +83,8 @@ def test_a_short_report_is_exact(short: Report) -> None:
     assert [v for v in short.findings.verdicts if not v.timed and not v.met] == []
 
 
-def test_what_cannot_be_counted_has_the_least_it_could_be(short: Report) -> None:
-    # then each timed figure of these parts stands beside a limit of the same run
+def test_every_timed_figure_has_a_lower_limit_of_the_same_run(short: Report) -> None:
+    # then each timed figure of these parts has a limit of the same run
     timed = [v for v in short.findings.verdicts if v.timed]
     assert {v.row for v in timed} == {"W1 cpu", "W6 score", "trie"}
     assert all(v.limit is not None and v.limit.figure > 0 for v in timed)
@@ -121,7 +121,7 @@ def test_quick_runs_take_one_model_of_each_backend_or_one_in_all(cases: list[Cas
     assert left == {part.name for part in PARTS if part.on in (On.ALL, On.BACKENDS)}
 
 
-def test_the_command_offers_what_there_is() -> None:
+def test_the_command_offers_all_parts() -> None:
     assert command.PARTS == NAMES
     assert command.MODELS == MODELS
     assert [part.name for part in chosen_parts(("trie", "W1"))] == ["W1", "trie"]
@@ -153,7 +153,7 @@ def test_latency_is_measured_beside_both_kinds_of_model(cases: list[Case]) -> No
     assert [verdict.bar for verdict in found.verdicts] == [16.0, 50.0, 40.0]
     for gaps in found.gaps:
         assert gaps.p50 <= gaps.p99 <= gaps.max
-        assert "0" not in gaps.work.split()  # every kind of work came round
+        assert "0" not in gaps.work.split()  # every kind of work was done
 
 
 @pytest.fixture
@@ -184,21 +184,21 @@ def test_quick_prints_every_workload() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_models")
-def test_prompt_lookup_says_the_same_in_fewer_forwards() -> None:
-    case = Case("hf", "tiny-llama", Path(), 10)  # the part takes the real model, whatever the case's is
+def test_prompt_lookup_gives_the_same_answers_in_fewer_forwards() -> None:
+    case = Case("hf", "tiny-llama", Path(), 10)  # the part uses the real model, whatever the model of the case
     findings = speculative(case, replace(SMALL, speculative_tokens=16, rounds=1), lambda _: None)
     plain, guessed = findings.timings
     assert plain.outcome == guessed.outcome
     assert [v.met for v in findings.verdicts if not v.timed] == [True]
 
 
-def test_what_limits_a_figure_is_told_where_its_bar_is_missed() -> None:
-    # given one figure with its limit, on either side of the bar
+def test_the_limit_of_a_figure_is_shown_only_if_its_bar_is_missed() -> None:
+    # given a figure with its limit, on each side of the bar
     limit = Limit(1.12, "the bare loop")
     missed = Verdict("W5 one stream", "hf", "tiny-llama", "speed", 0.9, 1.15, at_least=True, limit=limit)
     for verdict, told in ((missed, True), (replace(missed, figure=1.2), False)):
         console = Console(width=160, record=True, file=io.StringIO())
         console.print(verdict_table("bars", [verdict]))
-        # then the limit stands below the missed one alone
+        # then the limit is shown only below the missed one
         assert ("limit: the bare loop" in (text := console.export_text())) is told
         assert ("1.120" in text) is told

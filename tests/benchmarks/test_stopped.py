@@ -1,4 +1,4 @@
-"""A benchmark that somebody stops says what it has."""
+"""An interrupted benchmark prints its results so far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHAT = ["bench", "--quick", "--backend", "hf", "--model", "llama", "--only", "W3
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_what_was_measured_is_printed(how: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_benchmark_prints_the_finished_parts(how: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "app", *WHAT, "--json", str(tmp_path / "figures.json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as run:
         assert run.stderr is not None
@@ -34,5 +34,5 @@ def test_what_was_measured_is_printed(how: signal.Signals, tmp_path: Path) -> No
 
 
 def listen() -> None:
-    """Ctrl-C is heard, wherever the tests were started from."""
+    """Restores the handling of Ctrl-C, however the tests were started."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,7 @@ TOLERANCE = 1e-4  # nats, float32
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_same_model_is_made_every_time(architecture: str, tmp_path: Path) -> None:
+def test_the_generated_model_is_the_same_every_time(architecture: str, tmp_path: Path) -> None:
     sizes = [make_tiny(architecture, tmp_path / name) for name in ("first", "second")]
     assert sizes == [257, 257]  # the bytes, and the end of a text
     files = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("first", "second")]
@@ -30,7 +30,7 @@ def test_both_libraries_read_the_same_model(architecture: str, tmp_path: Path) -
         rows.append(ours.logprobs([ids])[0])
         ours.close()
     assert np.abs(rows[0] - rows[1]).max() < TOLERANCE
-    assert rows[0].std() > 1  # and it has an opinion
+    assert rows[0].std() > 1  # and its distribution is not uniform
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_both_libraries_read_the_same_recurrent_model(tmp_path: Path) -> None:
     assert rows[0].std() > 1
 
 
-def test_a_tokenizer_is_taken_over(tmp_path: Path) -> None:
+def test_the_tokenizer_of_another_model_is_copied(tmp_path: Path) -> None:
     make_tiny("llama", tmp_path / "first")
     assert make_tiny("qwen3", tmp_path / "second", text=tmp_path / "first") == 257
     for name in ("tokenizer.json", "tokenizer_config.json"):

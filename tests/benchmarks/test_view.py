@@ -1,4 +1,4 @@
-"""The part that measures the window's widgets: it measures what it says, in a process that needs no screen."""
+"""The part that measures the window's widgets: every frame, in a process that needs no screen."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def test_every_frame_is_measured() -> None:
 
 
 @pytest.mark.slow
-def test_a_widget_that_cannot_be_shown_is_told_and_no_figure_made(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_widget_that_cannot_be_shown_is_reported_without_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert measure_view(-1, 0, 0) == {}
     assert "was not measured" in capsys.readouterr().err

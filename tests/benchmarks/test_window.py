@@ -1,4 +1,4 @@
-"""The part that watches the whole window's event loop: every scene is played, and a late loop is seen."""
+"""The part that measures the whole window's event loop: every scene is played, and a late loop is detected."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ WAITS = {"alternative": [50.0, 52.0, 54.0], "typed": [60.0, 65.0, 90.0], "card":
 
 @pytest.mark.slow
 def test_every_scene_is_played_in_the_real_window(tmp_path: Path) -> None:
-    # when a short session is opened and exported, and a tiny model asked
+    # when a short session is opened and exported, and a tiny model used
     folder = tmp_path / "tiny"
     case = Case("hf", "tiny-llama", folder, make_tiny("llama", folder))
     found = measure_window(case, replace(QUICK, window_turns=40, window_prompt=200, window_seconds=0.3))
-    # then the gaps make up the time of each scene, of which three last 0.3 s or longer (a coarse timer may be 5 % early)
+    # then the gaps add up to the time of each scene, of which three last 0.3 s or longer (a coarse timer may be 5 % early)
     assert set(found) == SCENES | WAITS.keys()
     together = {name: sum(gaps) for name, gaps in found.items()}
     assert min(together.values()) > 0
     assert min(together[name] for name in ("idle", "open", "stream")) >= 280
 
 
-def test_a_loop_that_is_away_is_seen(qtbot: QtBot) -> None:
+def test_a_blocked_loop_is_detected(qtbot: QtBot) -> None:
     # given a timer that ticks
     ticks = Ticks()
     with ticks.during("here"):
@@ -41,12 +41,12 @@ def test_a_loop_that_is_away_is_seen(qtbot: QtBot) -> None:
     with ticks.during("away"):
         qtbot.wait(15)
         time.sleep(0.06)
-    # then what blocks the loop up to the end of a scene is a gap of it, and of that scene alone
+    # then a block at the end of a scene is a gap of that scene, and of no other
     assert len(ticks.found["here"]) > 1
     assert max(ticks.found["away"]) >= 60
 
 
-def test_the_gaps_stand_beside_the_bars_and_an_idle_window() -> None:
+def test_the_gaps_have_bars_and_the_limit_of_an_idle_window() -> None:
     # given ticks of which a few are late
     found = dict.fromkeys(SCENES, [5.0] * 98 + [20.0, 60.0]) | {"idle": [5.0] * 98 + [6.0, 7.0]}
     *rows, typed, card = window_verdicts(NOWHERE, found | WAITS, QUICK)
@@ -55,12 +55,12 @@ def test_the_gaps_stand_beside_the_bars_and_an_idle_window() -> None:
     assert {row.bar for row in rows} == {16.0, 50.0}
     assert not any(row.met for row in rows)
     assert {row.limit.figure for row in rows if row.limit is not None and row.bar == 50.0} == {7.0}
-    # and typed words have theirs beside an alternative
+    # and typed words have figures of their own, like an alternative
     assert (typed.figure, typed.met) == (1.25, False)
     assert (card.figure, card.met) == (12.0, True)
 
 
-def test_a_window_that_cannot_be_opened_is_told_and_no_figure_made(
+def test_a_window_that_cannot_be_opened_is_reported_without_a_figure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     bare = tmp_path / "python"

@@ -8,10 +8,10 @@ from benchmarks.workloads import branches, chat, particles
 from tests.benchmarks.subjects import VOCABULARY, Scripted
 
 
-def test_particles_grow_by_what_was_drawn_and_copy_each_other() -> None:
+def test_particles_grow_by_their_draws_and_copy_each_other() -> None:
     subject = Scripted()
     particles(VOCABULARY, count=6, steps=5, prompt=7, resample_every=2).play(subject)
-    # then the prompt comes first, and each step asks for all particles at once, one token longer
+    # then the prompt comes first, and each step requests all particles at once, one token longer
     prompt, *steps = subject.batches
     assert [len(step) for step in steps] == [6] * 5
     for i, step in enumerate(steps):
@@ -20,18 +20,18 @@ def test_particles_grow_by_what_was_drawn_and_copy_each_other() -> None:
         assert all(b == (a + 1) % VOCABULARY for particle in step for a, b in pairwise(particle[6:]))
 
 
-def test_chat_prompts_begin_with_everything_said_before() -> None:
+def test_chat_prompts_begin_with_all_earlier_turns() -> None:
     subject = Scripted()
     chat(VOCABULARY, turns=4, tokens=202).play(subject)
     prompts = [batch[0] for batch in subject.prompts]
     assert len(prompts) == 4
     for before, after in pairwise(prompts):
         assert common_prefix(before, after) == len(before)
-        assert after[len(before)] == (before[-1] + 1) % VOCABULARY  # the answer stands behind its prompt
+        assert after[len(before)] == (before[-1] + 1) % VOCABULARY  # the answer follows its prompt
     assert len(prompts[-1]) + (202 - 202 * 3 // 4) // 5 == 202
 
 
-def test_branches_leave_one_transcript_at_different_tokens() -> None:
+def test_branches_start_at_different_tokens_of_one_transcript() -> None:
     subject = Scripted()
     branches(VOCABULARY, count=9, transcript=40, tokens=3).play(subject)
     [[text]], [prompts] = subject.batches, subject.prompts
@@ -41,7 +41,7 @@ def test_branches_leave_one_transcript_at_different_tokens() -> None:
         assert common_prefix(text, prompt) == len(prompt) - 1 < 40
 
 
-def test_the_same_requests_come_every_time() -> None:
+def test_the_requests_are_the_same_every_time() -> None:
     for size in (QUICK, FULL):
         assert [w.name for w in size.workloads(VOCABULARY)] == ["W1 particles", "W2 chat", "W3 branches"]
     first, second = Scripted(), Scripted()

@@ -28,7 +28,7 @@ Stage = Callable[[Scene], None]
 
 @pytest.fixture
 def paced() -> Iterator[str]:
-    """A third backend, known by its dotted name alone."""
+    """A third backend, registered by its dotted name only."""
     register_backend("paced", "tests.end_to_end.paced:load")
     yield "paced"
     unregister_backend("paced")
@@ -49,10 +49,10 @@ def data(tmp_path: Path) -> DataFolder:
 
 @pytest.fixture
 def open_app(qapp: QApplication, qtbot: QtBot, data: DataFolder) -> Callable[[str, str, Scene], None]:
-    """Opens the app on `data`, plays a scene, closes it as a person would."""
+    """Opens the app on `data`, plays a scene, and closes the window."""
     qapp.setQuitOnLastWindowClosed(False)
     apply_theme(qapp, Scheme.LIGHT)
-    del qtbot  # asked for so that exceptions inside Qt's callbacks fail the test
+    del qtbot  # requested so that exceptions inside Qt's callbacks fail the test
 
     def play(model: str, backend: str, scene: Scene) -> None:
         async def whole() -> None:

@@ -1,4 +1,4 @@
-"""What a person does in the window, and what tests look at: keys, clicks, the turns that are shown."""
+"""Actions of a person in the window, and queries of tests: keys, clicks, the shown turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime import Origin
 from tests.ui.transcript.conftest import centre
 from ui import MainWindow, TurnView
 
-PATIENCE_SECONDS = 150  # how long a condition may take on a busy machine; one that holds costs nothing
+PATIENCE_SECONDS = 150  # for a condition on a busy machine; one that holds takes no time
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -34,17 +34,17 @@ def say(window: MainWindow, text: str) -> None:
     if text.isascii():
         QTest.keyClicks(field, text)
     else:
-        field.insertPlainText(text)  # there are no keys for it: an input method would bring it so
+        field.insertPlainText(text)  # not on the keyboard: inserted as by an input method
     QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
 
 
 def generated(turn: TurnView) -> list[int]:
-    """Indices of the tokens the model made."""
+    """Indices of the tokens that the model generated."""
     return [i for i, origin in enumerate(turn.run.origin.tolist()) if origin in (Origin.SAMPLED, Origin.PICKED)]
 
 
 def whole(turn: TurnView, after: int) -> int:
-    """The first token the model made beyond `after` with characters of its own: random weights also say parts of one."""
+    """The first generated token after `after` with whole characters: random weights also generate parts of one."""
     texts = turn.run.texts
     own = (i for i in generated(turn)[:-1] if i > after and texts[i].isascii() and texts[i].strip() and texts[i].isprintable())
     return next(i for i in own if texts[i - 1] and texts[i + 1].isascii())
@@ -56,7 +56,7 @@ async def at_rest(window: MainWindow) -> None:
 
 
 async def click(window: MainWindow, node_id: int, index: int) -> None:
-    """A real click on a token, once the text stands still."""
+    """A real click on a token, once the text no longer moves."""
     view = window.parts.transcript
     await until(lambda: not window.controller.running and all(box.body.done for box in view.tokens.page.boxes))
     await asyncio.sleep(0.1)

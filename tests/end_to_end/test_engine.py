@@ -18,7 +18,7 @@ from tests.exits import running
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow, TurnStatus
 
-WATCHDOG_SECONDS = 30.0  # after which a hung engine is ended anyway
+WATCHDOG_SECONDS = 30.0  # after which a hung engine is killed
 
 
 LOADING = "engine stopped while loading (signal 9, SIGKILL); your text is kept. Send again to restart it"
@@ -29,7 +29,7 @@ def model() -> str:
 
 
 @pytest.mark.slow
-def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, paced: str) -> None:
+def test_an_engine_killed_while_idle_is_restarted_by_the_next_message(open_app: OpenApp, paced: str) -> None:
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
         await new_session(window)
         await until(lambda: workbench.status.engine is EngineState.READY)
@@ -38,7 +38,7 @@ def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, 
         # given: it is killed while idle
         os.kill(first, signal.SIGKILL)
         await until(lambda: isinstance(model, LanguageModel) and model.ended is not None)
-        # when a message is sent, then it is answered: no turn is lost to the dead one
+        # when a message is sent, then it is answered: no turn is lost
         say(window, "Are you there?")
         await answered(window, 3)
         assert engine_pid(workbench) != first
@@ -51,7 +51,7 @@ def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, 
 
 
 def loading_engine() -> psutil.Process | None:
-    """The engine process, while no client has heard from it yet."""
+    """The engine process, before it has reported to any client."""
     return next(iter(running("runtime.transport")), None)
 
 
@@ -69,7 +69,7 @@ def test_an_engine_killed_while_it_loads_is_started_by_the_next_message(open_app
         assert process is not None
         # when it is killed
         process.kill()
-        # then the turn and the status bar say so in one line, and the message is kept
+        # then the turn and the status bar report it in one line, and the message is kept
         await until(lambda: last(window).status is TurnStatus.PARTIAL)
         assert last(window).note == LOADING
         assert workbench.status.engine is EngineState.DIED
@@ -103,7 +103,7 @@ def test_quitting_does_not_wait_for_a_frozen_engine(open_app: OpenApp, paced: st
 
     # when the window is closed
     open_app(model(), paced, scene)
-    # then it ends long before the watchdog would have ended the engine
+    # then the app ends long before the watchdog would have killed the engine
     assert time.monotonic() - began[0] < WATCHDOG_SECONDS / 3
 
 

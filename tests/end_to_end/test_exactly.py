@@ -39,12 +39,12 @@ def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backen
         await endless_session(window, workbench)
         say(window, "What is blue?")
         await answered(window, 8)
-        window.controller.answers.stop()  # the tiny model would talk to its limit
+        window.controller.answers.stop()  # the tiny model would generate up to its limit
         await until(lambda: done(window))
         old = last(window)
         assert old.status in (TurnStatus.PARTIAL, TurnStatus.COMPLETE)
         answers.append(await once_more(window, old))
-        # the inspector's tab of the path shows how it was made
+        # the inspector's path tab shows its provenance
         window.parts.show_inspector(True)
         window.parts.inspector.tabs[1].click()
         facts = window.parts.inspector.path.making.facts.texts

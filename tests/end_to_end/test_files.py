@@ -1,4 +1,4 @@
-"""Files that a second start of the app, as from a file manager, has the open window open."""
+"""Files that the open window opens for a second start of the app, as from a file manager."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_open_window_imports_sessions_and_models(
         # then the open window imports and shows it, once
         await until(lambda: any("Name a river." in text for text in texts(window)))
         assert [row.title for row in await workbench.services.store.sessions()].count("Name a river.") == 1
-        # when with a model, then that is imported too (its weights are in float32: there is no form to be asked for)
+        # when with a model, then that is imported too (its weights are float32: no form has to be chosen)
         assert open_window(data, "x", "fake", files=[gguf]) == 0
         await until(lambda: (tmp_path / "models" / "small" / "elsewise.json").exists())
         assert window.settings.isVisible()
@@ -53,7 +53,7 @@ def test_the_open_window_imports_sessions_and_models(
     lock.release()
 
 
-def test_what_was_asked_for_while_the_window_started_is_opened(data: DataFolder, open_app: OpenApp, tmp_path: Path) -> None:
+def test_files_requested_during_the_start_of_the_window_are_opened(data: DataFolder, open_app: OpenApp, tmp_path: Path) -> None:
     messages = tmp_path / "river.json"
     messages.write_text(json.dumps([{"role": "user", "content": "Name a river."}]), "utf-8")
     data.make()
@@ -66,7 +66,7 @@ def test_what_was_asked_for_while_the_window_started_is_opened(data: DataFolder,
     open_app("x", "fake", scene)
 
 
-def test_what_is_no_request_opens_nothing(data: DataFolder) -> None:
+def test_invalid_requests_open_nothing(data: DataFolder) -> None:
     for content in (b"", b"17", b'{"stamp": 1, "files": 5}', b"\xff"):
         data.focus.write_bytes(content)
         assert read_focus(data.root) is None

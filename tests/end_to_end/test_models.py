@@ -1,4 +1,4 @@
-"""A model in the whole app: looked up, fetched, opened, asked, and not removed while it is loaded."""
+"""A model in the whole app: searched, fetched, opened, used, and not removable while it is loaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 
 
 @pytest.mark.slow
-def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hub: LocalHub) -> None:
+def test_a_model_is_fetched_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hub: LocalHub) -> None:
     commit = hub.add("org/tiny", {path.name: path.read_bytes() for path in tiny_path("llama").iterdir() if path.is_file()})
 
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
@@ -67,17 +67,17 @@ def test_a_model_is_got_opened_and_kept_while_it_is_loaded(open_app: OpenApp, hu
         await until(lambda: row.facts.text().endswith("opens with 1,024 tokens"))
         await until(row.in_use.isVisible)
         assert window.parts.top.model.text() == row.model.title
-        # it is loaded: it stays, and does so where another process has it
+        # it cannot be removed while it is loaded, also by another process
         pick(row, row.remove_action)
         QTest.mouseClick(row.ask.do_button, LEFT)
         await until(lambda: "is in use here" in page.notice.words)
         with pytest.raises(ModelLoadError, match="is loaded"):
             await asyncio.to_thread(ModelShelf().remove, name)
         assert name in page.models
-        # and it is sound
+        # and it is undamaged
         pick(row, row.verify_action)
         await until(lambda: row.state.text().startswith("every file is intact"))
-        # and quantised for mlx, beside it
+        # and a copy of it is quantised for mlx
         pick(row, row.quantise_action)
         QTest.mouseClick(row.quantise.choice.buttons[1], LEFT)
         QTest.mouseClick(row.quantise.do_button, LEFT)

@@ -1,4 +1,4 @@
-"""The whole window with a model on a server that has little: what it lacks is said beside each control that needs it."""
+"""The whole window with a model on a server with few features: each disabled control has the reason beside it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Five alternatives by text: no ids, no scores of given texts and so no ranks, nothing but text."""
+    """A server with five alternatives by text: no token ids, no scores of given texts, and so no ranks."""
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
     with load("mock", backend="mock") as model, serving(model, TextServer) as made:
         keep_connection(Connection("far", made.base_url, tokenizer=str(tokenizer_folder(tmp_path / "tokenizer"))))
@@ -34,12 +34,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.mark.slow
-def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, server: Server) -> None:
+def test_each_control_that_a_server_does_not_support_is_disabled_with_the_reason(open_app: OpenApp, server: Server) -> None:
     host = server.base_url.removeprefix("http://")
     name = f"tiny at {host}"
 
     def refused(sentence: QLabel, *controls: QWidget) -> str:
-        """What is read beside controls that do nothing."""
+        """The text beside disabled controls."""
         assert sentence.isVisible()
         assert not any(control.isEnabled() for control in controls)
         return sentence.text()
@@ -56,11 +56,11 @@ def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, serv
         assert workbench.status.model == name
         stats = last(window).stats
         assert stats is not None
-        assert stats.logprob is None  # nothing that the server does not say is shown as a number
+        assert stats.logprob is None  # values that the server does not return are not shown as numbers
         assert window.parts.composer.meter.context.text() == ""
         assert "min_p" not in next(body for path, _, body in reversed(server.seen) if path == "/v1/completions")
 
-        # at a token: no branch, no beams, and one that has no numbers cannot be scored
+        # at a token: no branch, no beams, and tokens without numbers cannot be scored
         inspector, turn = window.parts.inspector, last(window)
         window.parts.show_inspector(True)
         window.presenter.pin(turn.node_id, generated(turn)[0])
@@ -87,7 +87,7 @@ def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, serv
         assert sentence == f"The KV of {name} is on its server: it cannot be pinned, cleared or checked from here."
         assert not window.acts.clear_cache.isEnabled()
 
-        # what a session is set to
+        # the settings of a session
         window.acts.setup.trigger()
         popover = window.popover
         await until(lambda: popover.model.name.text() == name)
@@ -113,7 +113,7 @@ def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, serv
         assert sentence == f"{name} enforces no JSON schema, regex, Lark."
         popover.close_again()
 
-        # and it is not served to others
+        # and it cannot be served to other programs
         window.acts.settings.trigger()
         settings = window.settings
         await until(settings.isVisible)

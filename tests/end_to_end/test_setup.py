@@ -32,7 +32,7 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
         window.acts.setup.trigger()
         popover = window.popover
         await until(lambda: "architecture" in popover.model.facts)
-        popover.model.adapter_wanted.emit(str(adapter))  # what the dialog tells
+        popover.model.adapter_wanted.emit(str(adapter))  # the text of the dialog
         await until(lambda: bool(popover.model.adapters.rows))
         await until(lambda: "rank" in popover.model.adapters.rows[0].detail.text())
         QTest.mouseClick(popover.tabs[SAMPLING], LEFT)
@@ -67,7 +67,7 @@ def test_a_session_keeps_its_adapter_form_prompt_and_seed(open_app: OpenApp, tmp
         assert popover.sampling.options.fields["seed"].text() == "7"
         assert popover.system.system.toPlainText() == "Be brief."
         assert popover.form.kinds.buttons[1].isChecked()
-        # another try has a seed of its own, and the form
+        # a regenerated answer has a seed of its own, and the form
         window.acts.regenerate.trigger()
         await until(lambda: window.controller.running)
         await until(lambda: not window.controller.running)

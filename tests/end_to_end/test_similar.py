@@ -40,9 +40,9 @@ def by_transformers(texts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
 
 
 @pytest.mark.slow
-def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(open_app: OpenApp) -> None:
+def test_the_order_equals_that_of_transformers_and_a_second_search_computes_nothing(open_app: OpenApp) -> None:
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
-        # given a real conversation, of which the last answer was made twice
+        # given a real conversation whose last answer was regenerated
         await seeded_session(window, workbench)
         assert window.controller.shown is not None
         await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 10)
@@ -73,20 +73,20 @@ def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(op
         assert [row.node_id for row in rows] == sorted(nodes, key=lambda node: -expected[node])
         np.testing.assert_allclose([row.similarity for row in rows], [expected[row.node_id] for row in rows], atol=1e-5)
         assert [row.node_id for row in rows if not row.on_path] == [other.node_id]
-        # and nothing stays in the cache
+        # and nothing is left in the KV cache
         assert (await settled_report(model)).bytes == held.bytes
         # when a turn of another branch is chosen, its path is shown
         panel.list.setCurrentIndex(panel.list.rows.index(panel.list.rows.place(other.node_id) or 0))
         QTest.keyClick(panel.list, Qt.Key.Key_Return)
         await until(lambda: last(window).node_id == other.node_id)
-        # and a second look computes nothing
+        # and a second search computes nothing
         await until(lambda: model.metrics().texts_embedded == len(texts) and not model.metrics().requests_active)
         spent, asked = model.metrics().tokens_computed, model.metrics().queries
         QTest.keyClick(panel.list, Qt.Key.Key_Escape)
         assert panel.isHidden()
         QTest.keyClick(window, Qt.Key.Key_S, CONTROL_SHIFT)
         await until(lambda: len(panel.list.rows.rows) == 6)
-        await model.next_token_logprobs([1])  # its counters are told after this step
+        await model.next_token_logprobs([1])  # its counters are reported after this step
         await until(lambda: model.metrics().queries > asked)
         assert model.metrics().texts_embedded == len(texts)
         assert model.metrics().tokens_computed == spent + 1
@@ -95,11 +95,11 @@ def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(op
 
 
 def said(window: MainWindow) -> list[TurnView]:
-    """The turns of the path that have words."""
+    """The turns of the path that have text."""
     assert window.controller.shown is not None
     return [turn for turn in window.controller.shown.view.turns if turn.role != "system"]
 
 
 def answered_since(window: MainWindow, turns: int) -> bool:
-    """Whether a question and its whole answer stand behind so many turns."""
+    """Whether a question and its whole answer follow so many turns."""
     return not window.controller.running and len(said(window)) == turns + 2

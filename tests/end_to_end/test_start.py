@@ -30,15 +30,15 @@ from ui import MainWindow, RecoveryPage
 SLACK_SECONDS = 60.0
 
 
-def test_a_second_window_calls_the_first_to_the_front(data: DataFolder) -> None:
+def test_a_second_start_brings_the_first_window_to_the_front(data: DataFolder) -> None:
     # given: a window holds the folder
     lock = DataFolderLock(data.root, "window")
     assert lock.acquire()
     before = data.focus.stat().st_mtime_ns
     # when another is opened on it
-    time.sleep(0.02)  # file systems keep times in steps
+    time.sleep(0.02)  # file systems round times
     code = open_window(data, "smollm2", "auto")
-    # then it ends well, having touched the file that the first one watches
+    # then it ends with status 0, and has touched the file that the first one watches
     assert code == 0
     assert data.focus.stat().st_mtime_ns > before
     lock.release()
@@ -61,7 +61,7 @@ def test_a_read_only_data_folder_is_named(capsys: pytest.CaptureFixture[str]) ->
     assert "/proc/elsewise" in capsys.readouterr().err
 
 
-def test_a_foreign_database_is_left_as_it_is_and_there_is_still_a_window(
+def test_a_file_that_is_not_a_database_is_not_changed_and_shown_in_a_window(
     qapp: QApplication, data: DataFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data.sessions.write_bytes(b"this is no database" * 100)
@@ -77,7 +77,7 @@ def test_a_foreign_database_is_left_as_it_is_and_there_is_still_a_window(
     timer = QTimer(interval=20)
     timer.timeout.connect(close_the_page)
     timer.start()
-    # when the window is opened: a page says what is wrong, and closing it is the end
+    # when the window is opened: a page shows the problem, and closing it ends the app
     assert open_window(data, "smollm2", "auto") == 1
     timer.stop()
     assert [str(data.sessions) in words for words in seen] == [True]
@@ -87,10 +87,10 @@ def test_a_foreign_database_is_left_as_it_is_and_there_is_still_a_window(
     assert data.sessions.read_bytes() == before
 
 
-def test_an_installed_app_shows_why_its_sessions_cannot_be_opened_and_the_ways_on(
+def test_an_installed_app_shows_why_its_sessions_cannot_be_opened_and_the_ways_out(
     qapp: QApplication, data: DataFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given: sessions of a later version, and an app that no terminal stands behind
+    # given: sessions of a later version, and an app without a terminal
     SessionStore.open(data.sessions).close_sync()
     with closing(sqlite3.connect(data.sessions)) as later, later:
         later.execute(
@@ -110,7 +110,7 @@ def test_an_installed_app_shows_why_its_sessions_cannot_be_opened_and_the_ways_o
     timer = QTimer(interval=20)
     timer.timeout.connect(try_again_and_close)
     timer.start()
-    # when, then: the page comes back as long as nothing has changed
+    # when, then: the page is shown again while nothing has changed
     assert open_window(data, "smollm2", "auto") == 1
     timer.stop()
     assert ["update the app or choose another data folder" in words for words in seen] == [True, True]
@@ -118,7 +118,7 @@ def test_an_installed_app_shows_why_its_sessions_cannot_be_opened_and_the_ways_o
 
 
 @pytest.mark.slow
-def test_an_app_that_macos_runs_from_a_temporary_copy_says_where_it_belongs(
+def test_an_app_that_macos_runs_from_a_temporary_copy_names_the_right_folder(
     open_app: Callable[[str, str, Scene], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.window.is_temporary_copy", lambda: True)
@@ -130,7 +130,7 @@ def test_an_app_that_macos_runs_from_a_temporary_copy_says_where_it_belongs(
 
 
 @pytest.mark.slow
-def test_a_window_whose_app_was_moved_says_so_when_a_part_is_missing(
+def test_a_window_whose_app_was_moved_shows_a_notice_when_a_part_is_missing(
     open_app: Callable[[str, str, Scene], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[object] = []
@@ -145,7 +145,7 @@ def test_a_window_whose_app_was_moved_says_so_when_a_part_is_missing(
             moved.setattr(sys, "executable", str(tmp_path / "elsewise"))
             sys.excepthook(ImportError, missing, None)
         assert "Quit it, and open it from where it is now" in window.parts.composer.notice.words
-        assert heard == [missing, missing]  # the log has it all the same
+        assert heard == [missing, missing]  # both errors are logged
 
     open_app("x", "fake", scene)
 
@@ -169,19 +169,19 @@ def test_sigterm_closes_the_window_and_ends_the_process(tmp_path: Path) -> None:
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert any(COMPLETE in line for line in process.stderr)
-    # when it is told to end
+    # when it gets the signal
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=SLACK_SECONDS)
     # then it ends as if its button had been pressed
     assert process.returncode == 0, errors
-    # and what it wrote is its owner's alone
+    # and its files are readable by their owner alone
     data = tmp_path / "data"
     for path in (data, *data.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, path
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_named_and_nothing_is_half_made(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_incomplete_file(tmp_path: Path) -> None:
     # given: no file may grow beyond 4 KiB, as on a disk that is nearly full
     def nearly_full() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -192,7 +192,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_made(tmp_path: Path) -> None:
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=SLACK_SECONDS, check=False, preexec_fn=nearly_full
     )
-    # then it says so in a line and ends
+    # then it names the folder, without a traceback, and ends
     assert done.returncode == 1
     assert str(tmp_path / "data") in done.stderr
     assert "Traceback" not in done.stderr
@@ -200,7 +200,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_made(tmp_path: Path) -> None:
     SessionStore.open(tmp_path / "data" / "sessions.db").close_sync()
 
 
-def test_where_an_answer_is_that_was_not_saved_is_told_after_the_last_window(
+def test_the_place_of_an_unsaved_answer_is_shown_after_the_last_window_is_closed(
     qapp: QApplication, open_app: Callable[[str, str, Scene], None], paced: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(*_: object) -> None:
@@ -220,7 +220,7 @@ def test_where_an_answer_is_that_was_not_saved_is_told_after_the_last_window(
 
     async def scene(_: MainWindow, workbench: AppWorkbench) -> None:
         workbench.services.unsaved.extend(["all of its text is in <b>here</b>", "its text is below\n\nOslo\n\nis north"])
-        monkeypatch.setattr(KeptWindows, "write", full)  # nor is there room for how the windows stand
+        monkeypatch.setattr(KeptWindows, "write", full)  # no room for the state of the windows either
         reading.append(asyncio.create_task(read()))
 
     open_app("x", paced, scene)

@@ -31,7 +31,7 @@ async def stopped_answer(window: MainWindow, workbench: AppWorkbench) -> TurnVie
 
 @pytest.mark.slow
 def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.workbench.answers.continuations.DRAWN_TOKENS", 100_000)  # a column ends where it is stopped
+    monkeypatch.setattr("app.workbench.answers.continuations.DRAWN_TOKENS", 100_000)  # a column ends only when it is stopped
     kept: dict[str, int] = {}
 
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
@@ -46,7 +46,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monk
         assert len(last(window).variants) == 1
         QTest.keyClick(tokens, Qt.Key.Key_Escape)
 
-        # four continuations of that token stream side by side
+        # four continuations of that token stream as columns
         QTest.mouseClick(window.parts.inspector.token.draws.buttons[4], Qt.MouseButton.LeftButton)
         await until(lambda: len(panel.cards) == 4 and all(card.text.length >= 24 for card in panel.cards))
         assert window.controller.running
@@ -56,7 +56,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monk
         columns = [card.column for card in panel.cards]
         assert last(window).node_id == turn.node_id
         assert last(window).variants == (turn.node_id, *(column.node_id for column in columns))
-        # one is kept: it is shown behind the earlier turns
+        # one is kept: it is shown after the earlier turns
         panel.area.ensureWidgetVisible(panel.cards[1].keep)
         QTest.mouseClick(panel.cards[1].keep, Qt.MouseButton.LeftButton)
         await until(lambda: last(window).node_id == columns[1].node_id)
@@ -65,7 +65,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monk
 
         await until(lambda: all(box.body.done for box in tokens.page.boxes))
 
-        # Why: the whole row of the real model draws the stored token again, with the number of its place
+        # Why: the whole row of the real model draws the stored token again, with the random number of its place
         at = whole(last(window), index)
         await click(window, columns[1].node_id, at)
         QTest.mouseClick(window.parts.inspector.tabs[3], Qt.MouseButton.LeftButton)
@@ -73,7 +73,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monk
         QTest.mouseClick(why.ask, Qt.MouseButton.LeftButton)
         await until(lambda: why.outcome.stages and why.outcome.whole)
         assert why.outcome.token == last(window).run.ids[at]
-        # with other settings it says what it would have drawn, without the model
+        # with other settings it shows another draw, without the model
         why.dials.rows["temperature"].slider.setFocus()
         for _ in range(12):
             QTest.keyClick(why.dials.rows["temperature"].slider, Qt.Key.Key_PageDown)
@@ -92,7 +92,7 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monk
         beams = [card.column.node_id for card in panel.cards]
         QTest.mouseClick(panel.close_button, Qt.MouseButton.LeftButton)
 
-        # the shown branch, from where the beams leave it, is pruned: the newest of them is shown, and it is no variant any more
+        # the shown branch is pruned from the fork of the beams: the newest beam is shown, and the branch is no longer a variant
         before = last(window)
         QTest.keyClick(tokens, Qt.Key.Key_P, CONTROL_ALT)
         await until(lambda: last(window).node_id != before.node_id)
@@ -104,11 +104,11 @@ def test_continuations_beams_preview_and_why(open_app: OpenApp, paced: str, monk
     open_app(str(tiny_folder("llama").path), paced, scene)
 
     async def next_morning(window: MainWindow, workbench: AppWorkbench) -> None:
-        # everything is there again, what was pruned is out of sight still
+        # everything is restored, and the pruned branch is still hidden
         await until(lambda: window.controller.shown is not None and window.controller.shown.view.turns)
         assert last(window).node_id == kept["shown"]
         assert len(last(window).variants) == kept["count"]
-        window.acts.undo.trigger()  # there is nothing to undo: it is another day
+        window.acts.undo.trigger()  # nothing to undo after a restart
         window.acts.pruned.trigger()
         rows = window.parts.sidebar.tree.rows.rows
         assert [(row.node_id, row.start) for row in rows if row.pruned] == [(kept["pruned"], kept["start"])]

@@ -57,7 +57,7 @@ async def endless_session(window: MainWindow, workbench: AppWorkbench) -> None:
 
 
 async def answered(window: MainWindow, tokens: int) -> TurnView:
-    """When so many tokens have arrived."""
+    """Waits until so many tokens have arrived; returns the last turn."""
 
     def arrived() -> bool:
         shown = window.controller.shown
@@ -73,7 +73,7 @@ def engine_pid(workbench: AppWorkbench) -> int:
     return model.pid
 
 
-def test_the_sample_that_was_open_is_open_again_beside_sessions_of_ones_own(open_app: OpenApp, paced: str) -> None:
+def test_the_open_sample_is_reopened_although_there_are_other_sessions(open_app: OpenApp, paced: str) -> None:
     model = str(tiny_folder("llama").path)
 
     async def first(window: MainWindow, workbench: AppWorkbench) -> None:
@@ -112,14 +112,14 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         # when a message is sent
         say(window, "Where should we go?")
         turn = await answered(window, 24)
-        # then it is on the disk, and the stream goes on
+        # then it is saved, and the stream continues
         with sqlite3.connect(f"file:{data.sessions}?mode=ro", uri=True) as db:
             assert db.execute("select count(*) from nodes where text = 'Where should we go?'").fetchone() == (1,)
         assert turn.status is TurnStatus.STREAMING
         # and every token of the prompt has its numbers
         assert scored(window)
 
-        # when it is stopped
+        # when the answer is stopped
         QTest.keyClick(window, Qt.Key.Key_Period, Qt.KeyboardModifier.ControlModifier)
         await until(lambda: last(window).status is TurnStatus.PARTIAL)
         stopped = last(window)
@@ -134,10 +134,10 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         place = next(k for k, token in enumerate(record.top_ids) if token != record.token_id)
         await until(
             lambda: len(window.parts.inspector.token.alternatives.buttons) >= 10
-        )  # and the chosen one, if it lies beyond
+        )  # plus the chosen one, if it is further down
         QTest.keyClick(tokens, Qt.Key(Qt.Key.Key_1 + place))
         await until(lambda: last(window).node_id != stopped.node_id and len(generated(last(window))) >= 8)
-        # then it is a sibling that shares what came before, the old one is the other of two
+        # then the branch is a sibling with the same prefix, and the old answer the other one of two
         branch = last(window)
         assert branch.run.ids[:index].tolist() == stopped.run.ids[:index].tolist()
         assert branch.run.ids[index] == record.top_ids[place]
@@ -152,7 +152,7 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         assert len(window.controller.shown.view.branches) >= 3
         assert last(window).tier is Tier.WARM
 
-        # when the two branches are compared, they stand side by side until Esc
+        # when the two branches are compared, they are shown side by side until Esc
         await at_rest(window)
         QTest.keyClick(window, Qt.Key.Key_D, Qt.KeyboardModifier.ControlModifier)
         await until(window.parts.compare.isVisible)
@@ -170,7 +170,7 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         await answered(window, 4)
         os.kill(engine_pid(workbench), signal.SIGKILL)
         await until(lambda: last(window).status is TurnStatus.PARTIAL)
-        # then the text is kept and the window says so
+        # then the text is kept, with a note
         assert len(generated(last(window))) >= 4
         assert "your text is kept" in last(window).note
         # and it starts another one automatically, and reads the session again
@@ -187,14 +187,14 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         kept["quit"] = time.monotonic()
 
     open_app(model, paced, first_evening)
-    # then it has ended by itself in the middle of the stream, with its engine; how soon says the sum of its limits
+    # then the app has ended in the middle of the stream, with its engine, within the sum of its limits
     assert time.monotonic() - float(str(kept["quit"])) < PATIENCE_SECONDS
     engine = kept["engine"]
     assert isinstance(engine, psutil.Process)
     asyncio.run(until(lambda: not engine.is_running()))  # not even a zombie
 
     async def next_morning(window: MainWindow, workbench: AppWorkbench) -> None:
-        # when the app is opened again, everything is there
+        # when the app is reopened, everything is restored
         await until(lambda: window.controller.shown is not None)
         assert window.controller.shown is not None
         view, before = window.controller.shown.view, kept["view"]
@@ -202,7 +202,7 @@ def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data
         ids = [turn.run.ids.tolist() for turn in view.turns]
         *whole, streamed = [turn.run.ids.tolist() for turn in before.turns]
         assert ids[:-1] == whole
-        assert ids[-1][: len(streamed)] == streamed  # and what came until it was stopped
+        assert ids[-1][: len(streamed)] == streamed  # and the tokens up to the stop
         assert last(window).status is TurnStatus.PARTIAL
         assert len(view.branches) == len(before.branches)
         assert scored(window)

@@ -1,4 +1,4 @@
-"""`python -m tests.reliability`: the table; exit status 1 where a row has failures."""
+"""`python -m tests.reliability`: the table; exit status 1 if a row has failures."""
 
 from __future__ import annotations
 

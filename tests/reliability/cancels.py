@@ -27,7 +27,7 @@ from tests.runtime.backends import reference
 from tests.runtime.backends.reference import TOLERANCE
 from tests.runtime.model.trouble import CASES, Case, audit, troubled
 
-RAISES, NO_NUMBER = 999, 998  # tokens that a model fails on; no other text contains them, and they are banned in answers
+RAISES, NO_NUMBER = 999, 998  # tokens on which a model fails; no other text contains them, and they are banned in answers
 TOYS = {RAISES: 258, NO_NUMBER: 257}  # of the toy models, which have a smaller vocabulary
 TOKENS, WIDTH = 8, 3
 AT_ONCE = 12
@@ -58,12 +58,12 @@ class Crowd:
         case.faults.bad_on = {self.no_number: np.nan}
 
     def text(self) -> list[int]:
-        """A prefix of a stem, with new tokens behind it."""
+        """A prefix of a stem, followed by new tokens."""
         stem = self.chance.choice(self.stems)
         return [*stem[: self.chance.randrange(1, 24)], *self.case.ids(self.chance.randrange(20), self.chance.randrange(9))]
 
     async def one(self) -> None:
-        """One request: asked, perhaps waited for, perhaps one that must fail."""
+        """One request: cancelled at some moment, or awaited, or one that must fail."""
         chance, ids = self.chance, self.text()
         guilty = chance.choice([self.raises, self.no_number]) if chance.random() < 0.1 else None
         if guilty is not None:
@@ -120,7 +120,7 @@ class Crowd:
         except (ZeroDivisionError, NonFiniteLogitsError):
             assert self.guilty_beam(ids), "innocent beams have failed"
             if {self.raises, self.no_number} & set(ids):
-                raise  # as it must
+                raise  # as expected
             return
         assert len(found) == WIDTH
         for beam in found:
@@ -128,7 +128,7 @@ class Crowd:
             assert beam.logprob == pytest.approx(sum(rows), abs=len(rows) * TOLERANCE)
 
     def guilty_beam(self, ids: list[int]) -> bool:
-        """Whether a search of two steps meets a token that the model fails on: a search cannot ban it."""
+        """Whether a search of two steps meets a token on which the model fails: a search cannot ban it."""
         guilty = {self.raises, self.no_number}
         if guilty & set(ids):
             return True
@@ -154,7 +154,7 @@ class Crowd:
         """Sends requests, some at a time, until `leavers` were cancelled before their answer."""
 
         async def some() -> None:
-            for _ in range(leavers):  # a bound: many more than leave
+            for _ in range(leavers):  # an upper bound, far above the number of cancelled ones
                 if self.left >= leavers:
                     return
                 await self.one()
@@ -189,7 +189,7 @@ def cancels(order: Order) -> Tally:
 
 
 def _crowd_of(case: Case, title: str, seed: int, each: int, folder: Path, tally: Tally) -> str:
-    """Runs one case; returns the growth of memory where it is above the limit."""
+    """Runs one case; returns the growth of memory if it is above the limit."""
     model, snapshot = case.model, folder / "snapshot.safetensors"
     stem = case.ids(0, 24)
     model.cache_kv(stem)

@@ -1,6 +1,6 @@
-"""kill -9 and failing disks: what was acknowledged is there, nothing is wrong, and the next start goes on.
+"""kill -9 and failing disks: acknowledged data is stored, no data is wrong, and the next start works.
 
-Faults are injected by SQLite's own VFS (`tests.storage.failing_vfs`), one in five by strace where ptrace is allowed.
+Faults are injected by SQLite's own VFS (`tests.storage.failing_vfs`), one in five by strace if ptrace is allowed.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ ORPHAN_SECONDS = 15  # for an engine to end after its app was killed, on a busy 
 PATIENCE_SECONDS = 60
 STRACE_CALLS = 30  # strace counts the calls of each thread separately, so that higher counts may never be reached
 MESSAGES = 4  # of an app that is killed
-START_SECONDS = 4.0  # within which an app is killed that has said nothing
-AFTER_A_LINE = 0.2  # seconds within which an app is killed that has
+START_SECONDS = 4.0  # within which an app without any output is killed
+AFTER_A_LINE = 0.2  # seconds within which an app with output is killed
 WINDOW_LINES = 12  # of a window, after one of which it is killed
-WINDOW_SECONDS = 8.0  # within which a window is killed that has shown nothing
+WINDOW_SECONDS = 8.0  # within which a window that has shown nothing is killed
 WINDOWS_ON_A_SESSION = 4
 BLOCK_ROUNDS = 2
 BLOCK_FAULTS = (("pwrite64", "ENOSPC"), ("pwrite64", "EIO"), ("fdatasync", "EIO"))
@@ -63,7 +63,7 @@ def roads() -> tuple[str, ...]:
 
 
 def under_fault(order: Order, number: int, fault: str, command: list[str], file: Path) -> tuple[list[list[Any]], int, str]:
-    """Runs a command with faults in its writes to `file`: its output, the faults that fired, and how they were injected."""
+    """Runs a command with faults in its writes to `file`: its output, the faults that fired, and the way of injection."""
     parsed, log = Fault.parse(fault), order.folder / f"{number}.log"
     suits = parsed.action != "TORN" and parsed.first <= STRACE_CALLS
     road = roads()[number % len(roads())] if suits else "vfs"
@@ -80,7 +80,7 @@ def talker(path: Path, messages: int, where: str) -> list[str]:
 
 
 def check_sessions(path: Path, said: Sequence[Sequence[Any]]) -> None:
-    """Asserts that all that a killed app had acknowledged is in its file, and that no row is damaged or left open."""
+    """Asserts that everything a killed app had acknowledged is in its file, and that no row is damaged or left open."""
     asked = [words[1] for words in said if words[0] == "asked"]
     answered = [words[1:] for words in said if words[0] == "answered"]
 
@@ -121,7 +121,7 @@ def app_at_writes(order: Order) -> Tally:
 def app_at_moments(order: Order) -> Tally:
     """Kills the app, with an engine process beside it, at a random moment; the engine ends too.
 
-    The moment lies in the start, or soon after one of the lines that the app prints, however fast the machine is.
+    The moment is during the start, or soon after one of the lines that the app prints, however fast the machine is.
     """
     tally, chance = Tally(), random.Random(order.seed)
     printed = len(run(talker(order.folder / "whole.sqlite3", MESSAGES, "process")))
@@ -158,8 +158,8 @@ Shown = dict[int, dict[int, tuple[str, str, bool]]]  # session -> turn -> role, 
 def windows_at_moments(order: Order) -> Tally:
     """Kills the window at a random moment, again and again on one data folder: each opens what the last one left.
 
-    What a window has shown as saved is in a copy of the sessions file, read by the use cases, and the next window starts with
-    it. The moment lies in the start, or soon after the window has shown something new.
+    The turns that a window has shown as saved are in a copy of the sessions file, read by the use cases, and the next window
+    starts with it. The moment is during the start, or soon after the window has shown something new.
     """
     tally, chance = Tally(), random.Random(order.seed)
     data, shown = DataFolder(order.folder / "data"), Shown()
@@ -192,7 +192,7 @@ def windows_at_moments(order: Order) -> Tally:
 
 
 def killed_window(data: DataFolder, new: bool, lines: int, after: float) -> list[list[Any]]:
-    """What a window has said that was killed so many seconds after so many lines; its engine has ended."""
+    """The output of a window that was killed so many seconds after so many lines; its engine has ended."""
     command = [sys.executable, "-m", "tests.reliability.talking_window", str(data.root), "0", "new" if new else "old"]
     with (
         tempfile.TemporaryFile() as errors,
@@ -224,7 +224,7 @@ def check_opened(expected: Mapping[int, tuple[str, str, bool]], turns: Sequence[
 
 
 def assert_same(node_id: int, before: tuple[str, str, bool], role: str, text: str) -> None:
-    """Asserts that a turn is as it was shown; one that was being written is a beginning, or goes on."""
+    """Asserts that a turn is as shown; of one that was being written, one text is a beginning of the other."""
     assert role == before[0]
     if before[2]:
         assert text == before[1], f"turn {node_id} was {before[1]!r}, and is {text!r}"
@@ -258,7 +258,7 @@ def check_shown(path: Path, shown: Shown) -> None:
 
 
 def check_saved(file: Path, said: Sequence[Sequence[Any]]) -> None:
-    """Asserts that acknowledged blocks are there, that all blocks give the numbers of a fresh run, and that saving goes on."""
+    """Asserts that acknowledged blocks are stored, that all blocks give the numbers of a fresh run, and that saving works."""
     saved = {words[1]: words[2] for words in said if words[0] == "saved"}
     with fake_model(blocks=BlockOptions("storage:open_blocks", str(file), BUDGET)) as model:
         for number in range(PATHS):
@@ -355,13 +355,13 @@ async def killed(workbench: AppWorkbench, store: SessionStore, session_id: int, 
 def sweep(
     order: Order, faults: Sequence[tuple[str, frozenset[Any]]], start: Callable[[Path], list[str]], check: Callable[..., None]
 ) -> Tally:
-    """Runs a writer with each fault at every call that there is, or at as many as were asked for, evenly.
+    """Runs a writer with each fault at every call, or at as many evenly distributed calls as requested.
 
     Args:
-        order: What is asked for.
-        faults: As `tests.storage.failing_vfs.Fault` spells them, with "{k}" for the call; what the writer may say failed then.
+        order: The order of the row.
+        faults: In the form of `tests.storage.failing_vfs.Fault`, with "{k}" for the call; the writer's possible error messages.
         start: The command line of the writer.
-        check: Gets the file and what was said; fails where something acknowledged is not there.
+        check: Gets the file and the output; fails if acknowledged data is missing.
     """
     tally, number = Tally(), 0
     for fault, allowed in faults:
@@ -397,24 +397,24 @@ FULL, DISK = frozenset({"StoreFullError"}), frozenset({"StoreDiskError"})
 
 
 def sessions_on_a_full_disk(order: Order) -> Tally:
-    """ENOSPC at every write of a session, once (a retry saves it) and from there on."""
+    """ENOSPC at every write of a session, once (a retry saves it) and from then on."""
     faults = [("pwrite64:error=ENOSPC:when={k}", frozenset[str]()), ("pwrite64:error=ENOSPC:when={k}+", FULL)]
     return sweep_sessions(order, faults)
 
 
 def sessions_on_a_failing_disk(order: Order) -> Tally:
-    """EIO from every write and every sync of a session on."""
+    """EIO starting at every write and every sync of a session."""
     return sweep_sessions(order, [("pwrite64:error=EIO:when={k}+", FULL | DISK), ("fdatasync:error=EIO:when={k}+", DISK)])
 
 
 def sweep_sessions(order: Order, faults: Sequence[tuple[str, frozenset[Any]]]) -> Tally:
-    """The faults under the writer of sessions."""
+    """Injects the faults into the writer of sessions."""
     with_store(order.folder / "empty.sqlite3", lambda store: store.sessions())
     return sweep(order, faults, lambda file: writer(file, 1), check_nothing_was_lost)
 
 
 def blocks_on_a_bad_disk(order: Order) -> Tally:
-    """The faults under the writer of the block file, a cache: acknowledged blocks are there, others need not be."""
+    """Injects the faults into the writer of the block file, a cache: acknowledged blocks are stored, others need not be."""
     with BlockFile(order.folder / "empty.sqlite3", BUDGET) as store:
         store.put([block("old")])
     errors = frozenset({errno.ENOSPC, errno.EIO})
@@ -428,7 +428,7 @@ def blocks_writer(file: Path) -> list[str]:
 
 
 def check_blocks(file: Path, said: Sequence[Sequence[Any]]) -> None:
-    """Asserts that acknowledged blocks are there unless evicted, that all blocks are correct, and that none is damaged."""
+    """Asserts that acknowledged blocks are stored unless evicted, that all blocks are correct, and that none is damaged."""
     acknowledged = [tuple(words[1:]) for words in said if words[0] == "put"]
     halves = {path for path in acknowledged if len(path) == 2}
     with BlockFile(file, BUDGET) as store:

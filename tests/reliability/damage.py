@@ -38,7 +38,7 @@ def truncated(whole: bytes, count: int, seed: int) -> Iterator[tuple[str, bytes]
 
 
 async def fill(store: SessionStore) -> None:
-    """Some sessions, and one of each other thing that is stored."""
+    """Some sessions, and one of each other kind of stored data."""
     for i in range(SESSIONS):
         await chat(store, f"chat {i}", tokens=60)
     await store.save_vocabulary("digest", [b"token"] * 50)
@@ -59,7 +59,7 @@ async def read(store: SessionStore, session_id: int) -> tuple[SessionTree, dict[
 
 
 async def judge(store: SessionStore, sound: object) -> str:
-    """What a store on a damaged file shows; fails where that differs from before and `verify` names nothing."""
+    """The visible contents of a store on a damaged file; fails if they have changed and `verify` names nothing."""
     named = bool(await store.verify())
     try:
         same = await everything(store) == sound
@@ -71,7 +71,7 @@ async def judge(store: SessionStore, sound: object) -> str:
 
 
 async def titles(store: SessionStore) -> dict[str, object]:
-    """Every listed session by its title; the type of the error where it cannot be read."""
+    """Every listed session by its title; the type of the error if it cannot be read."""
     found: dict[str, object] = {}
     for row in await store.sessions():
         try:
@@ -84,10 +84,10 @@ async def titles(store: SessionStore) -> dict[str, object]:
 
 
 def hurt(copy: Path, sound: dict[str, object]) -> tuple[str, list[str]]:
-    """The result of opening a damaged file, and the changed sessions; fails where one of them is not named."""
+    """The result of opening a damaged file, and the changed sessions; fails if one of them is not named."""
     try:
         store = SessionStore.open(copy)
-    except StoreError:  # what can be read goes into a new file then, see `app.rescue`
+    except StoreError:  # then the readable rows go into a new file, see `app.rescue`
         return "refused and salvaged", salvaged(copy, sound)
     try:
         now, named = asyncio.run(_look(store))
@@ -140,7 +140,7 @@ def flips_of_sessions(order: Order) -> Tally:
 
 
 def truncations_of_sessions(order: Order) -> Tally:
-    """Cut anywhere: refused by name or opened with the intact rows; no text appears that was not there before."""
+    """Cut anywhere: refused by name or opened with the intact rows; no new text appears."""
 
     def act(copy: Path, sound: tuple[object, dict[str, object]]) -> str:
         try:
@@ -182,7 +182,7 @@ def fill_blocks(file: Path) -> bytes:
 
 
 def use_blocks(file: Path) -> str:
-    """Uses the file as an engine does; fails on a wrong byte. Returns the damage that was noticed."""
+    """Uses the file as an engine does; fails on a wrong byte. Returns the detected damage."""
     with BlockFile(file, BUDGET) as store:
         complete = True
         for path in PATHS:

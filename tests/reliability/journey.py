@@ -1,8 +1,8 @@
 """The whole window without a network: first run, chat, branch, inspector, comparison, export, reopening.
 
 The journey is the one of `tests/end_to_end`, with mouse and keys on a real engine process. It runs in a network namespace of
-its own, where this machine allows one, and under strace, which writes down each `connect` of the window, its engine and all
-their children. None may go anywhere but to a socket in the file system (a display server, a message bus).
+its own, if this machine allows one, and under strace, which logs each `connect` of the window, its engine and all
+their children. Each may only use a socket in the file system (a display server, a message bus).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONNECT = re.compile(r"connect\(\d+, \{sa_family=(\w+), (.*?)\}")
 
 @cache
 def namespace() -> Sequence[str]:
-    """What starts a command without a network; nothing where that is not allowed."""
+    """The prefix that starts a command without a network; empty if that is not allowed."""
     try:
         allowed = subprocess.run([*_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
     except OSError:

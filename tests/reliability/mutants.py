@@ -1,7 +1,7 @@
 """Damaged inputs: seeded mutators, and the parent of a child process that reads them and may die or hang.
 
 A parser may take a mutant, or refuse it with an error of ours. Anything else is a failure: another exception, a signal, ten
-seconds of computing, no answer at all, or more memory than `MEMORY_BYTES` beyond what it had before.
+seconds of computing, no answer at all, or more than `MEMORY_BYTES` of additional memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tests.reliability.suite import REPOSITORY, Order, Tally
 
 CPU_SECONDS = 10  # of one mutant
 WALL_SECONDS = 45  # of one mutant on a busy machine; no mutant waits for anything
-START_SECONDS = 150  # until a child has imported what it needs and read a sound file
+START_SECONDS = 150  # until a child has imported its modules and read an undamaged file
 MEMORY_BYTES = 2 << 30
 AT_ONCE = 120  # mutants of one child, since the memory limit is that of the whole child
-MOST_FAILURES = 20  # after which a row ends
+MOST_FAILURES = 20  # seconds after which a row ends
 
 EXTREMES = [0, 1, 0x7F, 0xFF, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 VALUES: list[Any] = [
@@ -57,7 +57,7 @@ PIECES = [
 
 
 def flipped(data: bytes, chance: random.Random) -> bytes:
-    """A binary file with one injury, most of them near its start, where headers are."""
+    """A binary file with one damaged place, mostly near its start, where headers are."""
     near = max(1, min(len(data), 1 << 14))
     at = chance.randrange(near if chance.random() < 0.8 else max(1, len(data)))
     spoilt, kind = bytearray(data), chance.randrange(7)
@@ -154,7 +154,7 @@ MUTATORS: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 def mutants(order: Order, parser: str) -> Tally:
-    """Mutants of one kind of input; where a child dies or hangs, another child continues after the failing mutant."""
+    """Mutants of one kind of input; if a child dies or hangs, another child continues after the failing mutant."""
     tally, first = Tally(), 0
     while first < order.count and len(tally.failures) < MOST_FAILURES:
         first = _run(order, parser, first, min(first + AT_ONCE, order.count), tally)

@@ -1,6 +1,6 @@
 """The parsers of all external inputs, and the child process that feeds them mutants (see `mutants`).
 
-Each takes sound samples to mutate, and returns what reads a mutant: it ends, or raises one of `TYPED`.
+Each takes undamaged samples to mutate, and returns a function that reads a mutant: it returns, or raises one of `TYPED`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from storage import StoreError
 from tests.reliability.mutants import CPU_SECONDS, MEMORY_BYTES, MUTATORS
 
 TYPED = (RuntimeFault, StoreError)
-Read = Callable[[int, bytes], str]  # the number of the sample, and its mutant; what it was taken for
+Read = Callable[[int, bytes], str]  # the number of the sample, and its mutant; the kind as which it was read
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -37,8 +37,8 @@ class Parser:
     """One kind of input.
 
     Attributes:
-        samples: Makes sound ones, once for each row.
-        opens: Makes what reads mutants, in a child; gets a folder of its own.
+        samples: Makes undamaged ones, once for each row.
+        opens: Makes the function that reads mutants, in a child; gets a folder of its own.
         mutator: Key of `MUTATORS`; of several samples one each may be given.
     """
 
@@ -124,7 +124,7 @@ ARCHITECTURES = ("llama", "gemma3", "lfm2", "gpt2", "qwen3", "mistral", "mamba")
 
 
 def open_config(backend: str) -> Callable[[Path, Sequence[bytes]], Read]:
-    """Loads a tiny model with the mutant; where it loads, its log-probabilities are finite."""
+    """Loads a tiny model with the mutant; if it loads, its log-probabilities are finite."""
 
     def opens(folder: Path, samples: Sequence[bytes]) -> Read:
         from runtime import load
@@ -183,7 +183,7 @@ def adapter_samples(folder: Path) -> list[bytes]:
 
 
 def open_adapter(folder: Path, samples: Sequence[bytes]) -> Read:
-    """Puts it on a model; the base's numbers are the same afterwards, to the bit."""
+    """Adds it to a model; the base's numbers are the same afterwards, to the bit."""
     from runtime import load
     from tests.tiny_models import tiny_path
 
@@ -294,7 +294,7 @@ def transfer_samples(*kinds: str) -> Callable[[Path], list[bytes]]:
 
 
 def open_transfer(suffix: str) -> Callable[[Path, Sequence[bytes]], Read]:
-    """Imports the file into a store; a refused file changes nothing, an accepted one is sound as a whole."""
+    """Imports the file into a store; a refused file changes nothing, an accepted one is undamaged as a whole."""
 
     def opens(folder: Path, _: Sequence[bytes]) -> Read:
         from tests.storage.helpers import chat, with_store
@@ -370,7 +370,7 @@ def batch_samples(_: Path) -> list[bytes]:
 
 
 def open_batch(folder: Path, _: Sequence[bytes]) -> Read:
-    """Answers the batch with the command line: exit status 0 to 2, and a sentence where it is refused."""
+    """Answers the batch with the command line: exit status 0 to 2, and a sentence if it is refused."""
     from click.testing import CliRunner
 
     from app.cli.group import cli
@@ -500,7 +500,7 @@ def main(name: str, place: str, seed: int, first: int, count: int) -> None:
     work.mkdir()
     read = parser.opens(work, samples)
     for number, sample in enumerate(samples):
-        read(number, sample)  # sound samples are accepted; this also loads all lazily imported modules
+        read(number, sample)  # undamaged samples are accepted; this also loads all lazily imported modules
     status = Path("/proc/self/status").read_text()
     used = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmSize")) << 10
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, resource.RLIM_INFINITY))
@@ -514,7 +514,7 @@ def main(name: str, place: str, seed: int, first: int, count: int) -> None:
             outcome = "untouched" if data == samples[which] else read(which, data)
         except TYPED as refusal:
             say(**({"outcome": "refused"} if str(refusal) else {"fault": "a refusal without a word"}))
-        except Exception as error:  # noqa: BLE001  # what the rows are about
+        except Exception as error:  # noqa: BLE001  # the subject of the rows
             last = traceback.extract_tb(error.__traceback__)[-1]
             say(
                 fault=f"{type(error).__name__}: {str(error)[:300]} ({Path(last.filename).name}:{last.lineno}) in {data[:120]!r}"

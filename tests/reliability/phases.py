@@ -28,8 +28,8 @@ HARMS = ("killed", "stopped", "slow")
 LONG = [5 + i * 7 % 900 for i in range(2000)]  # a prompt of many chunks
 SHORT = LONG[:40]
 MANY = GenerationOptions(max_tokens=600, ignore_eos=True, top_k=0, seed=1)
-SILENCE, LOADING = 3.0, 20.0  # seconds until an engine that stands still is ended
-PATIENCE = 90.0  # seconds until a caller must have heard, on a busy machine
+SILENCE, LOADING = 3.0, 20.0  # seconds until a stalled engine is ended
+PATIENCE = 90.0  # seconds until a caller must have an answer or an error, on a busy machine
 PULSES = 8  # of a slow engine: stopped for a tenth of a second each
 
 

@@ -1,11 +1,11 @@
 """Sessions of chat, branch, cancel, close and reopen, for minutes: no resource of the process grows.
 
 Real model, runtime, storage and use cases. After each round (two sessions, opened and closed twice, each time by a workbench
-and a store of their own) the process is looked at. Of each thing that is counted the second half of the run is cut into
+and a store of their own) the process is measured. Of each resource the second half of the run is divided into
 `BLOCKS` pieces; a line through their medians has a slope and a standard error. It fails when the slope is above `DEVIATIONS`
-errors and the growth that it means for that half is above the thing's own grain: one for what is counted; for bytes, which
-malloc gives back by the arena, one per cent, or 16 MiB in a short run, which is still warming up. Leases, pins and requests
-have to be none after every round. Edges and memory rise with each model and end with it: of edges the largest of its rounds
+errors and the growth that it implies for that half is above the resource's own grain: one for counts; for bytes, which
+malloc frees by the arena, one per cent, or 16 MiB in a short run, which is still warming up. Leases, pins and requests
+must be zero after every round. Edges and memory rise with each model and end with it: of edges the largest of its rounds
 counts, of memory the smallest, since MKL takes another 5 MB in some round of each model; a leak raises them all.
 """
 
@@ -41,12 +41,12 @@ from ui import Event, TokensArrived, TurnStatus
 TOGETHER = 2  # sessions at once
 RELOAD = 10  # rounds with one loaded model; then it is closed, and the next one reads the block file: sessions reopen from it
 OPTIONS = GenerationOptions(max_tokens=4, sampling=SamplingOptions(temperature=0.9), seed=11)
-LONG = 64  # tokens of an answer that is stopped at its first
+LONG = 64  # length limit of an answer that is stopped at its first token
 KV_BYTES, BLOCK_BYTES = 4 << 20, 8 << 20
 WATCHED = (AppWorkbench, OpenSession, Tree, SessionStore, Supervisor, LanguageModel, BlockFile, Lease, TokenRun)
-WHICH: dict[str, Callable[[list[int]], int]] = {"edges": max, "memory": min}  # of a model's rounds counts
+WHICH: dict[str, Callable[[list[int]], int]] = {"edges": max, "memory": min}  # of a model's rounds is counted
 BLOCKS, DEVIATIONS = 10, 5.0
-WARM, WARMING_BYTES = 200, 16 << 20  # rounds of a run that is not short, and what a short one may grow by
+WARM, WARMING_BYTES = 200, 16 << 20  # rounds of a run that is not short, and the growth that a short one may have
 FEWEST = 4 * BLOCKS  # rounds that a verdict needs, however slow the machine is
 
 
@@ -86,7 +86,7 @@ class _Lent:
         return getattr(self._model, name)
 
     async def close_async(self, *, within: float | None = None) -> None:
-        """Given back."""
+        """Returned, not closed."""
 
 
 @dataclass
@@ -183,7 +183,7 @@ def of_a_model(values: list[int], which: Callable[[list[int]], int], rounds: int
 
 
 def fill_small_blocks() -> None:
-    """NumPy keeps seven freed blocks of each size below 1 KiB, 3.9 MB in all; by itself a soak comes to that after hours."""
+    """NumPy keeps seven freed blocks of each size below 1 KiB, 3.9 MB in all; a soak alone reaches that after hours."""
     [np.empty(size, np.uint8) for size in range(1, 1024) for _ in range(7)]  # freed at once
 
 
@@ -199,7 +199,7 @@ def growth(values: list[int]) -> tuple[float, float]:
 
 
 def soak(order: Order) -> Tally:
-    """`order.count` seconds of it."""
+    """Runs for `order.count` seconds."""
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # a thread for the bars of transformers, which is not ours

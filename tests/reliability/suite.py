@@ -1,7 +1,7 @@
 """The rows of the table, each run in a process of its own.
 
-A row is a function that tries something `Order.count` times, from `Order.seed` alone, and returns a `Tally`. Its process
-group is ended at the row's limit, so no row can hold the others up; a row whose process ends in another way has failed.
+A row is a function that makes `Order.count` tries, determined by `Order.seed` alone, and returns a `Tally`. Its process
+group is ended at the row's limit, so no row can block the others; a row whose process ends in another way has failed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Tally:
             self.fail(what, error)
 
     def fail(self, what: str, error: BaseException) -> None:
-        """Notes a failure, and the line that it came from."""
+        """Records a failure, and the line that caused it."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}: {last.line}"
         self.failures.append(f"{what}: {type(error).__name__}: {str(error)[:_WORDS]} ({where})")
@@ -86,7 +86,7 @@ class Row:
     Attributes:
         name: Its name in the table and for `--only`.
         run: "module:function", which takes an `Order` and returns a `Tally`.
-        full: Tries of the whole suite; seconds, where `timed`.
+        full: Tries of the whole suite; seconds, if `timed`.
         short: Tries of the short form.
         limit: Seconds after which its processes are ended.
     """
@@ -159,7 +159,7 @@ def carry_out(row: Row, seed: int, count: int) -> Result:
 
 
 def run_all(rows: Iterable[tuple[Row, int]], seed: int, jobs: int, told: Callable[[Result], None]) -> list[Result]:
-    """Runs rows with their counts, `jobs` at a time; `told` hears of each when it is done. In the order given."""
+    """Runs rows with their counts, `jobs` at a time; `told` is called with each when it is done. In the order given."""
 
     def one(order: tuple[Row, int]) -> Result:
         result = _in_a_process(*order, seed)

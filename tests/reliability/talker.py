@@ -1,4 +1,4 @@
-"""The app under test in crashes: chats without a window, and prints what was acknowledged.
+"""The app under test in crashes: chats without a window, and prints the acknowledged turns.
 
 Each line on stdout is one JSON object, written after the use case has returned: ["engine", pid], ["asked", text] when the first
 token of the answer to it has arrived, ["answered", text, answer], ["done"]. Arguments: the sessions file, the messages to send,

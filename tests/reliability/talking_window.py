@@ -1,7 +1,7 @@
-"""The window under test in crashes: chats with mouse and keys, and prints what it shows as saved.
+"""The window under test in crashes: chats with mouse and keys, and prints the turns that it shows as saved.
 
 Each line on stdout is one JSON object: ["shown", session, turns], and for the session that the window starts with "opened" in
-place of "shown". A turn is [node, role, its bytes as Latin-1, ended]. The window talks until it is killed, or, where messages
+place of "shown". A turn is [node, role, its bytes as Latin-1, ended]. The window chats until it is killed, or, if messages
 were counted, closes after them. Arguments: the data folder, the number of messages (0: no end), "new" for a session of its own
 or "old".
 """
@@ -38,7 +38,7 @@ UNDER_WAY = (TurnStatus.WAITING, TurnStatus.STREAMING)
 
 
 def turns(window: MainWindow) -> Sequence[TurnView]:
-    """Those that the window shows."""
+    """The turns that the window shows."""
     assert window.controller.shown is not None
     return window.controller.shown.view.turns
 

@@ -64,7 +64,7 @@ def idle(_: Order) -> Tally:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_row_fails_for_whatever_goes_wrong(
+def test_every_kind_of_failure_fails_its_row(
     row: Callable[[Order], Tally], says: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # given a registry of this one row, in the row's process too
@@ -86,7 +86,7 @@ def test_a_row_fails_for_whatever_goes_wrong(
 
 
 @pytest.mark.parametrize("failures", [[], ["bad"]])
-def test_the_exit_status_says_whether_all_is_well(
+def test_the_exit_status_is_1_if_any_row_fails(
     failures: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["reliability", "--short", "--only", ROWS[0].name])
@@ -99,7 +99,7 @@ def test_the_exit_status_says_whether_all_is_well(
     assert f"| {ROWS[0].name} | {ROWS[0].short} | {len(failures)} | 0 | {suite.SEED} |" in capsys.readouterr().out
 
 
-def test_the_page_has_the_rows_of_the_suite() -> None:
+def test_the_documentation_page_has_the_rows_of_the_suite() -> None:
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines()]
     figures = [row for row in cells if len(row) == 7 and row[0] not in ("row", "---")]
     assert [row[0] for row in figures] == [row.name for row in ROWS]
@@ -108,9 +108,9 @@ def test_the_page_has_the_rows_of_the_suite() -> None:
         assert int(tried.replace(",", "")) > 0
 
 
-def test_what_a_model_takes_and_gives_back_is_no_growth_and_what_stays_is() -> None:
+def test_memory_freed_with_a_model_is_not_growth_and_memory_kept_is() -> None:
     draw = random.Random(3)
-    takes = [draw.randrange(RELOAD) for _ in range(4 * WARM // RELOAD)]  # the round of each model in which it takes more
+    takes = [draw.randrange(RELOAD) for _ in range(4 * WARM // RELOAD)]  # the round of each model in which it needs more
     fills = [18 * (at % RELOAD) for at in range(4 * WARM)]
     steps = [fill + 200 * (at % RELOAD > takes[at // RELOAD]) for at, fill in enumerate(fills)]
     for held, which in ((fills, max), (steps, min)):

@@ -66,7 +66,7 @@ def elsewise(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def stdin_of(data: bytes) -> io.TextIOWrapper:
-    """A stdin that gives these bytes, as a process has it."""
+    """A stdin with these bytes, with the attributes that it has in a process."""
     return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", newline="\n")
 
 

@@ -34,7 +34,7 @@ def ids(out: str) -> list[int]:
 
 
 @pytest.mark.parametrize("scales", [(1.0,), (0.5,), (2.0, -0.25)])
-def test_adapters_are_put_on_the_model_with_their_scales(
+def test_adapters_are_loaded_with_their_scales(
     elsewise: Elsewise, folder: str, tmp_path: Path, scales: tuple[float, ...]
 ) -> None:
     # given
@@ -52,7 +52,7 @@ def test_adapters_are_put_on_the_model_with_their_scales(
     assert ids(elsewise(*ASK).out) != expected
 
 
-def test_a_batch_and_a_session_have_them_too(elsewise: Elsewise, folder: str, tmp_path: Path) -> None:
+def test_a_batch_and_a_session_use_adapters_too(elsewise: Elsewise, folder: str, tmp_path: Path) -> None:
     alone = elsewise(*ASK[:-1], "--adapter", folder).out
     file = tmp_path / "questions.jsonl"
     file.write_text('{"prompt": "hello"}')
@@ -61,7 +61,7 @@ def test_a_batch_and_a_session_have_them_too(elsewise: Elsewise, folder: str, tm
     assert elsewise(*ASK[:-1], "--adapter", folder, "--session", "A").out == alone
 
 
-def test_texts_are_embedded_under_them(elsewise: Elsewise, folder: str, tmp_path: Path) -> None:
+def test_texts_are_embedded_under_adapters(elsewise: Elsewise, folder: str, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("one\ntwo\n")
     done = elsewise("embed", str(tmp_path / "texts.txt"), "--backend", "fake", "--adapter", f"{folder}:0.5")
     with load("x", backend="fake", adapters=((folder, 0.5),)) as model:
@@ -72,12 +72,14 @@ def test_texts_are_embedded_under_them(elsewise: Elsewise, folder: str, tmp_path
     assert elsewise("embed", str(tmp_path / "texts.txt"), "--backend", "fake", "--adapter", ":2").code == 2
 
 
-def test_numbers_under_an_adapter_are_never_taken_for_the_base_s(elsewise: Elsewise, folder: str, data: Path) -> None:
+def test_answers_under_an_adapter_and_of_the_base_have_different_fingerprints(
+    elsewise: Elsewise, folder: str, data: Path
+) -> None:
     # given a session whose first turn was answered under an adapter, its second by the base, its third by the adapter again
     turn = (*ASK[2:-1], "--session", "A")
     for adapter in (("--adapter", f"{folder}:3"), (), ("--adapter", f"{folder}:3")):
         assert elsewise("ask", "hello", *turn, *adapter).code == 0
-    # then each has its own fingerprint, the base's the one that it always had
+    # then each has its own fingerprint, and that of the base is the usual one
     own = "SELECT kv_fingerprint FROM nodes WHERE role != 'system' ORDER BY id"
     prints = [fingerprint for (fingerprint,) in rows(data / "sessions.db", own)]
     with load("x", backend="fake") as model:
@@ -109,18 +111,18 @@ def test_numbers_under_an_adapter_are_never_taken_for_the_base_s(elsewise: Elsew
         ("FOLDER/adapter_config.json", 1, "a file; give the folder"),
     ],
 )
-def test_an_adapter_that_is_none_is_refused(elsewise: Elsewise, folder: str, given: str, code: int, says: str) -> None:
+def test_a_path_that_is_not_an_adapter_is_refused(elsewise: Elsewise, folder: str, given: str, code: int, says: str) -> None:
     done = elsewise(*ASK, "--adapter", given.replace("FOLDER", folder))
     assert (done.code, done.out) == (code, "")
     assert says in done.err
 
 
-def test_one_of_the_shelf_is_asked_for_by_its_name(elsewise: Elsewise, folder: str) -> None:
+def test_an_adapter_of_the_shelf_is_found_by_its_name(elsewise: Elsewise, folder: str) -> None:
     # given
     done = elsewise("models", "import", folder, "--name", "org/pirate@v1")
     assert done.code == 0
     assert "elsewise ask --adapter org/pirate@v1" in done.out
-    # when, then: an id has no colon, what follows one is a scale
+    # when, then: an id has no colon; the part after a colon is a scale
     expected = ids(elsewise(*ASK, "--adapter", f"{folder}:0.5").out)
     for name in ("org/pirate@v1", "org/pirate"):
         assert ids(elsewise(*ASK, "--adapter", f"{name}:0.5").out) == expected
@@ -203,8 +205,8 @@ WRONG = {
 
 
 @pytest.mark.slow
-def test_a_wrong_adapter_is_said_before_the_model_is_loaded(tmp_path: Path, folder: str) -> None:
-    # given a folder that is no adapter, one for another base, one without weights
+def test_an_unusable_adapter_is_reported_before_the_model_is_loaded(tmp_path: Path, folder: str) -> None:
+    # given a folder that is not an adapter, one for another base, one without weights
     (tmp_path / "a-model").symlink_to(tiny_path("llama"))
     for name, base in (("another", "org/another"), ("damaged", "")):
         shutil.copytree(folder, tmp_path / name)
@@ -223,7 +225,7 @@ def test_a_wrong_adapter_is_said_before_the_model_is_loaded(tmp_path: Path, fold
         timeout=120,
         check=False,
     )
-    # then nothing of the engine was even imported
+    # then no module of the engine was imported
     assert done.returncode == 0, done.stderr
     for (wrong, _), line in zip(asked, done.stdout.splitlines(), strict=True):
         code, out, err, libraries = json.loads(line)

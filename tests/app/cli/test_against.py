@@ -24,7 +24,7 @@ def text(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_two_models_side_by_side(elsewise: Elsewise, text: str) -> None:
+def test_two_models_are_shown_side_by_side(elsewise: Elsewise, text: str) -> None:
     tiny = str(tiny_path("llama"))
     done = elsewise("score", text, "--backend", "fake", "--against", tiny, "--against-backend", "hf", "--json", "--kl")
     *rows, summary = [json.loads(line) for line in done.out.splitlines()]
@@ -32,7 +32,7 @@ def test_two_models_side_by_side(elsewise: Elsewise, text: str) -> None:
     assert bytes.fromhex("".join(row["bytes"] for row in rows)).decode() == TEXT
     with load(tiny, backend="hf") as model:
         ids = model.tokenize(TEXT)
-        assert [row["against_tokens"] for row in rows] == [1] * len(ids)  # each of its borders is one of bytes
+        assert [row["against_tokens"] for row in rows] == [1] * len(ids)  # each of its token borders is a byte border
         numbers = model.next_token_logprobs_sync(ids[:3])
         assert rows[3]["against_logprob"] == pytest.approx(float(numbers[ids[3]]), abs=1e-5)
         assert rows[3]["against_likeliest"] == model.decode_token(int(numbers.argmax())).decode(errors="replace")
@@ -73,7 +73,7 @@ def test_each_model_has_weights_and_options_of_its_own(elsewise: Elsewise, text:
         (["--against-load", "kv_dtype=q5"], "q5"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_is_loaded(
+def test_invalid_options_are_refused_before_a_model_is_loaded(
     elsewise: Elsewise, text: str, given: list[str], why: str
 ) -> None:
     done = elsewise("score", text, "--model", "nowhere", *given)
@@ -81,7 +81,7 @@ def test_options_that_cannot_be_are_refused_before_anything_is_loaded(
     assert why in done.err
 
 
-def test_the_same_model_with_an_adapter(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
+def test_a_model_is_compared_with_itself_under_an_adapter(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
     folder = toy_adapter(tmp_path / "A", 1)
     done = elsewise("score", text, "--backend", "fake", "--against-adapter", f"{folder}:0.5", "--kl", "--csv")
     rows = list(csv.DictReader(io.StringIO(done.out)))
@@ -92,7 +92,7 @@ def test_the_same_model_with_an_adapter(elsewise: Elsewise, text: str, tmp_path:
     assert {row["difference"] for row in list(csv.DictReader(io.StringIO(same.out)))[1:]} == {"0.0"}
 
 
-def test_the_table_marks_where_they_disagree(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
+def test_the_table_marks_tokens_at_which_the_models_disagree(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
     folder = str(toy_adapter(tmp_path / "A", 1))
     done = elsewise("score", text, "--backend", "fake", "--against-adapter", folder, "--kl")
     lines = done.out.splitlines()
@@ -103,7 +103,7 @@ def test_the_table_marks_where_they_disagree(elsewise: Elsewise, text: str, tmp_
     assert f"{starred:,} of {len(TEXT.encode()):,} places disagree" in done.err
 
 
-def test_what_cannot_be_compared_is_said(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
+def test_models_and_texts_that_cannot_be_compared_are_refused(elsewise: Elsewise, text: str, tmp_path: Path) -> None:
     done = elsewise("score", text, "--backend", "fake", "--kl")
     assert (done.code, done.out) == (2, "")
     assert "--against" in done.err

@@ -31,7 +31,7 @@ def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(elsewise: Elsewise)
     assert done.err.endswith("seed 1\n")
 
 
-def test_json_is_an_object_a_line_and_then_the_end(elsewise: Elsewise) -> None:
+def test_json_output_is_one_object_per_line_and_a_final_one(elsewise: Elsewise) -> None:
     done = elsewise("ask", "hello", *ASK, "--json", "--alternatives", "3")
     *tokens, end = lines(done.out)
     assert [token["type"] for token in tokens] == ["token"] * 8
@@ -49,7 +49,7 @@ def test_json_is_an_object_a_line_and_then_the_end(elsewise: Elsewise) -> None:
     assert done.err == ""
 
 
-def test_the_end_says_who_decided_each_option(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_final_object_names_the_source_of_each_option(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
     done = elsewise("ask", "hello", *ASK, "--json", "--top-p", "0.7", "--stop", "zq", "--regex", "(yes|no)")
     options = lines(done.out)[-1]["options"]
     assert options["sampling.top_p"] == {"value": 0.7, "source": "call"}
@@ -58,7 +58,7 @@ def test_the_end_says_who_decided_each_option(elsewise: Elsewise, monkeypatch: p
     assert options["grammar"] == {"value": {"kind": "regex", "source": "(yes|no)"}, "source": "call"}
     assert options["sampling.temperature"] == {"value": 0.8, "source": "preset"}
     assert options["sampling.top_k"] == {"value": 0, "source": "default"}
-    # and it has the model's own, where nobody else says anything
+    # and options that are not set elsewhere have the model's own value
     own = GenerationOptions(sampling=SamplingOptions(top_k=7, temperature=0.1))
     monkeypatch.setattr(LanguageModel, "own_options", own)
     options = lines(elsewise("ask", "hello", *ASK, "--json").out)[-1]["options"]
@@ -85,11 +85,11 @@ def test_the_end_says_who_decided_each_option(elsewise: Elsewise, monkeypatch: p
     ],
     ids=lambda named: "-".join(named),
 )
-def test_any_option_is_given_by_its_name(elsewise: Elsewise, named: dict[str, Any]) -> None:
+def test_any_option_can_be_given_by_its_name(elsewise: Elsewise, named: dict[str, Any]) -> None:
     given = [part for name, value in named.items() for part in ("--option", f"{name}={json.dumps(value)}")]
     done = elsewise("ask", "hello", "--backend", "fake", "--max-tokens", "24", "--seed", "1", "--json", *given)
     *tokens, end = lines(done.out)
-    # then it is what the library answers with these options, and the end says who decided them
+    # then the answer is that of the library with these options, and the final object names their sources
     with load("", "fake") as model:
         options = model.resolve_options({"max_tokens": 24, "seed": 1, **named}, preset=PRESET).options
         ids = model.render_chat([{"role": "user", "content": "hello"}])
@@ -108,7 +108,7 @@ def test_any_option_is_given_by_its_name(elsewise: Elsewise, named: dict[str, An
         ({"logit_bias": {"P": -100, "97": 3.5}}, {"logit_bias": {"80": -100, "97": 3.5}}),
     ],
 )
-def test_tokens_may_be_named_by_what_they_say(elsewise: Elsewise, named: dict[str, Any], ids: dict[str, Any]) -> None:
+def test_tokens_can_be_named_by_their_text(elsewise: Elsewise, named: dict[str, Any], ids: dict[str, Any]) -> None:
     def said(given: dict[str, Any]) -> tuple[list[int], Any]:
         options = [part for name, value in given.items() for part in ("--option", f"{name}={json.dumps(value)}")]
         done = elsewise("ask", "hello", "--backend", "fake", "--max-tokens", "24", "--seed", "1", "--json", *options)
@@ -120,13 +120,13 @@ def test_tokens_may_be_named_by_what_they_say(elsewise: Elsewise, named: dict[st
     assert said(named)[0] != said({})[0]
 
 
-def test_a_text_that_is_no_token_is_refused(elsewise: Elsewise) -> None:
+def test_a_text_that_is_not_one_token_is_refused(elsewise: Elsewise) -> None:
     done = elsewise("ask", "hello", "--backend", "fake", "--option", 'banned_tokens=["even"]')
     assert done.code != 0
     assert '"even" is more than one token: it begins with "e"' in done.err
 
 
-def test_alternatives_stand_on_a_line_per_token(elsewise: Elsewise) -> None:
+def test_alternatives_are_printed_on_one_line_per_token(elsewise: Elsewise) -> None:
     done = elsewise("ask", "hello", *ASK, "--alternatives", "2")
     assert len(done.out.splitlines()) == 8
     first = lines(elsewise("ask", "hello", *ASK, "--alternatives", "2", "--json").out)[0]
@@ -144,12 +144,12 @@ def test_the_same_seed_gives_the_same_answer_and_another_one_another(elsewise: E
     assert elsewise("ask", "hello", *ASK[:-1], seed).out == loose[0].out
 
 
-def test_temperature_zero_and_a_top_k_of_one_take_the_likeliest(elsewise: Elsewise) -> None:
+def test_temperature_zero_and_top_k_one_choose_the_likeliest_token(elsewise: Elsewise) -> None:
     greedy = elsewise("ask", "hello", *ASK, "--temperature", "0", "--json")
     assert {token["rank"] for token in lines(greedy.out)[:-1]} == {1}
     one = elsewise("ask", "hello", *ASK, "--top-k", "1", "--json")
     assert [token["id"] for token in lines(one.out)[:-1]] == [token["id"] for token in lines(greedy.out)[:-1]]
-    # which is what its old name does, and what the name itself no longer means is said, each for a release
+    # the old name does the same, with a note, and so has the changed meaning of --top-k, each for a release
     before = elsewise("ask", "hello", *ASK, "--sample-top-k", "1", "--json")
     assert lines(before.out)[:-1] == lines(one.out)[:-1]
     assert "note: --sample-top-k is called --top-k now" in before.err
@@ -162,7 +162,7 @@ def test_temperature_zero_and_a_top_k_of_one_take_the_likeliest(elsewise: Elsewi
     assert elsewise("ask", "hello", *ASK, "--top-k", "1", "--sample-top-k", "1").code == 2
 
 
-def test_raw_goes_on_with_the_text_itself_and_system_comes_first(elsewise: Elsewise) -> None:
+def test_raw_continues_the_text_itself_and_the_system_prompt_comes_first(elsewise: Elsewise) -> None:
     greedy = (*ASK, "--temperature", "0", "--json")
     with load("x", backend="fake") as model:
         expected = {
@@ -178,7 +178,7 @@ def test_raw_goes_on_with_the_text_itself_and_system_comes_first(elsewise: Elsew
 
 
 @pytest.mark.slow
-def test_a_format_takes_the_place_of_the_models_template(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_a_chat_format_replaces_the_models_template(elsewise: Elsewise, tmp_path: Path) -> None:
     greedy = (*ASK, "--temperature", "0", "--json")
     (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     with load("x", backend="fake") as model:
@@ -196,7 +196,7 @@ def test_a_format_takes_the_place_of_the_models_template(elsewise: Elsewise, tmp
     assert (broken.code, broken.out, "TemplateSyntaxError" in broken.err) == (1, "", True)
 
 
-def test_an_answer_ends_before_a_stop_and_says_whether_it_is_whole(elsewise: Elsewise) -> None:
+def test_an_answer_ends_before_a_stop_text_and_reports_whether_it_is_complete(elsewise: Elsewise) -> None:
     greedy = (*ASK, "--temperature", "0", "--raw")
     whole = elsewise("ask", "hello", *greedy).out[:-1]
     cut = elsewise("ask", "hello", *greedy, "--stop", "nowhere", "--stop", whole[0])
@@ -206,7 +206,7 @@ def test_an_answer_ends_before_a_stop_and_says_whether_it_is_whole(elsewise: Els
 
 
 @pytest.mark.slow
-def test_an_answer_has_the_form_that_was_asked_for_or_says_that_it_has_not(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_an_answer_has_the_requested_form_or_reports_that_it_has_not(elsewise: Elsewise, tmp_path: Path) -> None:
     schema = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}'
     (tmp_path / "schema.json").write_text(schema)
     more = ("--seed", "1", "--backend", "fake", "--max-tokens", "200")
@@ -226,8 +226,8 @@ def test_an_answer_has_the_form_that_was_asked_for_or_says_that_it_has_not(elsew
     assert elsewise("ask", "hello", *more[:5], "1", "--regex", "[xy]{3}", "--session", "A").code == 1
 
 
-def test_json_that_holds_no_more_when_it_is_read_is_not_passed_off_as_done(elsewise: Elsewise) -> None:
-    # given a schema of which the one answer that llguidance lets pass has a name twice
+def test_json_that_violates_its_schema_once_parsed_is_reported_as_incomplete(elsewise: Elsewise) -> None:
+    # given a schema whose only answer that llguidance allows repeats a key
     more = ("--seed", "1", "--backend", "fake", "--max-tokens", "200", "--schema", json.dumps(TWICE))
     done = elsewise("ask", "hello", *more)
     assert (done.code, done.out) == (1, '{"a":1,"a":1}\n')
@@ -318,24 +318,24 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
         (("--nope", "ask", "hi"), 2, "No such option"),
     ],
 )
-def test_what_cannot_be_done_says_what_to_do(elsewise: Elsewise, arguments: tuple[str, ...], code: int, words: str) -> None:
+def test_refusals_name_the_way_out(elsewise: Elsewise, arguments: tuple[str, ...], code: int, words: str) -> None:
     done = elsewise(*arguments)
     assert (done.code, done.out) == (code, "")
     assert words in done.err
 
 
-def test_a_prompt_longer_than_the_context_says_so(elsewise: Elsewise) -> None:
+def test_a_prompt_longer_than_the_context_is_refused(elsewise: Elsewise) -> None:
     done = elsewise("ask", "x" * 40_000, "--backend", "mock")
     assert done.code == 1
     assert "do not fit into the context of 32,768" in done.err
 
 
 @pytest.mark.parametrize("text", ["tab\tesc\x1b[31m", "<|im_end|>", "é😀"])
-def test_any_text_is_only_text(elsewise: Elsewise, text: str) -> None:
+def test_special_characters_in_a_prompt_are_plain_text(elsewise: Elsewise, text: str) -> None:
     assert elsewise("ask", text, *ASK).code == 0
 
 
-def test_half_a_character_is_refused(elsewise: Elsewise) -> None:
+def test_an_incomplete_character_is_refused(elsewise: Elsewise) -> None:
     done = elsewise("ask", "half \ud83d", *ASK)
     assert (done.code, done.out) == (2, "")
     assert "it is not UTF-8" in done.err

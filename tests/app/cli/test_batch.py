@@ -21,11 +21,11 @@ def write(file: Path, *lines: object) -> None:
 
 
 def results(out: str) -> list[dict[str, Any]]:
-    """In the order asked."""
+    """In the order of the questions."""
     return sorted(map(json.loads, out.splitlines()), key=lambda answer: int(answer["line"]))
 
 
-def test_each_line_is_answered_as_alone_when_it_is_done(elsewise: Elsewise, file: Path) -> None:
+def test_each_line_is_written_when_it_is_done_and_equals_its_answer_alone(elsewise: Elsewise, file: Path) -> None:
     # given a first line that takes the longest
     write(
         file,
@@ -50,7 +50,7 @@ def test_each_line_is_answered_as_alone_when_it_is_done(elsewise: Elsewise, file
     assert done.err == f"3 answers, {sum(r['tokens'] for r in found)} tokens\n"
 
 
-def test_what_the_command_says_holds_for_lines_that_say_nothing_else(elsewise: Elsewise, file: Path) -> None:
+def test_options_of_the_command_apply_to_lines_that_do_not_set_them(elsewise: Elsewise, file: Path) -> None:
     write(file, {"prompt": "hello"}, {"prompt": "hello", "system": "be", "top_k": 1}, {"prompt": "hello", "seed": 9})
     done = elsewise("ask", "--batch", str(file), *FAKE, "--seed", "7", "--system", "see", "--temperature", "1.5")
     first, second, third = results(done.out)
@@ -63,7 +63,7 @@ def test_what_the_command_says_holds_for_lines_that_say_nothing_else(elsewise: E
 
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> list[GenerationOptions]:
-    """What the lines were answered with; the model asks for a top-k of its own."""
+    """The options of each answer; the model has a top-k of its own."""
     found: list[GenerationOptions] = []
     real = LanguageModel.generate_runs
 
@@ -77,7 +77,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> list[GenerationOptions]:
     return found
 
 
-def test_lines_are_spelt_as_other_libraries_spell_them(
+def test_lines_may_use_the_option_names_of_other_libraries(
     elsewise: Elsewise, file: Path, options: list[GenerationOptions]
 ) -> None:
     lines: list[dict[str, Any]] = [
@@ -98,11 +98,11 @@ def test_lines_are_spelt_as_other_libraries_spell_them(
     assert third.sampling.order == ("penalties", "temperature")
     assert (third.sampling.top_p, third.sampling.min_p, third.sampling.repetition_penalty) == (1.0, 0.0, 1.1)
     assert fourth.grammar == Grammar.json_schema({"enum": [1]})
-    # the command's own, the preset, and what only the model says
+    # the command's own, the preset's, and one that only the model sets
     assert (last.sampling.top_p, last.sampling.temperature, last.max_tokens, last.sampling.top_k) == (0.5, 0.8, 128, 33)
 
 
-def test_lines_name_tokens_by_what_they_say(elsewise: Elsewise, file: Path, options: list[GenerationOptions]) -> None:
+def test_lines_name_tokens_by_their_text(elsewise: Elsewise, file: Path, options: list[GenerationOptions]) -> None:
     lines: list[dict[str, Any]] = [
         {"banned_tokens": ["P", 124]},
         {"banned_tokens": "P"},
@@ -125,7 +125,7 @@ def test_lines_choose_among_loaded_adapters(elsewise: Elsewise, file: Path) -> N
     assert second["tokens"] == 6
 
 
-def test_raw_lines_are_continued_and_a_stop_is_not_shown(elsewise: Elsewise, file: Path) -> None:
+def test_raw_lines_are_continued_and_the_stop_text_is_left_out(elsewise: Elsewise, file: Path) -> None:
     with load("x", backend="fake") as model:
         expected = int(model.next_token_logprobs_sync(model.tokenize("hello")).argmax())
         letter = model.decode_token(expected).decode()
@@ -135,7 +135,7 @@ def test_raw_lines_are_continued_and_a_stop_is_not_shown(elsewise: Elsewise, fil
     assert (cut["text"], cut["finish_reason"], cut["incomplete"]) == ("", "stop", False)
 
 
-def test_json_that_holds_no_more_when_it_is_read_is_incomplete(elsewise: Elsewise, file: Path) -> None:
+def test_json_that_violates_its_schema_once_parsed_is_incomplete(elsewise: Elsewise, file: Path) -> None:
     # given one of these, one that is cut and one that is whole
     schema = {"type": "json_schema", "json_schema": {"schema": TWICE}}
     write(
@@ -158,7 +158,7 @@ def test_lines_come_from_standard_input_too(elsewise: Elsewise, monkeypatch: pyt
     assert [r["id"] for r in results(done.out)] == [1, 2]
 
 
-def test_tools_are_offered_and_calls_are_taken_apart(
+def test_tools_are_offered_and_calls_are_parsed(
     elsewise: Elsewise, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a template that takes tools, and models that write calls
@@ -190,9 +190,7 @@ def test_tools_are_offered_and_calls_are_taken_apart(
     assert ['"clock"' in prompt for prompt in prompts] == [True, True, True, False]
 
 
-def test_an_answer_that_fails_does_not_take_the_others_down(
-    elsewise: Elsewise, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_answer_does_not_affect_the_others(elsewise: Elsewise, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given
     from runtime import LanguageModel, MemoryBudgetError
 
@@ -217,7 +215,7 @@ def test_an_answer_that_fails_does_not_take_the_others_down(
 
 
 @pytest.mark.slow
-def test_lines_have_forms_of_their_own_and_cut_ones_are_marked(elsewise: Elsewise, file: Path) -> None:
+def test_lines_have_forms_of_their_own_and_truncated_answers_are_marked(elsewise: Elsewise, file: Path) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     write(
         file,
@@ -248,7 +246,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "answers.jsonl"
 
 
-def test_a_file_of_results_is_gone_on_with(elsewise: Elsewise, file: Path, out: Path) -> None:
+def test_a_partial_file_of_results_is_resumed(elsewise: Elsewise, file: Path, out: Path) -> None:
     # given all answers, and a file that was cut in the middle of its last one, with one that failed
     write(file, *SLOW_FIRST)
     command = ("ask", "--batch", str(file), *FAKE, "--seed", "5", "--out", str(out))
@@ -258,7 +256,7 @@ def test_a_file_of_results_is_gone_on_with(elsewise: Elsewise, file: Path, out: 
     lines = out.read_text().splitlines()
     failed = json.dumps(json.loads(lines[0]) | {"error": "the engine ended"})
     out.write_text("\n".join([failed, *lines[1:5], lines[5][:20]]))
-    # then a second run refuses to write there, and answers the rest when it is told to
+    # then a second run refuses to write there, and with --resume answers the rest
     again = elsewise(*command)
     assert (again.code, again.out) == (1, "")
     assert "is there already; go on with it (--resume), or choose another name" in again.err
@@ -274,7 +272,7 @@ def test_a_file_of_results_is_gone_on_with(elsewise: Elsewise, file: Path, out: 
     assert f"10 of 10 lines are answered in {out} already" in last.err
 
 
-def test_answers_to_something_else_are_not_gone_on_with(elsewise: Elsewise, file: Path, out: Path) -> None:
+def test_a_file_with_answers_to_other_questions_is_not_resumed(elsewise: Elsewise, file: Path, out: Path) -> None:
     write(file, {"prompt": "a", "id": "first"}, {"prompt": "b"})
     for there, words in (
         ('{"id": "other", "line": 1, "text": ""}\n', "line 1: it answers no line of"),
@@ -295,7 +293,7 @@ def test_answers_to_something_else_are_not_gone_on_with(elsewise: Elsewise, file
     assert (nowhere.code, "No such file" in nowhere.err) == (1, True)
 
 
-def test_lines_of_openais_batch_interface_are_answered_as_ours(elsewise: Elsewise, file: Path) -> None:
+def test_lines_in_the_form_of_openais_batch_interface_are_answered_like_ours(elsewise: Elsewise, file: Path) -> None:
     # given the same request in both forms, the file with a byte order mark
     body = {
         "model": "gpt",
@@ -325,13 +323,13 @@ def test_lines_of_openais_batch_interface_are_answered_as_ours(elsewise: Elsewis
         ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "only parts {'type': 'text'"),
     ],
 )
-def test_a_line_of_theirs_that_cannot_be_is_named(elsewise: Elsewise, file: Path, change: dict[str, Any], says: str) -> None:
+def test_an_invalid_line_of_openais_form_is_named(elsewise: Elsewise, file: Path, change: dict[str, Any], says: str) -> None:
     write(file, {"custom_id": "r-1", "body": {"prompt": "hi"}} | change)
     done = elsewise("ask", "--batch", str(file), *FAKE)
     assert (done.code, done.out, says in done.err) == (2, "", True)
 
 
-def test_a_repeated_custom_id_is_refused_before_anything_is_asked(elsewise: Elsewise, file: Path) -> None:
+def test_a_repeated_custom_id_is_refused_before_anything_is_computed(elsewise: Elsewise, file: Path) -> None:
     body = {"body": {"prompt": "hi"}}
     write(file, {"custom_id": "r-1"} | body, {"custom_id": "r-2"} | body, {"custom_id": "r-1"} | body)
     done = elsewise("ask", "--batch", str(file), *FAKE)

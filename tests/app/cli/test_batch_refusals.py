@@ -1,4 +1,4 @@
-"""Files of lines that are refused, in words, before anything is computed."""
+"""Batch files that are refused with the reason, before anything is computed."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ BAD: list[tuple[object, str]] = [
 
 
 def refuses(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, file: Path, line: object, says: str) -> None:
-    """The second of two lines is named, with what is wrong, and the first one is not answered either."""
-    monkeypatch.setattr("runtime.LanguageModel.generate_runs", None)  # nothing may get there
+    """Asserts that the second of two lines is named with its error, and that the first one is not answered either."""
+    monkeypatch.setattr("runtime.LanguageModel.generate_runs", None)  # must not be reached
     write(file, {"prompt": "fine"}, line)
     done = elsewise("ask", "--batch", str(file), *FAKE)
     assert (done.code, done.out) == (2, "")
@@ -73,13 +73,13 @@ def test_a_bad_line_is_named_before_anything_is_computed(
 
 
 @pytest.mark.parametrize("name", ["system", "tools"])
-def test_what_needs_a_chat_is_refused_for_raw_lines(elsewise: Elsewise, file: Path, name: str) -> None:
+def test_options_that_need_a_chat_are_refused_for_raw_lines(elsewise: Elsewise, file: Path, name: str) -> None:
     write(file, {"prompt": "a", name: "x"})
     done = elsewise("ask", "--batch", str(file), "--raw", *FAKE)
     assert (done.code, f'line 1: "{name}" needs a chat: leave out --raw' in done.err) == (2, True)
 
 
-def test_of_many_bad_lines_the_first_are_named(elsewise: Elsewise, file: Path) -> None:
+def test_the_first_of_many_bad_lines_are_named(elsewise: Elsewise, file: Path) -> None:
     write(file, *["{"] * 8)
     err = elsewise("ask", "--batch", str(file), *FAKE).err
     assert "line 5: " in err
@@ -98,7 +98,7 @@ def test_of_many_bad_lines_the_first_are_named(elsewise: Elsewise, file: Path) -
         (("--batch", "FILE", "--format", "none"), 2, "continue texts with --raw, or choose a --format"),
     ],
 )
-def test_options_that_make_no_sense_with_a_file(
+def test_options_that_do_not_apply_to_a_batch_are_refused(
     elsewise: Elsewise, file: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     write(file, {"messages": [{"role": "user", "content": "a"}]})
@@ -107,7 +107,7 @@ def test_options_that_make_no_sense_with_a_file(
     assert says in done.err
 
 
-def test_an_empty_file_and_one_that_is_no_text(elsewise: Elsewise, file: Path) -> None:
+def test_an_empty_file_and_a_binary_file_are_refused(elsewise: Elsewise, file: Path) -> None:
     write(file, "", " ")
     assert "no lines; write one such as" in elsewise("ask", "--batch", str(file), *FAKE).err
     file.write_bytes(b'{"prompt": "\xff"}')
@@ -134,13 +134,13 @@ def test_an_empty_file_and_one_that_is_no_text(elsewise: Elsewise, file: Path) -
         ({"prompt": "a", "regex": "a", "ignore_eos": True}, '"ignore_eos" contradicts a grammar'),
     ],
 )
-def test_a_form_that_cannot_be_is_named_before_anything_is_computed(
+def test_an_invalid_form_is_named_before_anything_is_computed(
     elsewise: Elsewise, file: Path, line: object, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuses(elsewise, monkeypatch, file, line, says)
 
 
-def test_a_batch_that_never_began_leaves_no_file(elsewise: Elsewise, file: Path, tmp_path: Path) -> None:
+def test_a_batch_that_is_refused_leaves_no_file(elsewise: Elsewise, file: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     file.write_text('{"prompt": "hi"}\n')
     command = ("ask", "--batch", str(file), "--out", str(out), "--max-tokens", "2")

@@ -1,4 +1,4 @@
-"""A block file that cannot be used is one line on stderr, and an error in Python; the answer comes all the same."""
+"""An unusable block file is reported in one line on stderr, and as an error in Python; the answer is printed all the same."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ UNUSABLE = {
 
 
 @pytest.mark.slow
-def test_the_answer_comes_with_one_line_about_the_file(data: Path) -> None:
+def test_the_answer_is_printed_with_one_line_about_the_file(data: Path) -> None:
     data.mkdir()
     command = [sys.executable, "-m", "app", "--data-dir", str(data), "ask", "hi", "--session", "A"]
     with locked(data / "blocks.db"):
@@ -73,13 +73,13 @@ def test_the_answer_comes_with_one_line_about_the_file(data: Path) -> None:
     assert (done.returncode, len(told), "Traceback" in done.stderr) == (0, 1, False), done.stderr
     assert str(data / "blocks.db") in told[0]
     assert UNUSABLE["locked"][1] in told[0]
-    assert told[0].startswith("elsewise: the block file:")  # and nothing of the module that it comes from
+    assert told[0].startswith("elsewise: the block file:")  # and without the name of the module that reports it
     assert done.stderr.splitlines()[-1].startswith("3 tokens, length")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes with names")
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_what_needs_the_file_says_why_it_cannot_be_used(kind: str, tmp_path: Path) -> None:
+def test_functions_that_need_the_file_raise_an_error_with_the_reason(kind: str, tmp_path: Path) -> None:
     make, words = UNUSABLE[kind]
     with make(tmp_path / "blocks.db"):
         blocks = BlockOptions("storage:open_blocks", str(tmp_path / "blocks.db"), BUDGET)
@@ -93,7 +93,7 @@ def test_what_needs_the_file_says_why_it_cannot_be_used(kind: str, tmp_path: Pat
             assert words in model.info.warnings[0]
 
 
-def test_a_second_model_on_the_same_file_is_told_so(tmp_path: Path) -> None:
+def test_a_second_model_on_the_same_file_gets_an_error(tmp_path: Path) -> None:
     blocks = BlockOptions("storage:open_blocks", str(tmp_path / "blocks.db"), BUDGET)
     with load("x", "fake", blocks=blocks) as first:
         ids = first.tokenize("so it goes " * 30)

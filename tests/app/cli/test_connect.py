@@ -1,4 +1,4 @@
-"""A model on a server by the command line."""
+"""A model on a server, from the command line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_conversation_goes_from_a_server_to_a_model_here(
+def test_a_conversation_moves_from_a_server_to_a_local_model(
     elsewise: Elsewise, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = ("--connect", server.base_url, "--tokenizer", str(tokenizer_folder(tmp_path / "tokenizer")))
@@ -49,7 +49,7 @@ def test_a_conversation_goes_from_a_server_to_a_model_here(
 
 
 @pytest.mark.slow
-def test_ask_score_and_embed(elsewise: Elsewise, server: Server, tmp_path: Path) -> None:
+def test_ask_score_and_embed_use_a_server(elsewise: Elsewise, server: Server, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Hello there")
     here = ("--connect", server.base_url, "--tokenizer", str(tokenizer_folder(tmp_path / "tokenizer")))
@@ -71,7 +71,7 @@ def test_ask_score_and_embed(elsewise: Elsewise, server: Server, tmp_path: Path)
     assert KEY not in asked.out + asked.err + scored.err + vectors.err
 
 
-def test_a_session_goes_on_with_a_server_and_the_window_opens_on_one(
+def test_a_session_is_continued_by_a_server_and_the_window_opens_with_one(
     elsewise: Elsewise, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = ("--connect", server.base_url, "--tokenizer", str(tokenizer_folder(tmp_path / "tokenizer")))
@@ -98,7 +98,7 @@ def test_a_session_goes_on_with_a_server_and_the_window_opens_on_one(
     assert elsewise("--connect", server.base_url, "window").code == 0
     assert opened == [f"{server.base_url}#tiny", server.base_url, server.base_url]
     assert "unencrypted" in elsewise("--connect", "http://example.com").err
-    # confirmed once for a host, by a connection that is kept, it is asked no more for that host
+    # a host that was confirmed once, by a saved connection, needs no further confirmation
     keep_connection(Connection("plain", "http://example.com", plain_http=True))
     assert elsewise("--connect", "http://example.com/v1").code == 0
     assert opened[3:] == ["http://example.com"]
@@ -119,7 +119,7 @@ def test_a_connection_by_name(elsewise: Elsewise, server: Server, tmp_path: Path
     assert elsewise("models", "list").out == ""
 
 
-def test_a_key_is_asked_for_and_kept_in_the_keychain_alone(
+def test_a_key_is_prompted_for_and_stored_only_in_the_keychain(
     elsewise: Elsewise, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -127,7 +127,7 @@ def test_a_key_is_asked_for_and_kept_in_the_keychain_alone(
     folder = str(tokenizer_folder(tmp_path / "tokenizer"))
     connecting = ("--verbose", "models", "connect", "far", server.base_url, "--tokenizer", folder, "--key")
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{KEY}\n"))
-    nowhere = elsewise(*connecting)  # no keychain: nothing is kept, and another way is named
+    nowhere = elsewise(*connecting)  # no keychain: nothing is stored, and another way is named
     assert (nowhere.code, "ELSEWISE_API_KEY" in nowhere.err) == (1, True), nowhere.err
     assert elsewise("models", "list").out == ""
     before, keychain = keyring.get_keyring(), Keychain()

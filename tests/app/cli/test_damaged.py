@@ -1,4 +1,4 @@
-"""`elsewise sessions verify` and `recover` where the sessions file is damaged."""
+"""`elsewise sessions verify` and `recover` with a damaged sessions file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def damaged(data: Path) -> Path:
     return path
 
 
-def test_verify_names_the_file_and_says_what_helps(elsewise: Elsewise, damaged: Path) -> None:
+def test_verify_names_the_damaged_file_and_the_command_that_recovers_it(elsewise: Elsewise, damaged: Path) -> None:
     before = damaged.read_bytes()
     done = elsewise("sessions", "verify")
     assert done.code == 1
@@ -44,7 +44,7 @@ def test_verify_names_the_file_and_says_what_helps(elsewise: Elsewise, damaged: 
     assert damaged.read_bytes() == before
 
 
-def test_recover_saves_what_can_be_read(elsewise: Elsewise, damaged: Path) -> None:
+def test_recover_saves_the_readable_rows(elsewise: Elsewise, damaged: Path) -> None:
     before = damaged.read_bytes()
     done = elsewise("sessions", "recover")
     assert done.code == 0
@@ -56,7 +56,7 @@ def test_recover_saves_what_can_be_read(elsewise: Elsewise, damaged: Path) -> No
     assert elsewise("sessions", "search", "question").code == 0
 
 
-def test_nothing_is_recovered_under_an_open_window_or_where_nothing_is(elsewise: Elsewise, damaged: Path) -> None:
+def test_recover_is_refused_under_an_open_window_and_without_a_readable_file(elsewise: Elsewise, damaged: Path) -> None:
     before = damaged.read_bytes()
     lock = DataFolderLock(damaged.parent, "window")
     assert lock.acquire()

@@ -1,6 +1,6 @@
-"""What version 0.1.0 wrote opens today: the data folder with its KV blocks and settings, portable files and JSON.
+"""Files that version 0.1.0 wrote open today: the data folder with its KV blocks and settings, portable files and JSON.
 
-Everything in `tests/golden/0.1.0` was written by that version itself, over the small model that lies beside it: on each engine
+Everything in `tests/golden/0.1.0` was written by that version itself, with the small model in the same folder: on each engine
 a session of two turns with a branch and a second answer, and an empty session.
 """
 
@@ -54,20 +54,20 @@ def answer_of_a_further_turn(elsewise: Elsewise, session: str, engine: str, file
     return stats
 
 
-def test_every_session_is_listed_and_sound(elsewise: Elsewise, earlier: Path) -> None:
+def test_every_session_is_listed_and_undamaged(elsewise: Elsewise, earlier: Path) -> None:
     listed = elsewise("sessions", "list")
     assert [title in listed.out for title in ("Harbour hf", "Harbour mlx", "Notes")] == [True, True, False]  # empty: not listed
     assert elsewise("sessions", "verify").code == 0
 
 
-def test_every_token_and_number_is_read_as_it_was_written(elsewise: Elsewise, earlier: Path, tmp_path: Path) -> None:
+def test_every_token_and_number_is_read_unchanged(elsewise: Elsewise, earlier: Path, tmp_path: Path) -> None:
     written = json.loads(gzip.decompress((GOLDEN / "hf.json.gz").read_bytes()))
     assert exported(elsewise, "Harbour hf", tmp_path / "again.json") == written
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_session_goes_on_warm(elsewise: Elsewise, earlier: Path, tmp_path: Path, engine: str) -> None:
+def test_a_session_continues_from_its_stored_kv(elsewise: Elsewise, earlier: Path, tmp_path: Path, engine: str) -> None:
     stats = answer_of_a_further_turn(elsewise, f"Harbour {engine}", engine, tmp_path / "more.json")
     assert stats["computed"] < 64 < stats["reused"]  # the new message and the end of the last block; all before it was restored
 
@@ -75,7 +75,9 @@ def test_a_session_goes_on_warm(elsewise: Elsewise, earlier: Path, tmp_path: Pat
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("with_kv", [False, True])
-def test_a_portable_file_goes_on_with_or_without_its_kv(elsewise: Elsewise, tmp_path: Path, engine: str, with_kv: bool) -> None:
+def test_a_portable_file_is_continued_with_or_without_its_kv(
+    elsewise: Elsewise, tmp_path: Path, engine: str, with_kv: bool
+) -> None:
     kind, wishes = ("with_kv", ["--with-kv"]) if with_kv else ("portable", [])
     taken = elsewise("sessions", "import", str(unpacked(f"{engine}-{kind}.elsewise", tmp_path / "file.elsewise")), *wishes)
     assert taken.code == 0, taken.err
@@ -83,7 +85,7 @@ def test_a_portable_file_goes_on_with_or_without_its_kv(elsewise: Elsewise, tmp_
     assert (stats["reused"] > 64) == with_kv
 
 
-def test_json_is_taken_in(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_json_is_imported(elsewise: Elsewise, tmp_path: Path) -> None:
     file = unpacked("hf.json", tmp_path / "session.json")
     assert elsewise("sessions", "import", str(file)).code == 0
     written = json.loads(file.read_text())
@@ -93,7 +95,7 @@ def test_json_is_taken_in(elsewise: Elsewise, tmp_path: Path) -> None:
     assert [node["text"] for node in again["nodes"]] == [node["text"] for node in written["nodes"]]
 
 
-def test_the_settings_hold(earlier: Path) -> None:
+def test_the_settings_are_read(earlier: Path) -> None:
     async def read() -> str:
         workbench = AppWorkbench(Services(SessionStore.open(earlier / "sessions.db"), Supervisor("none")))
         try:

@@ -1,4 +1,4 @@
-"""`elsewise embed`: JSON lines, .npy, stdin, what cannot be read."""
+"""`elsewise embed`: JSON lines, .npy, stdin, refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_json_lines_are_the_models_vectors(elsewise: Elsewise, file: str, poolin
     assert "3 texts, 16 numbers each" in done.err
 
 
-def test_npy_and_jsonl_files_hold_the_same(elsewise: Elsewise, file: str, tmp_path: Path) -> None:
+def test_npy_and_jsonl_files_hold_the_same_vectors(elsewise: Elsewise, file: str, tmp_path: Path) -> None:
     array, lines = tmp_path / "v.npy", tmp_path / "v.jsonl"
     assert elsewise("embed", file, "--backend", "fake", "--out", str(array)).out == ""
     assert elsewise("embed", file, "--backend", "fake", "--out", str(lines)).code == 0
@@ -43,7 +43,7 @@ def test_npy_and_jsonl_files_hold_the_same(elsewise: Elsewise, file: str, tmp_pa
         vectors, np.array([json.loads(line)["vector"] for line in lines.read_text().splitlines()], np.float32)
     )
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
-    # and what was written is read again, as texts
+    # and the written file is accepted as input, as texts
     assert elsewise("embed", str(lines), "--backend", "fake").out == lines.read_text()
 
 
@@ -55,7 +55,7 @@ def test_a_dash_reads_stdin(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch)
     assert json.loads(done.out)["text"] == "one\ntwo"
 
 
-def test_what_cannot_be_embedded_is_said(elsewise: Elsewise, tmp_path: Path, file: str) -> None:
+def test_texts_that_cannot_be_embedded_are_refused(elsewise: Elsewise, tmp_path: Path, file: str) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "gap").write_text("a\n\nb\n")
     (tmp_path / "latin").write_bytes("café".encode("latin-1"))

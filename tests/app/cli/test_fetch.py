@@ -38,7 +38,7 @@ def tiny() -> Files:
 
 
 @pytest.mark.slow
-def test_fetch_says_what_it_takes_and_the_model_answers(elsewise: Elsewise, hub: LocalHub, tiny: Files) -> None:
+def test_fetch_reports_the_size_and_the_fetched_model_answers(elsewise: Elsewise, hub: LocalHub, tiny: Files) -> None:
     # given
     commit = hub.add("org/tiny", tiny)
     # when: a dry run first
@@ -71,7 +71,7 @@ def test_a_download_that_stopped_is_listed_and_can_be_removed(elsewise: Elsewise
     failed = elsewise("models", "fetch", "org/tiny")
     assert (failed.code, failed.out) == (1, "")
     assert "model.safetensors: not there (HTTP 404)" in failed.err.splitlines()[-1]
-    # then it is no model, and the list says how to go on
+    # then it is not listed as a model, and the list names the command that resumes it
     listed = elsewise("models", "list")
     assert listed.out == ""
     hub.add("org/tiny", tiny | {"config.json": tiny["config.json"] + b"\n"})  # its branch moves on
@@ -85,14 +85,14 @@ def test_a_download_that_stopped_is_listed_and_can_be_removed(elsewise: Elsewise
     assert "resume with" not in elsewise("models", "list").err
 
 
-def test_why_it_waits_is_not_the_end_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_for_waiting_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     with FetchBar() as bar:
         for _ in range(2):
             bar.show(DownloadProgress(state="wait", note="the hub cannot be reached"))
     assert capsys.readouterr().err == "the hub cannot be reached; waiting to ask again\n"
 
 
-def test_what_is_no_repository_is_said_in_one_line(elsewise: Elsewise) -> None:
+def test_an_invalid_repository_is_refused_in_one_line(elsewise: Elsewise) -> None:
     done = elsewise("models", "fetch", "../up")
     assert (done.code, done.out) == (1, "")
     assert done.err == "elsewise: '../up' is no repository: give org/name, or org/name@revision\n"
@@ -104,7 +104,7 @@ def test_what_is_no_repository_is_said_in_one_line(elsewise: Elsewise) -> None:
 @pytest.mark.parametrize(
     ("seconds", "said"), [(None, "time unknown"), (0.2, "0 s left"), (75, "1 min 15 s left"), (7260, "2 h 1 min left")]
 )
-def test_the_time_left_is_said_for_people(seconds: float | None, said: str) -> None:
+def test_the_remaining_time_is_formatted_for_people(seconds: float | None, said: str) -> None:
     assert time_left(seconds) == said
     assert rate_text(12_340_000) == "12.3 MB/s"
 
@@ -125,7 +125,7 @@ def test_ctrl_c_pauses_a_download(elsewise: Elsewise, hub: LocalHub, tiny: Files
         # when
         fetching.send_signal(signal.SIGINT)
         out, err = fetching.communicate(timeout=PATIENCE_SECONDS)
-    # then it says so, and goes on there
+    # then the pause is reported, and a second run resumes there
     assert (fetching.returncode, out) == (1, "")
     assert err.splitlines()[-1] == "paused: run the same command again to resume"
     assert "Traceback" not in err
@@ -134,7 +134,7 @@ def test_ctrl_c_pauses_a_download(elsewise: Elsewise, hub: LocalHub, tiny: Files
 
 
 @pytest.mark.slow
-def test_an_adapter_is_fetched_and_the_way_to_use_it_is_said(elsewise: Elsewise, hub: LocalHub, tmp_path: Path) -> None:
+def test_an_adapter_is_fetched_and_the_option_that_uses_it_is_named(elsewise: Elsewise, hub: LocalHub, tmp_path: Path) -> None:
     # given
     files = {path.name: path.read_bytes() for path in toy_adapter(tmp_path / "toy", 1).iterdir()}
     files["adapter_config.json"] = json.dumps(

@@ -1,4 +1,4 @@
-"""`elsewise models catalogue`, `search`, `login` and `logout`: what can be fetched, and by whom."""
+"""`elsewise models catalogue`, `search`, `login` and `logout`: models that can be fetched, and access to them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def tiny() -> Files:
     return {path.name: path.read_bytes() for path in tiny_path("llama").iterdir() if path.is_file()}
 
 
-def test_the_catalogue_says_what_fits(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.socket.connect", None)  # nobody is asked
+def test_the_catalogue_marks_models_that_fit(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.socket.connect", None)  # no request goes to the hub
     done = elsewise("models", "catalogue")
     assert done.code == 0
     rows = done.out.splitlines()
@@ -55,7 +55,7 @@ def test_the_catalogue_says_what_fits(elsewise: Elsewise, monkeypatch: pytest.Mo
     assert "elsewise models fetch ORG/NAME" in done.err
 
 
-def test_programs_read_the_same(elsewise: Elsewise) -> None:
+def test_json_holds_the_same_as_the_table(elsewise: Elsewise) -> None:
     done = elsewise("models", "catalogue", "--json", "--context", "1000")
     told = [json.loads(line) for line in done.out.splitlines()]
     assert [entry["name"] for entry in told] == [model.name for model in catalogue()]
@@ -65,7 +65,7 @@ def test_programs_read_the_same(elsewise: Elsewise) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_marks_what_runs_here(elsewise: Elsewise, hub: LocalHub, tiny: Files) -> None:
+def test_a_search_marks_models_that_run_here(elsewise: Elsewise, hub: LocalHub, tiny: Files) -> None:
     # given
     hub.add("org/tiny", tiny)
     hub.repositories["org/tiny"].told = {"downloads": 1234, "likes": 5, "tags": ["license:mit\x1b[2J"], "gated": "manual"}
@@ -82,13 +82,13 @@ def test_a_search_marks_what_runs_here(elsewise: Elsewise, hub: LocalHub, tiny: 
 
 
 @pytest.mark.slow
-def test_a_search_that_finds_nothing_says_so(elsewise: Elsewise, hub: LocalHub) -> None:
+def test_a_search_without_results_is_reported(elsewise: Elsewise, hub: LocalHub) -> None:
     done = elsewise("models", "search", "nothing", "like", "it")
     assert (done.code, done.out, done.err) == (0, "", "no model has these words in its name\n")
     assert hub.queries[0]["search"] == ["nothing like it"]
 
 
-def test_login_keeps_what_a_pipe_brings_and_logout_removes_it(
+def test_login_stores_a_piped_token_and_logout_removes_it(
     elsewise: Elsewise, hub: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{SECRET}\n"))
@@ -97,7 +97,7 @@ def test_login_keeps_what_a_pipe_brings_and_logout_removes_it(
     assert done.out.startswith("the token is stored in ")
     assert SECRET not in done.out
     assert list(keychain.kept.values()) == [SECRET]
-    assert hub.asked == []  # nobody wanted it checked
+    assert hub.asked == []  # without --check no request is made
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     done = elsewise("models", "logout")
     assert done.out == "the token is removed from the system keychain\n"
@@ -107,7 +107,7 @@ def test_login_keeps_what_a_pipe_brings_and_logout_removes_it(
 
 
 @pytest.mark.slow
-def test_a_token_is_asked_for_unseen_and_checked_when_asked_to(
+def test_a_token_is_prompted_for_without_echo_and_checked_on_request(
     elsewise: Elsewise, hub: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a terminal
@@ -120,7 +120,7 @@ def test_a_token_is_asked_for_unseen_and_checked_when_asked_to(
 
     monkeypatch.setattr("sys.stdin", Terminal())
     monkeypatch.setattr("click.termui.hidden_prompt_func", lambda prompt: typed.pop(0))
-    # when a token is wrong, it is not kept
+    # when a token is wrong, it is not stored
     done = elsewise("models", "login", "--check")
     assert (done.code, done.out, keychain.kept) == (1, "", {})
     assert "the hub does not know this token; make one on" in done.err
@@ -133,7 +133,9 @@ def test_a_token_is_asked_for_unseen_and_checked_when_asked_to(
     assert {path for _, path, _ in hub.asked} == {"/api/whoami-v2"}
 
 
-def test_no_keychain_is_one_line_with_the_way_out(elsewise: Elsewise, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_keychain_is_reported_in_one_line_with_the_way_out(
+    elsewise: Elsewise, hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(SECRET))
     done = elsewise("models", "login")
     assert (done.code, done.out) == (1, "")

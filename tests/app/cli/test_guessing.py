@@ -1,4 +1,4 @@
-"""`elsewise ask` with guesses: switched on by name, a draft model loaded by name, and whether it helped."""
+"""`elsewise ask` with speculation: switched on by name, a draft model loaded by name, and the share of right guesses."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from tests.app.cli.conftest import Done, Elsewise
 from tests.tiny_models import tiny_path
 
 LOOKUP = ("--option", 'speculative={"method": "prompt_lookup"}')
-SAME = ("--option", 'logit_bias={"97": 100}')  # the same letter again and again: what a look-up guesses right
+SAME = ("--option", 'logit_bias={"97": 100}')  # a repeated letter, which prompt lookup guesses right
 ASK = ("ask", "hello", "--backend", "fake", "--max-tokens", "24", "--seed", "1", *SAME)
 DRAFTED = re.compile(r", drafted (\d+), accepted (\d+) \((\d+) %\), seed 1$", re.MULTILINE)
 
 
 def guesses(done: Done) -> tuple[int, int]:
-    """What the last line of JSON says of them."""
+    """The counts of guesses in the last line of JSON."""
     end = json.loads(done.out.splitlines()[-1])
     return end["drafted"], end["accepted"]
 
 
 def test_an_answer_says_how_many_guesses_were_right(elsewise: Elsewise) -> None:
     plain, guessed, told = elsewise(*ASK), elsewise(*ASK, *LOOKUP), elsewise(*ASK, *LOOKUP, "--json")
-    # then the answer is the same, and both forms of the end say the same of the guesses
+    # then the answer is the same, and both forms of the summary have the same counts
     assert guessed.out == plain.out
     drafted, accepted = guesses(told)
     assert 0 < accepted <= drafted
     found = DRAFTED.search(guessed.err)
     assert found is not None
     assert [int(part) for part in found.groups()] == [drafted, accepted, 100 * accepted // drafted]
-    # and without them nobody speaks of guesses
+    # and without speculation no guesses are reported
     assert "drafted" not in plain.err
     assert "drafted" not in json.loads(elsewise(*ASK, "--json").out.splitlines()[-1])
 
 
-def test_guessing_that_finds_nothing_says_so(elsewise: Elsewise) -> None:
+def test_speculation_without_any_guess_is_reported(elsewise: Elsewise) -> None:
     never = ("--option", 'speculative={"method": "prompt_lookup", "prompt_lookup_min": 16, "prompt_lookup_max": 16}')
     done = elsewise("ask", "hello", "--backend", "fake", "--max-tokens", "4", "--seed", "1", *never)
     assert ", drafted nothing, seed 1\n" in done.err
 
 
-def test_an_answer_in_a_session_says_it_too(elsewise: Elsewise) -> None:
+def test_an_answer_in_a_session_reports_its_guesses_too(elsewise: Elsewise) -> None:
     in_session = elsewise(*ASK, *LOOKUP, "--session", "S")
     assert DRAFTED.search(in_session.err) is not None
     assert guesses(elsewise(*ASK, *LOOKUP, "--session", "T", "--json")) == guesses(elsewise(*ASK, *LOOKUP, "--json"))
@@ -72,14 +72,14 @@ def test_a_draft_model_is_loaded_by_name(elsewise: Elsewise, where: tuple[str, .
         (["--option", 'speculative={"tokens": 2}'], "unknown option 'tokens' of speculative"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_loaded(elsewise: Elsewise, given: list[str], words: str) -> None:
+def test_invalid_options_are_refused_before_a_model_is_loaded(elsewise: Elsewise, given: list[str], words: str) -> None:
     done = elsewise("ask", "hi", "--model", "nowhere", *given)
     assert done.code != 0
     assert done.out == ""
     assert words in done.err
 
 
-def test_an_option_with_a_flag_of_its_own_is_the_flags(elsewise: Elsewise) -> None:
+def test_the_flag_of_an_option_overrides_its_generic_form(elsewise: Elsewise) -> None:
     def stops(*given: str) -> list[str]:
         end = json.loads(elsewise(*ASK, *given, "--json").out.splitlines()[-1])
         return list(end["options"]["stop"]["value"])

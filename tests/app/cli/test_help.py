@@ -1,4 +1,4 @@
-"""What `--help` says, of every command."""
+"""The output of `--help` for every command."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def test_all_commands_are_found_at_every_depth() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words) or "elsewise")
-def test_no_help_shows_the_marks_of_its_layout(elsewise: Elsewise, words: tuple[str, ...]) -> None:
+def test_no_help_text_shows_its_layout_marks(elsewise: Elsewise, words: tuple[str, ...]) -> None:
     done = elsewise(*words, "--help")
     assert done.code == 0
     assert "Usage: " in done.out
-    assert "\\b" not in done.out  # as it stands in the source
+    assert "\\b" not in done.out  # the mark in the source text
     assert "\b" not in done.out
     assert "\f" not in done.out
 
 
 def test_the_help_of_bench_explains_every_part_in_lines_of_its_own(elsewise: Elsewise) -> None:
     told = elsewise("bench", "--help").out.partition("\n  Parts:\n")[2]
-    assert re.search(r"^ +W1 particles, .* process\),$", told, re.MULTILINE)  # not wrapped anew
+    assert re.search(r"^ +W1 particles, .* process\),$", told, re.MULTILINE)  # line breaks of the source are kept
     assert set(PARTS) <= set(re.findall(r"\w+", told))
 
 
 @pytest.mark.parametrize("command", ["window", "ask"])
-def test_the_demo_is_not_asked_of_a_command(elsewise: Elsewise, command: str) -> None:
+def test_the_demo_option_is_refused_for_commands(elsewise: Elsewise, command: str) -> None:
     done = elsewise("--demo", command)
     assert (done.code, done.out) == (2, "")
     assert f"leave it out, or the command {command}" in done.err

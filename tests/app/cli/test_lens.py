@@ -1,4 +1,4 @@
-"""`elsewise lens`: table, JSON, what is refused."""
+"""`elsewise lens`: table, JSON, refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_json_holds_the_models_numbers(elsewise: Elsewise, file: str) -> None:
     assert "3 positions" in done.err  # the cost, first
     assert "12 rows of the vocabulary" in done.err
     taken = re.search(r"^([0-9.]+) s: ([0-9.,]+) ms and ([0-9,]+) bytes of answer for each position$", done.err, re.MULTILINE)
-    assert taken is not None  # and what it took, afterwards
+    assert taken is not None  # and the time it took, afterwards
     assert float(taken[1]) > 0
     assert int(taken[3]) * 3 == LensCost.of(info, 3, 3).answer_bytes
     for at, row in enumerate(rows):
@@ -46,13 +46,13 @@ def test_json_holds_the_models_numbers(elsewise: Elsewise, file: str) -> None:
             assert [one["id"] for one in layer["top"]] == run.top_ids[at, number].tolist()
 
 
-def test_a_table_names_the_layer_that_leads(elsewise: Elsewise, file: str) -> None:
+def test_a_table_names_the_leading_layer(elsewise: Elsewise, file: str) -> None:
     done = elsewise("lens", file, "--backend", "fake", "--token", "p")
     assert done.code == 0
     assert "after token" in done.out
     assert "p: " in done.out
     assert "layer" in done.out
-    assert len(done.out.splitlines()) == 2 + 1 + 2  # what is followed, the head, two rows
+    assert len(done.out.splitlines()) == 2 + 1 + 2  # the followed tokens, the head, two rows
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_refusals(given: tuple[str, ...], words: str, elsewise: Elsewise, file: 
     assert not done.out
 
 
-def test_an_empty_text(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_an_empty_text_is_refused(elsewise: Elsewise, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("")
     done = elsewise("lens", str(tmp_path / "empty"), "--backend", "fake")
     assert done.code
     assert "empty; there is no position" in done.err
 
 
-def test_the_cost_of_a_million_positions_is_said_before_they_are_refused(elsewise: Elsewise, file: str) -> None:
+def test_the_cost_of_a_million_positions_is_printed_before_the_refusal(elsewise: Elsewise, file: str) -> None:
     done = elsewise("lens", file, "--backend", "fake", "--position", "0-999999")
     assert done.code
     cost, *_, refusal = done.err.splitlines()

@@ -24,13 +24,13 @@ def tiny(elsewise: Elsewise) -> Path:
     return import_model(tiny_path("llama"), "org/tiny@v1").path
 
 
-def test_the_list_has_context_and_engines(elsewise: Elsewise, tiny: Path) -> None:
+def test_the_list_shows_context_and_engines(elsewise: Elsewise, tiny: Path) -> None:
     header, row = elsewise("models", "list").out.splitlines()
     assert header.split() == ["name", "title", "parameters", "size", "format", "context", "runs", "on", "state"]
     assert row.split()[-4:] == ["4,096", "hf,", "mlx", "ready"]
 
 
-def test_info_says_all_that_is_known(elsewise: Elsewise, tiny: Path) -> None:
+def test_info_shows_all_known_facts(elsewise: Elsewise, tiny: Path) -> None:
     # in a terminal
     rows = dict(line.split(maxsplit=1) for line in elsewise("models", "info", "org/tiny").out.splitlines())
     assert rows["name"].strip() == "org/tiny@v1"
@@ -50,13 +50,13 @@ def test_a_config_cannot_move_the_cursor(elsewise: Elsewise, tiny: Path) -> None
     assert "\x1b" not in elsewise("models", "info", "org/tiny").out
 
 
-def test_a_model_is_removed_after_a_question(elsewise: Elsewise, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_removed_after_a_confirmation(elsewise: Elsewise, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(file.stat().st_size for file in tiny.iterdir())
     with load("org/tiny", "hf"):
         refused = elsewise("models", "remove", "org/tiny", "--yes")
         assert (refused.code, refused.out) == (1, "")
         assert "is loaded" in refused.err
-    monkeypatch.setattr("sys.stdin", io.StringIO())  # nobody there to say yes
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # without a terminal no confirmation is possible
     assert elsewise("models", "remove", "org/tiny").code == 1
     assert tiny.is_dir()
     done = elsewise("models", "remove", "org/tiny", "--yes")
@@ -65,12 +65,12 @@ def test_a_model_is_removed_after_a_question(elsewise: Elsewise, tiny: Path, mon
     assert elsewise("models", "info", "org/tiny").code == 1
 
 
-def test_info_says_whether_it_fits(elsewise: Elsewise, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_reports_whether_a_model_fits(elsewise: Elsewise, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a machine with next to no memory
     memory = psutil.virtual_memory()._replace(total=580_000_000, available=500_000_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr("sys.platform", "linux")
-    # then a small context fits and a large one does not, with the one that would
+    # then a small context fits and a large one does not, and the largest that fits is named
     small = json.loads(elsewise("models", "info", "org/tiny", "--json", "--context", "16").out)["fit"][0]
     assert (small["fits"], small["context"], small["memory"]) == (True, 16, 580_000_000)
     out = elsewise("models", "info", "org/tiny").out
@@ -79,7 +79,7 @@ def test_info_says_whether_it_fits(elsewise: Elsewise, tiny: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_gguf_stays_quantised_where_it_is_asked_for(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_a_gguf_stays_quantised_on_request(elsewise: Elsewise, tmp_path: Path) -> None:
     # given
     packed(tiny_path("llama"), lambda name: "Q4_0").write(tmp_path / "one.gguf")
     # when
@@ -88,7 +88,7 @@ def test_a_gguf_stays_quantised_where_it_is_asked_for(elsewise: Elsewise, tmp_pa
     assert done.code == 0
     assert done.out.startswith("one-mlx: ready in ")  # by the name that finds it
     assert done.out.endswith("/one-mlx (4 bit (mlx)); use it with: elsewise ask --model one-mlx\n")
-    # and what that says works, on either engine
+    # and the printed command works, on both engines
     answers = [
         elsewise("ask", "Hi", "--raw", "--temperature", "0", "--max-tokens", "3", "--model", model, *engine).out
         for model, engine in (("one-mlx", ()), ("one-mlx", ("--backend", "mlx")), (str(tmp_path / "one.gguf"), ()))
@@ -99,12 +99,12 @@ def test_a_gguf_stays_quantised_where_it_is_asked_for(elsewise: Elsewise, tmp_pa
     refused = elsewise("ask", "Hi", "--model", "one-mlx", "--backend", "hf", "--weights", "int8")
     assert (refused.code, refused.out) == (1, "")
     assert "these are quantised: leave it out, or import the file as float32 first" in refused.err
-    # and what that says works
+    # and the suggested import works
     assert elsewise("models", "import", str(tmp_path / "one.gguf"), "--float32").code == 0
     assert elsewise("ask", "Hi", "--raw", "--max-tokens", "1", "--model", "one", "--backend", "hf").code == 0
 
 
-def test_where_the_one_engine_that_reads_it_is_missing_a_sentence_says_which_to_install(
+def test_a_model_whose_only_engine_is_missing_names_the_package_to_install(
     elsewise: Elsewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed(tiny_path("llama"), lambda name: "Q4_0").write(tmp_path / "one.gguf")
@@ -118,7 +118,7 @@ def test_where_the_one_engine_that_reads_it_is_missing_a_sentence_says_which_to_
     assert "mlx not installed (`pip install mlx" in done.err
 
 
-def test_what_becomes_float32_on_mlx_is_said(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_the_share_of_weights_that_becomes_float32_on_mlx_is_reported(elsewise: Elsewise, tmp_path: Path) -> None:
     k_quants(tmp_path / "original", ("output.weight",)).write(tmp_path / "k.gguf")
     done = elsewise("models", "import", str(tmp_path / "k.gguf"), "--keep-quantised")
     assert done.out.endswith(
@@ -126,7 +126,7 @@ def test_what_becomes_float32_on_mlx_is_said(elsewise: Elsewise, tmp_path: Path)
     )
 
 
-def test_the_form_of_weights_is_a_matter_of_gguf_files(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_options_for_the_form_of_weights_are_refused_for_folders(elsewise: Elsewise, tmp_path: Path) -> None:
     done = elsewise("models", "import", str(tiny_path("llama")), "--keep-quantised")
     assert (done.code, done.out) == (1, "")
     assert "a folder is taken as it is; to quantise one: `elsewise models convert" in done.err
@@ -137,7 +137,7 @@ def test_the_form_of_weights_is_a_matter_of_gguf_files(elsewise: Elsewise, tmp_p
     assert "an adapter is taken as it is" in done.err
 
 
-def test_a_folder_is_added_by_a_name(elsewise: Elsewise) -> None:
+def test_a_folder_is_added_under_a_name(elsewise: Elsewise) -> None:
     done = elsewise("models", "add", str(tiny_path("llama")), "--name", "mine")
     assert (done.code, done.out) == (0, f"mine: ready in {tiny_path('llama')}; use it with: elsewise ask --model mine\n")
     assert elsewise("models", "list").out.splitlines()[1].split()[0] == "mine"

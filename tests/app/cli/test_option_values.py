@@ -1,4 +1,4 @@
-"""Every option of loading and of generating on the command line, with values that it may not take, and what is said of them."""
+"""Every option of loading and generating on the command line, with invalid values, and the wording of the refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GENERATING = {field.name for field in (*fields(GenerationOptions), *fields(Sampl
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [field.name for field in fields(LoadOptions)])
-def test_a_load_option_is_refused_in_words_of_the_command_line(elsewise: Elsewise, name: str) -> None:
+def test_an_invalid_load_option_is_refused_with_command_line_names(elsewise: Elsewise, name: str) -> None:
     for value in VALUES:
         done = elsewise("ask", "--raw", "hi", "--max-tokens", "1", *FAKE, "--load", f"{name}={value}")
         assert done.code in (0, 1, 2)
@@ -51,7 +51,7 @@ def test_a_load_option_is_refused_in_words_of_the_command_line(elsewise: Elsewis
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted(GENERATING - ELSEWHERE.keys()))
-def test_a_generation_option_is_refused_in_words_of_the_command_line(elsewise: Elsewise, name: str) -> None:
+def test_an_invalid_generation_option_is_refused_with_command_line_names(elsewise: Elsewise, name: str) -> None:
     for value in VALUES:
         done = elsewise("ask", "--raw", "hi", *FAKE, "--option", "max_tokens=1", "--option", f"{name}={value}")
         assert done.code in (0, 1, 2)
@@ -62,7 +62,7 @@ def test_a_generation_option_is_refused_in_words_of_the_command_line(elsewise: E
 
 
 @pytest.mark.slow
-def test_a_line_of_a_batch_is_refused_by_its_own_names(elsewise: Elsewise, file: Path) -> None:
+def test_an_invalid_line_of_a_batch_is_refused_with_json_names(elsewise: Elsewise, file: Path) -> None:
     for name in sorted(GENERATING - {"adapters", "sampling", "stages"}):
         values: tuple[Any, ...] = (True, -1, 2**200, "x", [], {})
         lines = [json.dumps({"prompt": "hi", "max_tokens": 1, name: value}) for value in values]
@@ -77,7 +77,7 @@ def test_a_line_of_a_batch_is_refused_by_its_own_names(elsewise: Elsewise, file:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(_PLACES))
-def test_what_is_asked_for_elsewhere_is_told_for_a_command_line(elsewise: Elsewise, file: Path, name: str) -> None:
+def test_options_with_another_place_name_it_in_command_line_terms(elsewise: Elsewise, file: Path, name: str) -> None:
     done = elsewise("ask", "hi", *FAKE, "--option", f"{name}=1")
     assert (done.code, f"--option {name}: use " in done.err) == (2, True)
     file.write_text(json.dumps({"prompt": "hi", name: 1}))
@@ -87,7 +87,7 @@ def test_what_is_asked_for_elsewhere_is_told_for_a_command_line(elsewise: Elsewi
         assert "Python:" in each.err or not PYTHON.search(each.err.partition("Error: ")[2])
 
 
-def test_an_option_of_loading_among_those_of_generating_is_told_where_it_belongs(elsewise: Elsewise) -> None:
+def test_a_load_option_given_as_a_generation_option_names_the_load_flag(elsewise: Elsewise) -> None:
     done = elsewise("ask", "hi", *FAKE, "--option", "threads=2")
     assert (done.code, "use --load threads=2" in done.err) == (2, True)
 
@@ -115,7 +115,7 @@ def test_the_names_in_a_line_are_those_of_json() -> None:
     assert in_json("temperature 'x'; use device='cpu'") == "temperature 'x'; use --load device=cpu"
 
 
-def test_what_a_load_says_comes_in_options_too(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_load_errors_use_command_line_options_too(elsewise: Elsewise, tmp_path: Path) -> None:
     done = elsewise("ask", "--raw", "hi", *FAKE, "--load", "context_length=999999999")
     assert (done.code, "--load context_length=999,999,999, but the model has" in done.err) == (1, True)
 

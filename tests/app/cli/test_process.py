@@ -1,4 +1,4 @@
-"""The command line as other programs meet it: a process with two streams and an exit code."""
+"""The command line as a process with two output streams and an exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow as pa  # what the command writes with
+import pyarrow as pa  # the library with which the command writes
 import pyarrow.ipc as ipc  # as above
 import pyarrow.parquet as pq  # as above
 import pytest
@@ -52,7 +52,7 @@ def test_streams_and_exit_codes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_window_is_not_opened_for_an_engine_that_nobody_has(tmp_path: Path) -> None:
+def test_a_window_is_not_opened_for_an_unknown_engine(tmp_path: Path) -> None:
     done = run("--data-dir", str(tmp_path / "data"), "--backend", "nope")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("elsewise: unknown backend 'nope': known: ")
@@ -60,7 +60,7 @@ def test_a_window_is_not_opened_for_an_engine_that_nobody_has(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_bytes_that_are_no_text_are_refused_as_those_of_a_file_are(tmp_path: Path, elsewise: Elsewise) -> None:
+def test_arguments_that_are_not_utf_8_are_refused(tmp_path: Path, elsewise: Elsewise) -> None:
     arguments = ("ask", b"caf\xe9", "--session", "A", "--backend", "fake", "--max-tokens", "2")
     done = run("--data-dir", str(tmp_path), *arguments)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
@@ -69,7 +69,7 @@ def test_bytes_that_are_no_text_are_refused_as_those_of_a_file_are(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+def test_a_closed_pipe_prints_no_traceback(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("word " * 500)
     command = f"{sys.executable} -m app score {text} --backend mock --json | head -n 1"
@@ -82,7 +82,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path, elsewise: Elsewise) -> None:
+def test_an_interrupted_answer_of_a_session_is_kept(tmp_path: Path, elsewise: Elsewise) -> None:
     command = [sys.executable, "-m", "app", "--data-dir", str(tmp_path), "ask", "hi", "--session", "Trip", "--backend", "fake"]
     process = subprocess.Popen(
         [*command, "--max-tokens", "100000", "--option", "ignore_eos=true", "--temperature", "0", "--json"],
@@ -147,7 +147,7 @@ def test_ctrl_c_during_a_load_ends_the_command(command: str, tmp_path: Path) -> 
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems always have a display")
-def test_a_window_without_a_display_is_one_sentence(environment: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_a_missing_display_is_reported_in_one_sentence(environment: dict[str, str], said: str, tmp_path: Path) -> None:
     plain = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")}
     done = subprocess.run(
         [sys.executable, "-m", "app", "--data-dir", str(tmp_path)],
@@ -174,7 +174,7 @@ def questions(path: Path, longest: int, **more: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_an_interrupted_batch_keeps_what_it_wrote(tmp_path: Path) -> None:
+def test_an_interrupted_batch_keeps_its_written_answers(tmp_path: Path) -> None:
     command = questions(tmp_path / "questions.jsonl", 100_000)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
@@ -189,7 +189,7 @@ def test_an_interrupted_batch_keeps_what_it_wrote(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_a_slow_first_line_keeps_no_finished_answer_from_the_file(tmp_path: Path) -> None:
+def test_a_slow_first_line_does_not_delay_finished_answers(tmp_path: Path) -> None:
     # given a first line that takes until the end, and 300 that are done at once
     (tmp_path / "questions.jsonl").write_text(
         "\n".join(json.dumps({"prompt": "a", "max_tokens": 3 if i else 10_000, "ignore_eos": True}) for i in range(301))
@@ -197,13 +197,13 @@ def test_a_slow_first_line_keeps_no_finished_answer_from_the_file(tmp_path: Path
     out = tmp_path / "answers.jsonl"
     command = [sys.executable, "-m", "app", "ask", "--batch", str(tmp_path / "questions.jsonl"), "--backend", "fake"]
     process = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    # when it is interrupted once they are there
+    # when it is interrupted after they were written
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not (out.exists() and out.read_bytes().count(b"\n") >= 300):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    # then all of them are kept, and the message says how to go on
+    # then all of them are kept, and the message names the way to resume
     assert (process.returncode, b"Traceback" in err) == (130, False)
     assert sorted(json.loads(line)["line"] for line in out.read_text().splitlines()) == list(range(2, 302))
     told = f"300 of 301 answers were written to {out}; the same command with --resume goes on where this one stopped"
@@ -211,7 +211,7 @@ def test_a_slow_first_line_keeps_no_finished_answer_from_the_file(tmp_path: Path
 
 
 def has_a_batch(path: Path) -> bool:
-    """Whether a whole one can be read of a stream."""
+    """Whether a complete one can be read from a stream."""
     try:
         return bool(ipc.open_stream(path.read_bytes()).read_next_batch().num_rows)
     except (OSError, pa.ArrowInvalid):  # not there, or cut off
@@ -220,18 +220,18 @@ def has_a_batch(path: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_an_interrupted_table_of_scores_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_table_of_scores_can_be_resumed(tmp_path: Path) -> None:
     texts, out, part = tmp_path / "texts.jsonl", tmp_path / "out.parquet", tmp_path / ".out.parquet.part"
     texts.write_text("\n".join(json.dumps(f"{i} {'x' * 90}") for i in range(600)))
     command = ["score", str(texts), "--backend", "fake", "--out", str(out)]
     process = subprocess.Popen([sys.executable, "-m", "app", *command], cwd=ROOT, stderr=subprocess.PIPE)
-    # when it is interrupted once something is written
+    # when it is interrupted after the first write
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not has_a_batch(part):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    # then it says how to go on, and nothing stands under the name of the file
+    # then it names the way to resume, and no file has the final name yet
     assert (process.returncode, out.exists()) == (130, False)
     assert err.decode().split("\n") == [f"stopped; the results so far are in {part}: go on with --resume", "", "stopped", ""]
     done = run(*command, "--resume")
@@ -243,8 +243,8 @@ def test_an_interrupted_table_of_scores_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_whose_reader_goes_away_ends(tmp_path: Path) -> None:
-    command = questions(tmp_path / "questions.jsonl", 400, id="x" * 300_000)  # no pipe takes all of what is answered
+def test_a_batch_with_a_closed_pipe_ends(tmp_path: Path) -> None:
+    command = questions(tmp_path / "questions.jsonl", 400, id="x" * 300_000)  # the answers exceed the buffer of any pipe
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -254,8 +254,8 @@ def test_a_batch_whose_reader_goes_away_ends(tmp_path: Path) -> None:
     assert b"Traceback" not in err
 
 
-def test_the_window_starts_no_threads_of_openblas_and_tells_no_child_so() -> None:
-    # given the window in a process of its own, where what opens it only says how many threads there are
+def test_the_window_limits_its_openblas_threads_without_affecting_children() -> None:
+    # given the window in a process of its own, in which opening it only reports the number of threads
     code = """
 import os, sys, types
 import psutil

@@ -1,4 +1,4 @@
-"""A data folder that nothing can be written into, as a mounted backup is, or one on a full disk: it can still be read."""
+"""A data folder that cannot be written, such as a mounted backup, or one on a full disk: it can still be read."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ needs_mounts = pytest.mark.skipif(
 )
 MOUNTS = {
     "read-only": 'mount --bind "$D" "$D" && mount -o remount,ro,bind "$D" "$D" &&',
-    "of another user": 'chmod -R a=rX "$D" && setpriv --bounding-set=-all',  # not even root's rights, which go past those
+    "of another user": 'chmod -R a=rX "$D" && setpriv --bounding-set=-all',  # without root's rights, which override permissions
     "full": 'cp -a "$D" "$D.copy" && mount -t tmpfs -o size=1m none "$D" && cp -a "$D.copy/." "$D" '
     '&& { head -c 2000000 /dev/zero > "$D/filler" 2>/dev/null; true; } &&',
 }
 
 
 def filled(folder: Path, *, journal: bool) -> Path:
-    """A data folder as it is after a clean end, or (`journal`) after a kill: some of it is in the write-ahead log."""
+    """A data folder after a clean end, or (`journal`) after a kill, with data in the write-ahead log."""
     path = folder / "writing" / "sessions.db"
     store = SessionStore.open(path)
 
@@ -48,7 +48,7 @@ def filled(folder: Path, *, journal: bool) -> Path:
     data = folder / "data"
     data.mkdir()
     for file in path.parent.glob("sessions.db*"):
-        if not file.name.endswith("-shm"):  # which nobody copies
+        if not file.name.endswith("-shm"):  # which is not part of a copy
             shutil.copy(file, data)
     store.close_sync()
     assert (data / "sessions.db-wal").exists() == journal
@@ -56,7 +56,7 @@ def filled(folder: Path, *, journal: bool) -> Path:
 
 
 def mounted(data: Path, mount: str, temporary: Path, *commands: list[str]) -> list[list[Any]]:
-    """Exit code, stdout and stderr of the commands, in a namespace where the data folder is mounted so."""
+    """Exit code, stdout and stderr of the commands, in a namespace with this mount of the data folder."""
     arguments = json.dumps([["--data-dir", str(data), *command] for command in commands])
     done = subprocess.run(
         [*NAMESPACE, "bash", "-c", f"{MOUNTS[mount]} {shlex.join([sys.executable, '-c', EACH, arguments])}"],
@@ -94,7 +94,7 @@ def test_sessions_are_listed_shown_exported_and_verified(tmp_path: Path, mount: 
 
 @pytest.mark.slow
 @needs_mounts
-def test_damage_in_a_read_only_folder_is_named_and_left(tmp_path: Path) -> None:
+def test_damage_in_a_read_only_folder_is_named_and_not_changed(tmp_path: Path) -> None:
     data = filled(tmp_path, journal=False)
     raw = (data / "sessions.db").read_bytes()
     (data / "sessions.db").write_bytes(raw.replace(b"so it goes", b"so it goed"))
@@ -104,13 +104,13 @@ def test_damage_in_a_read_only_folder_is_named_and_left(tmp_path: Path) -> None:
     assert "nothing was changed: " in err.splitlines()[-1]
 
 
-SMALL = 'mount -t tmpfs -o size=640k none "$D"'  # takes the store, and the beginning of a long answer
+SMALL = 'mount -t tmpfs -o size=640k none "$D"'  # has room for the store and the beginning of a long answer
 ASK = ["ask", "hi", "--session", "Trip", "--backend", "fake", "--seed", "3", "--option", "ignore_eos=true", "--max-tokens"]
 
 
 @pytest.mark.slow
 @needs_mounts
-def test_an_answer_that_the_disk_has_no_room_for_is_put_elsewhere(tmp_path: Path) -> None:
+def test_an_answer_for_which_the_disk_has_no_room_is_saved_elsewhere(tmp_path: Path) -> None:
     # given a disk that fills while an answer streams, and another one
     data, home, kept = tmp_path / "data", tmp_path / "home", tmp_path / "kept"
     for folder in (data, home):
@@ -132,7 +132,7 @@ def test_an_answer_that_the_disk_has_no_room_for_is_put_elsewhere(tmp_path: Path
         check=False,
         env=os.environ | {"D": str(data)},
     )
-    # then one sentence says what is where, and all that was printed is there
+    # then one sentence names the place, which holds all printed text
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     told = [line for line in done.stderr.splitlines() if "sessions.db" in line]
     assert len(told) == 1, done.stderr
@@ -146,5 +146,5 @@ def test_an_answer_that_the_disk_has_no_room_for_is_put_elsewhere(tmp_path: Path
 
 
 def letters(text: str) -> str:
-    """Without what a terminal and a pipe write in ways of their own: line ends, and bytes that are no text."""
+    """Without the differences between a terminal and a pipe: line ends, and bytes that are not UTF-8."""
     return "".join(letter for letter in text if letter.isascii() and letter.isprintable())

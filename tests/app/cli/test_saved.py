@@ -28,7 +28,7 @@ from ui import AdapterChoice
 ASK = ("--backend", "fake", "--max-tokens", "6", "--seed", "1")
 
 
-def test_a_session_is_made_and_then_continued(elsewise: Elsewise) -> None:
+def test_a_session_is_created_and_then_continued(elsewise: Elsewise) -> None:
     first = elsewise("ask", "where to?", "--session", "Trip", *ASK)
     second = elsewise("ask", "and then?", "--session", "Trip", *ASK)
     assert (first.code, second.code) == (0, 0)
@@ -44,17 +44,17 @@ def test_a_session_is_made_and_then_continued(elsewise: Elsewise) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_cut_inside_its_structure_is_not_passed_off_as_done(elsewise: Elsewise, data: Path) -> None:
-    # given a structure that is cut by a stop text, and one that comes to its end
+def test_an_answer_cut_inside_its_structure_is_stored_as_incomplete(elsewise: Elsewise, data: Path) -> None:
+    # given a structure that is cut by a stop text, and one that is complete
     flags = ("ask", "hello", "--session", "S", *ASK)
     assert elsewise(*flags, "--stop", "END", "--regex", "ab(END)x").code == 1
     assert elsewise(*flags, "--stop", "bb", "--regex", "ab*").code == 0
-    # then only the second is kept as whole
+    # then only the second is stored as complete
     answers = "SELECT status, finish_reason FROM nodes WHERE role = 'assistant' ORDER BY id"
     assert rows(data / "sessions.db", answers) == [("partial", "stop"), ("complete", "eos")]
 
 
-def test_what_the_command_says_goes_before_the_preset_and_that_before_the_model(
+def test_options_of_the_command_override_the_preset_which_overrides_the_model(
     elsewise: Elsewise, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = GenerationOptions(sampling=SamplingOptions(top_k=33, min_p=0.4))
@@ -67,8 +67,8 @@ def test_what_the_command_says_goes_before_the_preset_and_that_before_the_model(
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_what_is_written_is_its_owners_alone(elsewise: Elsewise, data: Path, there: bool) -> None:
-    # given a data folder that others may look into, or none
+def test_written_files_are_readable_by_their_owner_alone(elsewise: Elsewise, data: Path, there: bool) -> None:
+    # given a data folder that other users may read, or none
     if there:
         data.mkdir()
         data.chmod(0o755)
@@ -77,7 +77,7 @@ def test_what_is_written_is_its_owners_alone(elsewise: Elsewise, data: Path, the
         assert elsewise("ask", "where to?", "--session", "Trip", *ASK).code == 0
     finally:
         os.umask(before)
-    # then one that was there stays as it is; what was made in it, or with it, nobody else can read
+    # then an existing folder keeps its mode; everything created is readable by its owner alone
     assert stat.S_IMODE(data.stat().st_mode) == (0o755 if there else 0o700)
     made = list(data.rglob("*"))
     assert data / "sessions.db" in made
@@ -85,7 +85,7 @@ def test_what_is_written_is_its_owners_alone(elsewise: Elsewise, data: Path, the
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_the_second_answer_knows_the_first_turn(elsewise: Elsewise) -> None:
+def test_the_second_answer_depends_on_the_first_turn(elsewise: Elsewise) -> None:
     elsewise("ask", "one", "--session", "A", *ASK)
     continued = elsewise("ask", "two", "--session", "A", *ASK)
     alone = elsewise("ask", "two", "--session", "B", *ASK)
@@ -99,13 +99,13 @@ def test_json_and_alternatives_work_in_a_session_too(elsewise: Elsewise) -> None
     assert bytes.fromhex(tokens[0]["bytes"]).decode(errors="replace") == tokens[0]["text"]
     assert {"type": "end", "tokens": 6, "finish_reason": "length", "seed": 1}.items() <= end.items()
     assert (end["model"], end["backend"]) == ("fake", "fake")
-    # and the end says who decided each option, as it is stored
+    # and the final object names the source of each option, as it is stored
     assert end["options"]["max_tokens"] == {"value": 6, "source": "call"}
     assert end["options"]["sampling.min_p"] == {"value": 0.05, "source": "preset"}
     assert end["options"]["sampling.typical_p"] == {"value": 1.0, "source": "default"}
 
 
-def test_a_session_says_the_speed_too(elsewise: Elsewise) -> None:
+def test_an_answer_of_a_session_reports_its_speed_too(elsewise: Elsewise) -> None:
     said = elsewise("ask", "one", "--session", "A", *ASK).err
     assert re.search(r"^6 tokens, length, [0-9.]+ tok/s, seed 1$", said, re.MULTILINE), said
     end = json.loads(elsewise("ask", "two", "--session", "A", *ASK, "--json").out.splitlines()[-1])
@@ -154,7 +154,7 @@ def test_an_answer_that_fails_keeps_the_message_and_exits_1(elsewise: Elsewise, 
     assert len(elsewise("sessions", "list").out.splitlines()) == 2  # the same session
 
 
-def test_a_model_that_is_missing_is_told_with_the_command_that_fetches_it(elsewise: Elsewise) -> None:
+def test_a_missing_model_is_reported_with_the_command_that_fetches_it(elsewise: Elsewise) -> None:
     plain = elsewise("ask", "hello", "--model", "nowhere")
     saved = elsewise("ask", "hello", "--model", "nowhere", "--session", "A")
     assert (saved.code, saved.out) == (plain.code, plain.out) == (1, "")
@@ -171,7 +171,7 @@ def test_a_prompt_longer_than_the_context_exits_1(elsewise: Elsewise) -> None:
 
 def test_a_data_folder_that_cannot_be_made_is_named(elsewise: Elsewise, data: Path) -> None:
     data.parent.joinpath("data").write_text("a file")
-    assert elsewise("ask", "hi", "--session", "A", *ASK).code == 2  # a file is no folder: click says so
+    assert elsewise("ask", "hi", "--session", "A", *ASK).code == 2  # a file instead of a folder: click reports it
     data.unlink()
     data.mkdir()
     (data / "lock").mkdir()
@@ -181,7 +181,7 @@ def test_a_data_folder_that_cannot_be_made_is_named(elsewise: Elsewise, data: Pa
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(("list",), 0), (("search", "x"), 0), (("verify",), 0), (("show", "1"), 1)])
-def test_an_empty_data_folder_is_said_and_not_made(
+def test_a_data_folder_without_sessions_is_reported_and_not_created(
     elsewise: Elsewise, data: Path, arguments: tuple[str, ...], code: int
 ) -> None:
     done = elsewise("sessions", *arguments)
@@ -204,7 +204,7 @@ def test_a_long_title_stays_on_one_line_for_other_programs(elsewise: Elsewise) -
     assert title.strip() in elsewise("sessions", "list").out
 
 
-def test_a_title_does_nothing_in_a_terminal(elsewise: Elsewise, data: Path) -> None:
+def test_control_sequences_in_a_title_have_no_effect_in_a_terminal(elsewise: Elsewise, data: Path) -> None:
     title, shown = "\x1b]0;x\x07a\u202eb\u3000c 👩\u200d👧", "?]0;x?a?b\u3000c 👩\u200d👧"
     elsewise("ask", "hi", "--session", title, *ASK)
     file = data.parent / "a.elsewise"
@@ -215,7 +215,7 @@ def test_a_title_does_nothing_in_a_terminal(elsewise: Elsewise, data: Path) -> N
         assert title not in out
 
 
-def test_what_was_said_does_nothing_in_a_terminal_and_is_whole_in_a_file(
+def test_control_sequences_in_turns_are_removed_in_a_terminal_and_kept_in_a_file(
     elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewise("ask", "a\x1b]0;x\x07b\n\tc\x9bd", "--session", "A", *ASK)
@@ -224,7 +224,7 @@ def test_what_was_said_does_nothing_in_a_terminal_and_is_whole_in_a_file(
     assert "user: a]0;xb\n\tcd\n" in elsewise("sessions", "show", "1").out
 
 
-def test_of_several_sessions_of_one_title_the_last_changed_goes_on(elsewise: Elsewise, data: Path) -> None:
+def test_of_several_sessions_of_one_title_the_last_changed_is_continued(elsewise: Elsewise, data: Path) -> None:
     # given an older one that is pinned
     async def two(store: SessionStore) -> None:
         sessions = [await store.create_session("T") for _ in range(2)]
@@ -240,7 +240,7 @@ def test_of_several_sessions_of_one_title_the_last_changed_goes_on(elsewise: Els
     assert rows(data / "sessions.db", "SELECT session_id FROM nodes WHERE text = 'after'") == [(2,)]
 
 
-def test_a_title_of_digits_is_no_number(elsewise: Elsewise, data: Path) -> None:
+def test_a_title_of_digits_is_not_taken_for_a_number(elsewise: Elsewise, data: Path) -> None:
     assert elsewise("ask", "hi", "--session", "²", *ASK).code == 0
     assert elsewise("sessions", "diff", "²").code == 0
     done = elsewise("sessions", "diff", "9" * 5_000)
@@ -256,7 +256,7 @@ def test_an_unknown_session_is_named(elsewise: Elsewise) -> None:
     assert elsewise("sessions", "show", "first").code == 2
 
 
-def test_verify_names_what_is_damaged(elsewise: Elsewise, data: Path) -> None:
+def test_verify_names_damaged_rows(elsewise: Elsewise, data: Path) -> None:
     elsewise("ask", "hi", "--session", "Trip", *ASK)
     sound = elsewise("sessions", "verify")
     assert (sound.code, sound.out, sound.err) == (0, "", "sound\n")
@@ -274,7 +274,7 @@ def test_verify_names_what_is_damaged(elsewise: Elsewise, data: Path) -> None:
     assert "close it and verify again" in done.err
 
 
-def test_what_is_damaged_is_set_aside_once(elsewise: Elsewise, data: Path) -> None:
+def test_damaged_rows_are_set_aside_once(elsewise: Elsewise, data: Path) -> None:
     elsewise("ask", "hi", "--session", "Trip", *ASK)
     conn = sqlite3.connect(data / "sessions.db")
     conn.execute("UPDATE nodes SET text = 'forged' WHERE role = 'user'")
@@ -293,7 +293,7 @@ def test_what_is_damaged_is_set_aside_once(elsewise: Elsewise, data: Path) -> No
     assert "turn 2 is damaged" in refused.err
 
 
-def test_a_file_that_is_no_database_is_left_alone(elsewise: Elsewise, data: Path) -> None:
+def test_a_file_that_is_not_a_database_is_not_changed(elsewise: Elsewise, data: Path) -> None:
     data.mkdir()
     (data / "sessions.db").write_bytes(b"not a database" * 100)
     for arguments in (("sessions", "list"), ("sessions", "verify"), ("ask", "hi", "--session", "A", *ASK)):
@@ -303,7 +303,7 @@ def test_a_file_that_is_no_database_is_left_alone(elsewise: Elsewise, data: Path
     assert (data / "sessions.db").read_bytes() == b"not a database" * 100
 
 
-def test_reading_does_not_disturb_who_writes(elsewise: Elsewise, data: Path) -> None:
+def test_reading_commands_do_not_disturb_a_writing_process(elsewise: Elsewise, data: Path) -> None:
     store = SessionStore.open(data / "sessions.db")
 
     async def write(session: int, parent: int | None, text: str) -> int:
@@ -318,13 +318,13 @@ def test_reading_does_not_disturb_who_writes(elsewise: Elsewise, data: Path) -> 
     assert elsewise("sessions", "verify").code == 0
     asyncio.run(write(session, parent, "after"))
     tree = asyncio.run(store.load_session(session))
-    assert [node.status for node in tree.nodes if node.id == answer] == ["open"]  # not taken for a crash's
+    assert [node.status for node in tree.nodes if node.id == answer] == ["open"]  # not taken for the remains of a crash
     assert [node.text for node in tree.nodes][-1] == "after"
     store.close_sync()
 
 
 def set_up(data: Path, title: str, values: dict[str, object]) -> None:
-    """As the window sets a session."""
+    """Stores settings of a session as the window does."""
 
     async def run() -> None:
         store = SessionStore.open(data / "sessions.db")
@@ -340,13 +340,13 @@ def stats_of_answers(data: Path) -> list[dict[str, Any]]:
     return [json.loads(str(stats)) for (stats,) in told]
 
 
-def test_a_sessions_own_seed_holds_where_the_command_gives_none(elsewise: Elsewise, data: Path) -> None:
+def test_a_sessions_own_seed_applies_unless_the_command_gives_one(elsewise: Elsewise, data: Path) -> None:
     plain = ("--backend", "fake", "--max-tokens", "3", "--json")
     first = elsewise("ask", "one", "--session", "A", *plain)
     set_up(data, "A", SessionValues(options={"seed": 77}).stored())
     second = elsewise("ask", "two", "--session", "A", *plain)
     third = elsewise("ask", "three", "--session", "A", *plain, "--seed", "5")
-    # then what was drawn with is told, and who chose it is stored
+    # then the seed is reported, and its source is stored
     told = [json.loads(done.out.splitlines()[-1])["seed"] for done in (first, second, third)]
     answers = stats_of_answers(data)
     assert told == [stats["seed"] for stats in answers]
@@ -373,7 +373,7 @@ def test_adapters_for_a_session_with_its_own_are_refused(
     assert len(stats_of_answers(data)) == 2
 
 
-def test_the_list_says_in_which_folder_a_session_stands_and_its_tags(elsewise: Elsewise, data: Path) -> None:
+def test_the_list_shows_the_folder_and_the_tags_of_a_session(elsewise: Elsewise, data: Path) -> None:
     elsewise("ask", "where to?", "--session", "Trip", *ASK)
     elsewise("ask", "what to cook?", "--session", "Soup", *ASK)
     assert "folder" not in elsewise("sessions", "list").out
@@ -396,7 +396,7 @@ def test_the_list_says_in_which_folder_a_session_stands_and_its_tags(elsewise: E
 
 
 @pytest.mark.slow
-def test_who_only_uses_the_terminal_has_a_backup_of_each_day(
+def test_commands_make_a_backup_on_each_day(
     elsewise: Elsewise, data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def backups() -> list[str]:
@@ -406,18 +406,18 @@ def test_who_only_uses_the_terminal_has_a_backup_of_each_day(
     for day in ("2030-01-01", "2030-01-01", "2030-01-02"):
         monkeypatch.setattr("storage.repair.backup.today", lambda day=day: day)
         assert elsewise("ask", "where to?", "--session", "Trip", *ASK).code == 0
-    # then there is a backup of each day, with what was said by then
+    # then there is a backup of each day, with the turns up to its first command
     assert backups() == ["sessions.daily-000001.2030-01-01.db", "sessions.daily-000002.2030-01-02.db"]
     count = "SELECT count(*) FROM nodes WHERE role = 'user'"
     assert [rows(data / "backups" / name, count) for name in backups()] == [[(1,)], [(3,)]]
-    # and what is imported is in one too
+    # and an imported session is in one too
     assert elsewise("sessions", "export", "Trip", str(tmp_path / "trip.json")).code == 0
     monkeypatch.setattr("storage.repair.backup.today", lambda: "2030-01-03")
     assert elsewise("sessions", "import", str(tmp_path / "trip.json")).code == 0
     assert rows(data / "backups" / backups()[-1], "SELECT count(*) FROM sessions") == [(2,)]
 
 
-def test_damage_keeps_nobody_in_the_terminal_from_a_backup(elsewise: Elsewise, data: Path) -> None:
+def test_a_damaged_row_does_not_prevent_the_backup_of_a_command(elsewise: Elsewise, data: Path) -> None:
     assert elsewise("ask", "where to?", "--session", "Trip", *ASK).code == 0
     for backup in (data / "backups").iterdir():
         backup.unlink()
@@ -429,7 +429,9 @@ def test_damage_keeps_nobody_in_the_terminal_from_a_backup(elsewise: Elsewise, d
     assert elsewise("sessions", "verify").code == 0
 
 
-def test_a_command_promises_nothing_that_only_a_window_can_do(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_names_the_place_of_an_answer_that_a_full_disk_refused_at_first(
+    elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # given a disk that is full when an answer ends, and has room again when the command does
     finish, refused = SessionStore.finish_node, list[Any]()
 
@@ -441,7 +443,7 @@ def test_a_command_promises_nothing_that_only_a_window_can_do(elsewise: Elsewise
 
     monkeypatch.setattr(SessionStore, "finish_node", full_once)
     done = elsewise("ask", "hi", "--session", "Trip", "--backend", "fake", "--max-tokens", "3")
-    # then it says what is where, and that is so
+    # then it names the session that holds the text, and the session does hold it
     assert done.code == 1
     (told,) = [line for line in done.err.splitlines() if "the disk is full" in line]
     assert told.endswith("what had arrived of it is in the session 'Trip'")

@@ -1,4 +1,4 @@
-"""Tokens that `elsewise ask --session` names by what they say."""
+"""Tokens that `elsewise ask --session` names by their text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tests.app.cli.conftest import Elsewise
 from tests.app.cli.test_saved import ASK, stats_of_answers
 
 
-def test_a_session_takes_tokens_by_what_they_say(elsewise: Elsewise, data: Path) -> None:
-    # given a text that is a token, and an answer that says it
+def test_a_session_accepts_tokens_by_their_text(elsewise: Elsewise, data: Path) -> None:
+    # given a text that is a token, and an answer that contains it
     ask = ("ask", "hello", "--backend", "fake", "--max-tokens", "24", "--seed", "1", "--json", "--session")
     said = [json.loads(line) for line in elsewise(*ask, "free").out.splitlines()]
     assert any(token.get("text") == "P" for token in said)
     # when it is banned by its text, and by its id
     by_text = elsewise(*ask, "text", "--option", 'banned_tokens=["P"]', "--option", 'logit_bias={"a": -2.5}')
     by_id = elsewise(*ask, "ids", "--option", "banned_tokens=[80]", "--option", 'logit_bias={"97": -2.5}')
-    # then both are answered alike, without it, and what is kept names the id and who said it
+    # then both answers are equal, without it, and the stored options have the id and its source
     assert by_text.code == 0
     told = [[json.loads(line) for line in done.out.splitlines()] for done in (by_text, by_id)]
     for *_, end in told:
@@ -29,9 +29,9 @@ def test_a_session_takes_tokens_by_what_they_say(elsewise: Elsewise, data: Path)
     assert "sampling.banned_tokens" in made[1]["sources"]["call"]
 
 
-def test_a_text_that_is_no_token_makes_no_session(elsewise: Elsewise) -> None:
+def test_a_text_that_is_not_one_token_creates_no_session(elsewise: Elsewise) -> None:
     done = elsewise("ask", "hello", "--session", "one", *ASK, "--option", 'banned_tokens=["even"]')
     assert (done.code, done.out) == (1, "")
     assert '"even" is more than one token: it begins with "e"' in done.err
     assert elsewise("sessions", "list").err.startswith("no session found")
-    assert elsewise("ask", "hello", "--session", "one", *ASK).code == 0  # nothing holds the data folder
+    assert elsewise("ask", "hello", "--session", "one", *ASK).code == 0  # the data folder is not locked

@@ -50,7 +50,7 @@ def test_csv_has_a_header_and_as_many_rows_as_tokens(elsewise: Elsewise, file: s
     assert rows[0]["logprob"] == ""
 
 
-def test_the_table_has_a_line_per_token_and_the_sum_goes_to_stderr(elsewise: Elsewise, file: str) -> None:
+def test_the_table_has_a_line_per_token_and_the_sum_is_on_stderr(elsewise: Elsewise, file: str) -> None:
     done = elsewise("score", file, "--backend", "fake")
     as_json = [json.loads(line) for line in elsewise("score", file, "--backend", "fake", "--json").out.splitlines()]
     assert len(done.out.splitlines()) == 1 + len(TEXT.encode())
@@ -65,7 +65,7 @@ def test_a_dash_reads_stdin(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch)
     assert [json.loads(line)["text"] for line in done.out.splitlines()] == ["a", "b", "c"]
 
 
-def test_what_cannot_be_scored_is_said(elsewise: Elsewise, tmp_path: Path, file: str) -> None:
+def test_texts_that_cannot_be_scored_are_refused(elsewise: Elsewise, tmp_path: Path, file: str) -> None:
     (tmp_path / "empty").write_text("")
     (tmp_path / "latin").write_bytes("café".encode("latin-1"))
     (tmp_path / "long").write_text("x" * 40_000)
@@ -85,7 +85,7 @@ def test_what_cannot_be_scored_is_said(elsewise: Elsewise, tmp_path: Path, file:
         assert (done.code, "--out takes no" in done.err) == (2, True), done.err
 
 
-def test_the_old_name_of_alternatives_goes_on_for_a_release_with_a_note(elsewise: Elsewise, file: str) -> None:
+def test_the_old_name_of_alternatives_is_accepted_with_a_note(elsewise: Elsewise, file: str) -> None:
     now = elsewise("score", file, "--backend", "fake", "--json", "--alternatives", "2")
     before = elsewise("score", file, "--backend", "fake", "--json", "--top-k", "2")
     assert before.out == now.out
@@ -94,14 +94,14 @@ def test_the_old_name_of_alternatives_goes_on_for_a_release_with_a_note(elsewise
     assert elsewise("score", file, "--backend", "fake", "--top-k", "2", "--alternatives", "2").code == 2
 
 
-def test_a_stride_takes_a_text_longer_than_the_context(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_a_stride_scores_a_text_longer_than_the_context(elsewise: Elsewise, tmp_path: Path) -> None:
     text = "so it goes on and on. " * 9
     (tmp_path / "long").write_text(text)
     call = ("score", str(tmp_path / "long"), "--backend", "fake", "--load", "context_length=64")
     refused = elsewise(*call)
     assert (refused.code, refused.out) == (1, "")
     assert "198 tokens do not fit into the context of 64; score them in windows: --stride 32" in refused.err
-    # every token is scored once, those of later windows behind at least 64 - 24 others
+    # every token is scored once, those of later windows after at least 64 - 24 others
     done = elsewise(*call, "--stride", "24", "--json")
     rows = [json.loads(line) for line in done.out.splitlines()]
     assert "".join(row["text"] for row in rows) == text

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pyarrow as pa  # what the command writes with
+import pyarrow as pa  # the library with which the command writes
 import pyarrow.ipc as ipc  # as above
 import pyarrow.parquet as pq  # as above
 import pytest
@@ -44,7 +44,7 @@ def left_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_parquet_has_the_models_numbers_and_says_what_made_them(elsewise: Elsewise, texts: Path, tmp_path: Path) -> None:
+def test_parquet_has_the_models_numbers_and_the_options_that_made_them(elsewise: Elsewise, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     done = elsewise("score", str(texts), *FAKE, "--parquet", str(out), "--alternatives", "2")
     assert (done.code, done.out) == (0, "")
@@ -108,7 +108,7 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch, n: int, error: BaseException)
 
 
 @pytest.mark.parametrize("error", [click.Abort(), OSError(errno.ENOSPC, "No space left on device")])
-def test_a_run_that_was_stopped_goes_on(
+def test_a_stopped_run_is_resumed(
     elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     whole, out = tmp_path / "whole.parquet", tmp_path / "out.parquet"
@@ -140,7 +140,7 @@ def test_a_run_that_was_stopped_goes_on(
     assert "complete" in elsewise("score", str(texts), *FAKE, "--out", str(out), "--resume").err
 
 
-def test_a_server_that_dies_ends_the_run_which_goes_on_later(
+def test_a_server_that_dies_ends_the_run_which_can_be_resumed(
     elsewise: Elsewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts, out, dead = tmp_path / "in.jsonl", tmp_path / "out.parquet", True
@@ -207,7 +207,7 @@ def test_results_are_written_every_few_seconds_and_survive_a_kill(
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), click.Abort()])
-def test_a_resumed_run_changes_nothing_of_what_is_done(
+def test_a_resumed_run_does_not_change_finished_results(
     elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     whole, out, part = tmp_path / "whole.parquet", tmp_path / "out.parquet", tmp_path / ".out.parquet.part"
@@ -228,7 +228,7 @@ def test_a_resumed_run_changes_nothing_of_what_is_done(
     assert left_in(tmp_path) == []
 
 
-def test_without_resume_all_that_was_done_is_removed(
+def test_a_run_without_resume_removes_earlier_results(
     elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("score", str(texts), *FAKE, "--out", str(tmp_path / "out.parquet"))
@@ -241,7 +241,7 @@ def test_without_resume_all_that_was_done_is_removed(
     assert left_in(tmp_path) == []
 
 
-def test_nothing_is_written_behind_a_write_that_failed(
+def test_nothing_is_written_after_a_failed_write(
     elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut_off(self: score_files._Part, _: Any) -> None:
@@ -264,7 +264,7 @@ def test_nothing_is_written_behind_a_write_that_failed(
     assert "1 texts are done already; 3 texts scored" in elsewise(*words, "--resume").err
 
 
-def test_what_cannot_be_read_back_at_the_end_is_not_left_out(
+def test_results_that_cannot_be_read_back_at_the_end_fail_the_run(
     elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(_: object) -> Any:
@@ -316,7 +316,7 @@ def test_a_stream_that_fails_to_close_loses_no_result(
 
 @contextmanager
 def no_file_beyond(size: int) -> Iterator[None]:
-    """The system's own limit: a write that goes beyond it is cut off there, and fails as on a full disk."""
+    """Sets the system's limit of file sizes: a write beyond it is truncated, and fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -329,7 +329,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
     ("kind", "at_the_end"),
     [("parquet", False), ("jsonl", True), ("csv", True)],  # a Parquet file is the smaller one
 )
-def test_a_disk_that_is_full_leaves_no_half_file(
+def test_a_full_disk_leaves_no_incomplete_file(
     elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, at_the_end: bool
 ) -> None:
     texts.write_text(texts.read_text("utf-8") * 5, "utf-8")
@@ -342,7 +342,7 @@ def test_a_disk_that_is_full_leaves_no_half_file(
     assert (done.code, out.exists()) == (1, False)
     assert "File too large; the results so far are in" in done.err
     assert left_in(tmp_path) == [f".out.{kind}.part"]
-    # then what was written is taken over, and the file is that of a run without a fault
+    # then the written results are kept, and the file equals that of a run without a fault
     done = elsewise(*words, "--resume")
     assert done.code == 0
     found = int(done.err.split(" texts are done already")[0].split()[-1])
@@ -356,7 +356,7 @@ def test_a_disk_that_is_full_leaves_no_half_file(
     sys.platform != "linux" or subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0,
     reason="no file system can be mounted here",
 )
-def test_a_small_file_system_that_is_full(texts: Path, tmp_path: Path) -> None:
+def test_a_full_file_system_is_reported_and_the_run_can_be_resumed(texts: Path, tmp_path: Path) -> None:
     texts.write_text(texts.read_text("utf-8") * 100, "utf-8")
     (tmp_path / "small").mkdir()
     score = f"{sys.executable} -m app score {texts} {' '.join(FAKE)} --out {tmp_path}/small/out.parquet"
@@ -376,7 +376,7 @@ def test_a_small_file_system_that_is_full(texts: Path, tmp_path: Path) -> None:
     assert sorted(set(pq.read_table(tmp_path / "out.parquet")["text_id"].to_pylist())) == list(range(400))
 
 
-def test_a_partial_file_of_something_else_is_not_gone_on_with(
+def test_a_partial_file_of_other_inputs_is_not_resumed(
     elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.parquet"
@@ -398,7 +398,7 @@ def test_a_partial_file_of_something_else_is_not_gone_on_with(
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
-def test_a_file_is_called_complete_where_it_says_that_it_was_made_so(
+def test_a_file_is_complete_only_if_it_records_the_same_inputs_and_options(
     elsewise: Elsewise, texts: Path, tmp_path: Path, kind: str
 ) -> None:
     out = tmp_path / f"out.{kind}"
@@ -408,7 +408,7 @@ def test_a_file_is_called_complete_where_it_says_that_it_was_made_so(
     same, other = elsewise(*words), elsewise(*words, "--alternatives", "7")
     out.write_bytes(b"of something else")
     foreign = elsewise(*words)
-    if kind != "csv":  # which does not say it
+    if kind != "csv":  # which does not record them
         assert (same.code, "complete" in same.err) == (0, True)
     for done in (other, foreign, *([same] if kind == "csv" else ())):
         assert (done.code, "does not say that it was made of these inputs" in done.err) == (1, True)
@@ -417,7 +417,7 @@ def test_a_file_is_called_complete_where_it_says_that_it_was_made_so(
     assert out.read_bytes()[:100] == made[:100]
 
 
-def test_what_cannot_be_read_again_is_not_resumed(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_inputs_that_cannot_be_read_twice_are_not_resumed(elsewise: Elsewise, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.jsonl"
     os.mkfifo(pipe)
     for file, named in (("-", "stdin"), (str(pipe), "pipe.jsonl")):
@@ -427,7 +427,7 @@ def test_what_cannot_be_read_again_is_not_resumed(elsewise: Elsewise, tmp_path: 
 
 
 @pytest.mark.parametrize("link", [None, Path.symlink_to, Path.hardlink_to])
-def test_an_input_is_not_written_over(elsewise: Elsewise, texts: Path, tmp_path: Path, link: Any) -> None:
+def test_an_input_is_not_overwritten(elsewise: Elsewise, texts: Path, tmp_path: Path, link: Any) -> None:
     before, out = texts.read_bytes(), texts
     if link is not None:
         out = tmp_path / "other.jsonl"
@@ -437,7 +437,7 @@ def test_an_input_is_not_written_over(elsewise: Elsewise, texts: Path, tmp_path:
     assert texts.read_bytes() == before
 
 
-def test_what_cannot_be_scored_is_named_and_the_rest_goes_on(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_texts_that_cannot_be_scored_are_named_and_the_others_are_scored(elsewise: Elsewise, tmp_path: Path) -> None:
     text, empty, out = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "out.parquet"
     text.write_text("fine", "utf-8")
     empty.write_text("", "utf-8")
@@ -466,7 +466,7 @@ def test_what_cannot_be_scored_is_named_and_the_rest_goes_on(elsewise: Elsewise,
         ("long.csv", b'text\n"' + b"b\n" * 100_000, "long.csv, line 75,002: no CSV (field larger"),
     ],
 )
-def test_files_that_cannot_be_read_are_refused_in_words(
+def test_unreadable_files_are_refused_with_the_reason(
     elsewise: Elsewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, why: str
 ) -> None:
     monkeypatch.setattr(score_files, "LONGEST_LINE", 150_000)
@@ -492,7 +492,7 @@ def test_files_that_cannot_be_read_are_refused_in_words(
         (["a.txt", "--out", "x.csv", "--json"], "its name says the format"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(elsewise: Elsewise, given: list[str], why: str) -> None:
+def test_missing_and_contradictory_options_are_refused(elsewise: Elsewise, given: list[str], why: str) -> None:
     done = elsewise("score", *given, *FAKE)
     assert done.code == 2
     assert why in done.err

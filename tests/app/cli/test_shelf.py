@@ -21,7 +21,7 @@ def snapshot(folder: Path) -> list[str]:
     return sorted(str(path) for path in folder.rglob("*"))
 
 
-def test_an_empty_shelf_says_how_to_fill_it(elsewise: Elsewise) -> None:
+def test_an_empty_shelf_names_the_commands_that_fill_it(elsewise: Elsewise) -> None:
     done = elsewise("models", "list")
     assert (done.code, done.out) == (0, "")
     assert "elsewise models get smollm2" in done.err
@@ -31,7 +31,7 @@ def test_an_empty_shelf_says_how_to_fill_it(elsewise: Elsewise) -> None:
     "content",
     [b"", b"GGUF", b"not a model at all" * 100, b"GGUF\x03\0\0\0" + b"\xff" * 64, b"GGUF\x63\0\0\0" + b"\0" * 64],
 )
-def test_a_broken_gguf_is_refused_in_one_line_and_changes_nothing(elsewise: Elsewise, tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_gguf_is_refused_in_one_line_and_changes_nothing(elsewise: Elsewise, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "broken.gguf").write_bytes(content)
     before = snapshot(tmp_path)
     done = elsewise("models", "import", str(tmp_path / "broken.gguf"))
@@ -50,25 +50,27 @@ def test_a_broken_gguf_is_refused_in_one_line_and_changes_nothing(elsewise: Else
         (("verify", "nope"), 1, "nope"),
     ],
 )
-def test_what_cannot_be_done_is_said(elsewise: Elsewise, arguments: tuple[str, ...], code: int, words: str) -> None:
+def test_invalid_requests_are_refused_with_the_reason(
+    elsewise: Elsewise, arguments: tuple[str, ...], code: int, words: str
+) -> None:
     done = elsewise("models", *arguments)
     assert (done.code, done.out) == (code, "")
     assert words in done.err
-    assert code == 2 or len(done.err.splitlines()) == 1  # click adds how a command is used
+    assert code == 2 or len(done.err.splitlines()) == 1  # click adds the usage of the command
 
 
-def test_who_is_verified_is_named_once(elsewise: Elsewise) -> None:
+def test_verify_names_an_unknown_model_once(elsewise: Elsewise) -> None:
     assert elsewise("models", "verify", "org/name").err == "org/name: not on the shelf (`elsewise models list` names what is)\n"
 
 
 @pytest.mark.parametrize("model", ["org/name", "org/name@main", "name", "missing.gguf"])
-def test_a_model_that_is_not_here_names_commands_that_work(elsewise: Elsewise, model: str) -> None:
-    # given what an error offers
+def test_the_error_for_a_missing_model_names_working_commands(elsewise: Elsewise, model: str) -> None:
+    # given the commands that the error offers
     done = elsewise("ask", "hi", "--model", model)
     assert (done.code, done.out) == (1, "")
     [said] = done.err.splitlines()
     offered = re.findall(r"elsewise (models (?:get|import)) (\w+)", said)
-    # then there are two ways, and neither is one that is refused whatever it is given
+    # then there are two, and both parse
     assert sorted(offered) == [("models get", "smollm2"), ("models import", "FOLDER")]
     assert elsewise("models", "import", str(tiny_path("llama"))).code == 0
 
@@ -83,7 +85,7 @@ def test_a_folder_without_weights_is_refused(elsewise: Elsewise, tmp_path: Path)
         assert "hollow" in done.err
 
 
-def test_doctor_without_a_model_says_what_is_missing_and_exits_1(elsewise: Elsewise, data: Path) -> None:
+def test_doctor_without_a_model_reports_it_and_exits_1(elsewise: Elsewise, data: Path) -> None:
     done = elsewise("doctor")
     assert done.code == 1
     assert "problem: no model is ready: elsewise models get smollm2" in done.err
@@ -96,14 +98,14 @@ def test_a_folder_with_only_its_config_is_not_ready(elsewise: Elsewise, tmp_path
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     wanting = "no tokenizer.json; no weights (model.safetensors or model.safetensors.index.json)"
-    # the list and the doctor say what is missing
+    # the list and the doctor report the missing weights
     [row] = [line for line in elsewise("models", "list").out.splitlines() if line.startswith("hollow")]
     assert wanting in row
     assert "ready" not in row
     done = elsewise("doctor")
     assert f"problem: model hollow: {wanting}" in done.err
     assert "problem: no model is ready" in done.err
-    # weights that are cut short are no weights either
+    # truncated weights are not ready either
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
     [row] = [line for line in elsewise("models", "list").out.splitlines() if line.startswith("hollow")]
@@ -111,7 +113,7 @@ def test_a_folder_with_only_its_config_is_not_ready(elsewise: Elsewise, tmp_path
 
 
 @pytest.mark.parametrize("library", ["transformers", "mlx-lm"])
-def test_doctor_names_a_library_that_is_older_than_ours_needs(
+def test_doctor_names_a_library_that_is_older_than_required(
     elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
@@ -135,7 +137,7 @@ def test_doctor_shows_a_third_backend_and_one_whose_module_is_missing(elsewise: 
     assert {"hf", "mlx", "mock", "fake", "vllm"} <= rows.keys()
 
 
-def test_doctor_is_content_with_a_model_on_the_shelf_and_names_a_torn_one(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_doctor_passes_with_a_model_on_the_shelf_and_names_a_truncated_one(elsewise: Elsewise, tmp_path: Path) -> None:
     tiny = tmp_path / "models" / "tiny"
     tiny.mkdir(parents=True)
     (tiny / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""`elsewise ask` with the model that everybody has."""
+"""`elsewise ask` with SmolLM2, the model of the documentation's examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREEDY = ("--temperature", "0")
 
 @pytest.fixture(scope="module")
 def folder() -> str:
-    return str(resolve("smollm2").path)  # before the test's own data folder takes the place of the machine's
+    return str(resolve("smollm2").path)  # before the test's own data folder replaces that of the machine
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_raw_text_is_continued(ask: Elsewise) -> None:
 BLOCKS = [block for page in PAGES.values() for block in blocks(page, "sh")]
 ASKED = [line for line in shell_commands(*BLOCKS) if line.startswith("elsewise ask ")]
 EXAMPLES = list(dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in ASKED))  # each once
-OWN = ("--model", "--adapter", "--batch", "--schema", "my.jinja")  # need files that the reader has, or has just written
+OWN = ("--model", "--adapter", "--batch", "--schema", "my.jinja")  # these need files that the reader has, or has just written
 WRITES = ("cat ", "echo ", "printf ")  # files for the commands below them
 
 
@@ -56,13 +56,13 @@ Walk = Callable[..., dict[str, Done]]
 
 
 def _redirected(words: list[str]) -> tuple[list[str], list[str]]:
-    """A command, and the file that its answer goes to, if any."""
+    """A command, and the file for its answer, if any."""
     return (words[: words.index(">")], words[words.index(">") + 1 :]) if ">" in words else (words, [])
 
 
 @pytest.fixture
 def walk(elsewise: Elsewise, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Walk:
-    """Runs what the block with some words writes, and its commands that have one of the words; what each says."""
+    """Writes the files of the block with some words, and runs its commands that have one of the words; returns the outputs."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, more: Sequence[str] = ()) -> dict[str, Done]:
@@ -104,7 +104,7 @@ def test_the_batch_answers_every_line(walk: Walk) -> None:
     assert all(answer["text"].strip() for answer in answers.values())
 
 
-def test_the_scores_and_vectors_are_there(walk: Walk) -> None:
+def test_the_example_scores_and_vectors_are_written(walk: Walk) -> None:
     said = walk("elsewise score", "elsewise embed")
     assert len(said) == 6
     assert Path("scores.parquet").stat().st_size
@@ -124,7 +124,7 @@ def test_every_setting_of_the_sampler_has_an_example() -> None:
     assert {*wanted, "banned_tokens", "order", "--top-p", "--min-p", "--top-k", "--temperature"} <= said
 
 
-def test_a_session_file_continues_in_python(
+def test_a_session_file_is_continued_in_python(
     elsewise: Elsewise, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # given the file that the commands of the page write
@@ -141,7 +141,7 @@ def test_a_session_file_continues_in_python(
     assert re.match(r"\d+ tokens: .*Name three colours\.", capsys.readouterr().out, re.DOTALL)
 
 
-def test_a_plain_format_answers_and_does_not_speak_for_the_user(ask: Elsewise) -> None:
+def test_the_plain_format_answers_without_writing_a_turn_of_the_user(ask: Elsewise) -> None:
     done = ask("What is the capital of Italy?", "--format", "plain", "--max-tokens", "60", *GREEDY)
     assert done.code == 0
     assert "Italy" in done.out
@@ -160,7 +160,7 @@ def test_a_batch_answers_each_line_as_alone(ask: Elsewise, tmp_path: Path) -> No
         assert answer["text"] == alone[:-1]
 
 
-def test_tools_that_its_template_would_drop_are_refused(ask: Elsewise, tmp_path: Path) -> None:
+def test_tools_that_the_template_would_drop_are_refused(ask: Elsewise, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"prompt": "What time is it?", "tools": [{"function": {"name": "clock"}}]}))
     done = ask("--batch", str(file))

@@ -1,4 +1,4 @@
-"""Pipes, devices and enormous files where a command reads a text: refused by name, never waited for."""
+"""Pipes, devices and enormous files in place of a text file: refused by name, without waiting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMANDS = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["pipe", "device", "enormous"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_waits_for_no_special_file(command: str, kind: str, elsewise: Elsewise, tmp_path: Path) -> None:
+def test_special_files_are_refused_without_waiting(command: str, kind: str, elsewise: Elsewise, tmp_path: Path) -> None:
     # given
     [word] = [word for word in COMMANDS[command] if word.startswith("FILE")]
     file = tmp_path / word.replace("FILE", "given")
@@ -52,7 +52,7 @@ def test_a_command_waits_for_no_special_file(command: str, kind: str, elsewise: 
         assert {"pipe": "a named pipe", "device": "a device"}[kind] in done.err
 
 
-def test_a_grammar_longer_than_any_name_is_a_grammar(elsewise: Elsewise) -> None:
+def test_a_grammar_longer_than_any_file_name_is_accepted(elsewise: Elsewise) -> None:
     grammar = f'start: "{"a" * 5000}"'
     done = elsewise("ask", "hi", "--model", "mock", "--backend", "mock", "--lark", grammar, "--max-tokens", "1")
     assert done.out.startswith("a")

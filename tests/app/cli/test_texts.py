@@ -1,4 +1,4 @@
-"""Texts that commands read and write: the same bytes give the same tokens and refusals, whatever they come from and go to."""
+"""Texts that commands read and write: the same bytes give the same tokens and refusals from every source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS = {
 
 
 def process(*arguments: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """A command in a process of its own; `shell` comes behind it."""
+    """A command in a process of its own; `shell` is appended to it."""
     line = " ".join([sys.executable, "-m", "app", *arguments, shell])
     return subprocess.run(
         ["bash", "-c", line],
@@ -55,7 +55,7 @@ def test_a_file_and_stdin_are_read_alike(
     assert (from_stdin.code, from_stdin.out, said) == (from_file.code, from_file.out, from_file.err)
 
 
-def test_what_a_shell_substitutes_for_a_command_is_read(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_a_shells_process_substitution_is_read(elsewise: Elsewise, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(TEXTS["carriage returns"])
     reading, writing = os.pipe()
     with os.fdopen(reading), os.fdopen(writing, "wb") as stream:
@@ -66,10 +66,10 @@ def test_what_a_shell_substitutes_for_a_command_is_read(elsewise: Elsewise, tmp_
     assert substituted.code == 0
 
 
-def test_the_tokens_are_those_of_the_bytes(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_tokens_have_the_bytes_of_the_file(elsewise: Elsewise, tmp_path: Path) -> None:
     for written, scored in (
         (b"a\r\nb\rc", b"a\r\nb\rc"),
-        (b"\xef\xbb\xbfa", b"a"),  # which is no text, as in the window's pinned files
+        (b"\xef\xbb\xbfa", b"a"),  # the mark is not text, as in the window's pinned files
     ):
         (tmp_path / "text").write_bytes(written)
         done = elsewise("score", str(tmp_path / "text"), "--backend", "fake", "--json")
@@ -87,15 +87,17 @@ def test_a_batch_may_begin_with_a_byte_order_mark(elsewise: Elsewise, file: Path
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="closes a stream by a shell")
-def test_a_closed_stdin_is_said_in_a_line(tmp_path: Path) -> None:
+def test_a_closed_stdin_is_reported_in_one_line(tmp_path: Path) -> None:
     done = process("--data-dir", str(tmp_path), "score -", "--backend", "fake", shell="<&-")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, b"", 1)
     assert b"stdin is closed; name a file" in done.stderr
 
 
 @pytest.mark.parametrize("command", [("embed", "-"), ("ask", "--batch", "-")])
-def test_so_it_is_by_the_other_commands(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
-    monkeypatch.setattr(sys, "stdin", None)  # as Python has it then
+def test_a_closed_stdin_is_reported_by_the_other_commands(
+    elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # its value in Python then
     done = elsewise(*command, "--backend", "fake")
     assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
     assert "stdin is closed; name a file" in done.err
@@ -104,7 +106,9 @@ def test_so_it_is_by_the_other_commands(elsewise: Elsewise, monkeypatch: pytest.
 @pytest.mark.parametrize(
     "command", [("chat", "--backend", "fake"), ("models", "login"), ("models", "connect", "far", "http://127.0.0.1:9", "--key")]
 )
-def test_so_it_is_where_lines_are_typed(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+def test_a_closed_stdin_is_reported_by_interactive_commands(
+    elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     done = elsewise(*command)
     assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
@@ -113,7 +117,7 @@ def test_so_it_is_where_lines_are_typed(elsewise: Elsewise, monkeypatch: pytest.
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="closes a stream by a shell")
-def test_a_closed_stdout_is_no_traceback(tmp_path: Path) -> None:
+def test_a_closed_stdout_prints_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("one")
     done = process("score", str(tmp_path / "text"), "--backend", "fake", shell=">&-")
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
@@ -128,7 +132,7 @@ def test_a_text_without_an_end_is_refused(tmp_path: Path) -> None:  # see test_s
 
 
 @pytest.mark.slow
-def test_characters_that_stdout_lacks_are_escaped_as_json_writes_them(tmp_path: Path) -> None:
+def test_characters_outside_the_encoding_of_stdout_are_escaped_as_in_json(tmp_path: Path) -> None:
     (tmp_path / "words.jsonl").write_text('{"text": "é \U0001f600"}\n', "utf-8")
     (tmp_path / "halves.jsonl").write_text('{"text": "a\\ud800b"}\n')
     for encoding in ("ascii", "latin-1", "utf-16"):
@@ -141,7 +145,7 @@ def test_characters_that_stdout_lacks_are_escaped_as_json_writes_them(tmp_path: 
         assert (embedded.returncode, json.loads(embedded.stdout)["text"]) == (0, "a\ud800b")
 
 
-def test_vectors_of_broken_text_can_be_written_to_a_file(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_vectors_of_text_with_surrogates_are_written_to_a_file(elsewise: Elsewise, tmp_path: Path) -> None:
     (tmp_path / "halves.jsonl").write_text('{"text": "a\\ud800b"}\n')
     out = tmp_path / "vectors.jsonl"
     assert elsewise("embed", str(tmp_path / "halves.jsonl"), "--backend", "fake", "--out", str(out)).code == 0
@@ -178,13 +182,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_a_schema_is_refused_by_its_size_before_it_is_written_out() -> None:
+def test_a_schema_is_refused_by_its_size_before_it_is_expanded() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SHARED], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     said, grown = done.stdout.splitlines()
     assert "characters written out; at most 131,072 are read" in said
-    assert int(grown) < 64_000  # KiB; written out it takes 2 GB
+    assert int(grown) < 64_000  # KiB; expanded it takes 2 GB
 
 
 def test_a_text_is_refused_by_its_size_before_it_is_tokenised(elsewise: Elsewise, tmp_path: Path) -> None:
@@ -198,7 +202,7 @@ def test_a_text_is_refused_by_its_size_before_it_is_tokenised(elsewise: Elsewise
         assert "at least 369,231 tokens do not fit into the context of 131,072" in done.err, command
 
 
-def test_a_text_that_is_scored_in_windows_has_a_limit_too(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_a_text_scored_in_windows_has_a_size_limit_too(elsewise: Elsewise, tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(bytes((16 << 20) + 1))
     done = elsewise("score", "--stride", "64", str(tmp_path / "long"), "--backend", "fake")
     assert (done.code, done.out) == (1, "")
@@ -207,7 +211,7 @@ def test_a_text_that_is_scored_in_windows_has_a_limit_too(elsewise: Elsewise, tm
     assert (without.code, "do not fit into the context" in without.err, "--stride" in without.err) == (1, True, False)
 
 
-def test_no_way_into_a_model_tokenises_what_cannot_fit() -> None:
+def test_no_function_of_a_model_tokenises_a_text_that_cannot_fit() -> None:
     long = "so it goes. " * 400_000
     with load("x", backend="fake") as model, load("x", backend="fake") as other:
 
@@ -245,7 +249,7 @@ LATIN_1 = os.fsdecode(b"caf\xe9")  # as Python has it in `sys.argv`; test_proces
     ],
     ids=lambda arguments: "-".join(arguments[:-1]),
 )
-def test_other_bytes_than_utf_8_are_refused_in_the_command_line_too(elsewise: Elsewise, arguments: tuple[str, ...]) -> None:
+def test_arguments_that_are_not_utf_8_are_refused(elsewise: Elsewise, arguments: tuple[str, ...]) -> None:
     done = elsewise("--backend", "fake", "--model", "x", *arguments)
     assert (done.code, done.out) == (2, "")
     assert "it is not UTF-8" in done.err

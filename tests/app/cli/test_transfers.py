@@ -1,4 +1,4 @@
-"""`sessions export`, `import` and `diff`, as somebody types them."""
+"""`sessions export`, `import` and `diff` on the command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ask(tmp_path: Path) -> Ask:
 
 @pytest.fixture
 def session(tmp_path: Path) -> int:
-    """A session with branches in that folder."""
+    """The id of a session with branches in that folder."""
     data = DataFolder(tmp_path / "data")
     data.make()
     store = SessionStore.open(data.sessions)
@@ -51,7 +51,7 @@ def session(tmp_path: Path) -> int:
 
 
 @pytest.mark.parametrize("words", [("a.json",), ("a.elsewise", "--portable"), ("a.txt", "--format", "json")])
-def test_out_and_in_again(ask: Ask, tmp_path: Path, session: int, words: tuple[str, ...]) -> None:
+def test_an_exported_session_can_be_imported(ask: Ask, tmp_path: Path, session: int, words: tuple[str, ...]) -> None:
     name, *options = words
     file = tmp_path / name
     done = ask("export", session, file, *options)
@@ -67,7 +67,9 @@ def test_out_and_in_again(ask: Ask, tmp_path: Path, session: int, words: tuple[s
 
 
 @pytest.mark.parametrize("words", [("json",), ("markdown",), ("csv",), ("tokens",), ()])
-def test_to_stdout(ask: Ask, tmp_path: Path, session: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_exported_to_stdout(
+    ask: Ask, tmp_path: Path, session: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     form = ("--format", *words) if words else ("--portable",)
     done = ask("export", session, "-", *form)
@@ -79,14 +81,14 @@ def test_to_stdout(ask: Ask, tmp_path: Path, session: int, words: tuple[str, ...
     assert done.stdout_bytes == file.read_bytes()
 
 
-def test_to_stdout_names_its_format(ask: Ask, session: int) -> None:
+def test_an_export_to_stdout_needs_a_format(ask: Ask, session: int) -> None:
     done = ask("export", session, "-")
     assert done.exit_code == 2
     assert "-: the ending says no format; give --format" in done.stderr
     assert done.stdout == ""
 
 
-def test_a_path_to_read_and_a_table(ask: Ask, tmp_path: Path, session: int) -> None:
+def test_one_path_is_exported_as_text_and_as_a_table(ask: Ask, tmp_path: Path, session: int) -> None:
     assert ask("export", session, tmp_path / "a.md").exit_code == 0
     text = (tmp_path / "a.md").read_text()
     assert text.startswith("# Ünïcode 漢字 🌧 לילה\n\n## System\n\nBe brief.\n\n## You\n\nWhere to? 🌧\n\n## Model\n\n")
@@ -96,11 +98,11 @@ def test_a_path_to_read_and_a_table(ask: Ask, tmp_path: Path, session: int) -> N
         assert len((tmp_path / name).read_text().splitlines()) == count
 
 
-def test_what_is_read_has_the_pinned_files_and_a_table_the_tokens_without_ranks(ask: Ask, tmp_path: Path) -> None:
+def test_the_text_has_the_pinned_files_and_the_table_has_tokens_without_ranks(ask: Ask, tmp_path: Path) -> None:
     beginning = Beginning("Be brief.", files=(TextFile("notes.txt", "Bring boots.\n"), TextFile("b.txt", "And a coat.")))
     words = ["It", " rains"]
     columns = TokenRun.unscored([1, 2], [word.encode() for word in words], words, Origin.SAMPLED).to_columns()
-    columns["logprob"][1] = -3.0  # as of a server, beyond its list
+    columns["logprob"][1] = -3.0  # as from a server, for tokens beyond its list
 
     async def pinned(store: SessionStore) -> int:
         session = await store.create_session("trip")
@@ -121,7 +123,7 @@ def test_what_is_read_has_the_pinned_files_and_a_table_the_tokens_without_ranks(
     assert [(row["text"], row["logprob"], row["rank"]) for row in rows] == [("It", None, None), (" rains", -3.0, None)]
 
 
-def test_a_file_that_is_there_is_not_replaced_unasked(ask: Ask, tmp_path: Path, session: int) -> None:
+def test_an_existing_file_is_replaced_only_on_request(ask: Ask, tmp_path: Path, session: int) -> None:
     (tmp_path / "a.json").write_text("mine")
     done = ask("export", session, tmp_path / "a.json")
     assert done.exit_code == 1
@@ -144,13 +146,13 @@ def test_a_file_that_is_there_is_not_replaced_unasked(ask: Ask, tmp_path: Path, 
         (("diff", 1, 1, 99), "branches; 'sessions diff 1'"),
     ],
 )
-def test_bad_use_is_told(ask: Ask, session: int, words: tuple[object, ...], said: str) -> None:
+def test_invalid_arguments_are_refused(ask: Ask, session: int, words: tuple[object, ...], said: str) -> None:
     done = ask(*words)
     assert done.exit_code in (1, 2)
     assert said in done.output
 
 
-def test_a_bad_file_is_named_and_nothing_stays(ask: Ask, tmp_path: Path, session: int) -> None:
+def test_an_invalid_file_is_named_and_nothing_is_imported(ask: Ask, tmp_path: Path, session: int) -> None:
     (tmp_path / "bad.json").write_text('[{"role": "user", "content": "a"},\n {"role": "nobody", "content": "b"}]')
     done = ask("import", tmp_path / "bad.json")
     assert done.exit_code == 1
@@ -158,7 +160,7 @@ def test_a_bad_file_is_named_and_nothing_stays(ask: Ask, tmp_path: Path, session
     assert ask("list").stdout.count("Ünïcode") == 1
 
 
-def test_while_the_window_is_open_nothing_is_imported(ask: Ask, tmp_path: Path, session: int) -> None:
+def test_an_import_is_refused_while_the_window_is_open(ask: Ask, tmp_path: Path, session: int) -> None:
     (tmp_path / "m.json").write_text('[{"role": "user", "content": "a"}]')
     lock = DataFolderLock(tmp_path / "data", "window")
     assert lock.acquire()
@@ -177,7 +179,7 @@ def test_while_the_window_is_open_nothing_is_imported(ask: Ask, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("updated", [1e20, -1e20])
-def test_a_date_that_is_none_spoils_no_list(ask: Ask, tmp_path: Path, session: int, updated: float) -> None:
+def test_an_invalid_date_does_not_break_the_list(ask: Ask, tmp_path: Path, session: int, updated: float) -> None:
     sql(DataFolder(tmp_path / "data").sessions, f"UPDATE sessions SET updated = {updated!r}")
     done = ask("list")
     assert done.exit_code == 0, done.output
@@ -197,7 +199,7 @@ def test_branches_by_number(ask: Ask, session: int) -> None:
     assert any(line.startswith("+ ") for line in done.stdout.splitlines())
 
 
-def test_blocks_travel_only_if_both_want_it(ask: Ask, tmp_path: Path, session: int) -> None:
+def test_blocks_are_transferred_only_if_export_and_import_request_them(ask: Ask, tmp_path: Path, session: int) -> None:
     data = DataFolder(tmp_path / "data")
     store = SessionStore.open(data.sessions, read_only=True)
     try:
@@ -205,7 +207,7 @@ def test_blocks_travel_only_if_both_want_it(ask: Ask, tmp_path: Path, session: i
     finally:
         store.close_sync()
     assert len(keys) == len(set(keys)) >= 2
-    # a damaged block goes with no file, which then asks for no trust
+    # a damaged block is left out of the file, whose import then does not mention KV
     with closing(open_blocks(data.blocks, 1 << 20)) as blocks:
         blocks.put([Block(keys[0], None, 4, [b"computed"])])
     sql(data.blocks, "UPDATE kv_blocks SET tokens = 5")
@@ -228,7 +230,7 @@ def test_blocks_travel_only_if_both_want_it(ask: Ask, tmp_path: Path, session: i
     assert ask("verify").exit_code == 0
 
 
-def test_a_block_file_that_fails_leaves_what_was_there(
+def test_a_failing_block_file_leaves_an_existing_export_unchanged(
     ask: Ask, tmp_path: Path, session: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "a.elsewise"
@@ -246,7 +248,7 @@ def test_a_block_file_that_fails_leaves_what_was_there(
 
 
 @pytest.mark.parametrize("name", ["sessions.db", "link", "blocks.db"])
-def test_an_export_never_replaces_what_the_data_folder_stores(ask: Ask, tmp_path: Path, session: int, name: str) -> None:
+def test_an_export_never_replaces_files_of_the_data_folder(ask: Ask, tmp_path: Path, session: int, name: str) -> None:
     data = DataFolder(tmp_path / "data")
     (data.root / "link").symlink_to(data.sessions)
     with closing(open_blocks(data.blocks, 1 << 20)):
@@ -258,7 +260,7 @@ def test_an_export_never_replaces_what_the_data_folder_stores(ask: Ask, tmp_path
     assert "Ünïcode" in ask("list").stdout
 
 
-def test_the_disk_that_the_settings_allow_holds_here_too(
+def test_the_disk_budget_of_the_settings_applies_to_transfers(
     ask: Ask, tmp_path: Path, session: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given more room than the default, in the settings
@@ -279,9 +281,9 @@ def test_the_disk_that_the_settings_allow_holds_here_too(
         return open_blocks(path, budget)
 
     monkeypatch.setattr(block_files, "open_blocks", watched)
-    # when blocks go out and come back
+    # when blocks are exported and imported
     file = tmp_path / "a.elsewise"
     assert ask("export", session, file, "--portable", "--with-kv").exit_code == 0
     assert ask("import", file, "--with-kv").exit_code == 0
-    # then nothing that there is room for was thrown away at opening
+    # then opening has evicted no block within the budget
     assert opened == [UNBOUNDED, room]

@@ -1,6 +1,6 @@
 """The shell blocks of each page of the documentation, command by command, in an empty folder; the hub is one on loopback.
 
-Blocks marked `sh` use only what a line before them on their page made; those marked `text` name folders of the reader.
+Blocks marked `sh` use only files that an earlier line of their page made; those marked `text` name folders of the reader.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCKS = [
     for page in PAGES.values()
     for block in blocks(page, "sh", "text")
 ]
-TYPED = {"login": "hf_aToken\n", "remove": "y\n"}  # what a prompt is answered
+TYPED = {"login": "hf_aToken\n", "remove": "y\n"}  # the input for a prompt
 Walk = Callable[[str], dict[str, Done]]
 
 
@@ -47,12 +47,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 
 @pytest.fixture
 def walk(elsewise: Elsewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
-    """Runs the block that has some words, as a newcomer in an empty folder; what each command says, by its words."""
+    """Runs the block that has some words, in an empty folder; returns the output of each command."""
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
-    ModelShelf().add(tiny_path("llama"), "smollm2")  # what `make setup` brings
+    ModelShelf().add(tiny_path("llama"), "smollm2")  # installed by `make setup`
     before = keyring.get_keyring()
     keyring.set_keyring(Keychain())
 
@@ -94,7 +94,7 @@ def test_a_gguf_file_in_both_forms(walk: Walk) -> None:
     assert [entry.format for entry in ModelShelf().models()] == ["float32, from GGUF", "from GGUF", "link"]
 
 
-def test_folders_of_ones_own(walk: Walk) -> None:
+def test_model_folders_of_the_reader(walk: Walk) -> None:
     Path("a-base-model").symlink_to(tiny_path("llama"))
     for name in ("a-large-one", "a-small-one"):
         Path(name).symlink_to(tiny_path("llama"))
@@ -106,11 +106,11 @@ def test_folders_of_ones_own(walk: Walk) -> None:
 
 def test_weights_in_fewer_bits(walk: Walk) -> None:
     said = walk("--weights float16")
-    assert "float16" in said["models info smollm2"].out  # what was measured
+    assert "float16" in said["models info smollm2"].out  # the measurements
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(PAGES[page], "sh")])
-def test_every_line_uses_only_what_a_line_before_it_made(
+def test_every_line_uses_only_files_that_an_earlier_line_made(
     page: str, walk: Walk, elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del walk  # its empty folder, its empty data folder, its one model
@@ -121,7 +121,7 @@ def test_every_line_uses_only_what_a_line_before_it_made(
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE), command
         elif "elsewise" not in words:
-            shell = "true" if words[0] == "source" else command  # what `make run` has made
+            shell = "true" if words[0] == "source" else command  # made by `make run`
             subprocess.run(["bash", "-euc", shell], check=True, timeout=10)
         else:
             said, command = "", command.replace('" Paris"', '"5"').replace('" London"', "6")  # no tokens of this model

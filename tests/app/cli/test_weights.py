@@ -1,4 +1,4 @@
-"""Weights in fewer bits on the command line: asked for, told beside the numbers, kept in what is known of a model."""
+"""Weights in fewer bits on the command line: requested, named beside the numbers, and stored with the facts of a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def on_hf() -> tuple[str, ...]:
     return "--model", str(tiny_path("llama")), "--backend", "hf"
 
 
-def test_an_answer_says_what_it_was_computed_with(elsewise: Elsewise) -> None:
+def test_the_summary_of_an_answer_names_the_form_of_the_weights(elsewise: Elsewise) -> None:
     asked = elsewise("ask", "Hi", *on_hf(), "--weights", "int8", "--max-tokens", "2", "--seed", "7")
     assert asked.code == 0
     note, last = asked.err.splitlines()[0], asked.err.splitlines()[-1]
@@ -32,7 +32,7 @@ def test_an_answer_says_what_it_was_computed_with(elsewise: Elsewise) -> None:
 
 
 @pytest.mark.slow
-def test_so_do_all_others_that_print_numbers(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_all_commands_that_print_numbers_name_the_form_of_the_weights(elsewise: Elsewise, tmp_path: Path) -> None:
     model = on_hf()
     told = elsewise("ask", "Hi", *model, "--weights", "int8", "--max-tokens", "2", "--json")
     assert json.loads(told.out.splitlines()[-1])["precision"] == "float32, int8 weights"
@@ -44,13 +44,13 @@ def test_so_do_all_others_that_print_numbers(elsewise: Elsewise, tmp_path: Path)
     (tmp_path / "text.txt").write_text("Some words to score.")
     scored = elsewise("score", str(tmp_path / "text.txt"), *model, "--weights", "int4")
     assert scored.err.splitlines()[-1].endswith("float32, int4 weights")
-    # and without the option, nothing of it
+    # and without the option it is not mentioned
     plain = elsewise("score", str(tmp_path / "text.txt"), *model)
     assert "weights" not in plain.err
     assert "precision" not in json.loads(elsewise("ask", "Hi", *model, "--max-tokens", "1", "--json").out.splitlines()[-1])
 
 
-def test_what_was_measured_of_a_model_is_told(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_info_shows_the_measurements_of_a_model(elsewise: Elsewise, tmp_path: Path) -> None:
     assert elsewise("models", "add", str(tiny_path("llama")), "--name", "tiny").code == 0
     digest = tiny_folder("llama").weights_digest
     assert "perplexity" not in elsewise("models", "info", "tiny").out
@@ -69,7 +69,7 @@ def test_what_was_measured_of_a_model_is_told(elsewise: Elsewise, tmp_path: Path
     assert told["thread_seconds"] == {"int8, some machine": {"1": 0.02, "2": 0.0123}}
 
 
-def test_what_cannot_be_converted_is_said_in_a_line(elsewise: Elsewise) -> None:
+def test_a_model_that_cannot_be_converted_is_refused_in_one_line(elsewise: Elsewise) -> None:
     done = elsewise("models", "convert", "nowhere")
     assert (done.code, len(done.err.splitlines())) == (1, 1)
     assert "nothing on the shelf is called so" in done.err

@@ -1,4 +1,4 @@
-"""`elsewise doctor --deep`: every part, what departs, what dies, what is stopped."""
+"""`elsewise doctor --deep`: every part, deviating models, dying processes, interruptions."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from app.doctor.sleep import LEAST, seconds_asleep, through_sleep
 from runtime import models_dir, spawn
 
 ROOT = Path(__file__).parents[3]
-SHELF = models_dir()  # before a test's own data folder takes the place of the machine's
+SHELF = models_dir()  # before a test's own data folder replaces that of the machine
 
 
 def small() -> list[Reference]:
-    """All but the model of the shelf."""
+    """All parts except the model of the shelf."""
     return [reference for reference in references() if reference.name != SMOLLM2]
 
 
@@ -45,7 +45,7 @@ def small() -> list[Reference]:
         pytest.param("mlx", [each.name for each in small()], marks=pytest.mark.slow),
     ],
 )
-def test_stored_answers_are_those_of_every_way(backend: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_execution_paths_give_the_stored_answers(backend: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "references", lambda: [each for each in small() if each.name in names])
     rows = list(parity.parity(backend))
     assert [row.verdict for row in rows] == ["ok"] * len(names), rows
@@ -54,8 +54,8 @@ def test_stored_answers_are_those_of_every_way(backend: str, names: list[str], m
     assert {row.bar for row in rows} == {"<= 0.0001 nats"}
 
 
-def test_a_model_that_departs_is_missed_and_its_layer_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given one whose positions turn otherwise than those of the stored answers
+def test_a_deviating_model_fails_and_its_layer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given one whose rotary positions differ from those of the stored answers
     [llama] = [each for each in small() if each.name == "llama"]
     ropes = {"rope_theta": 500.0, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
     monkeypatch.setattr(parity, "references", lambda: [msgspec.structs.replace(llama, config=llama.config | ropes)])
@@ -66,16 +66,16 @@ def test_a_model_that_departs_is_missed_and_its_layer_named(monkeypatch: pytest.
     assert "layer 1 departs first: full attention" in row.advice
 
 
-def test_beyond_the_bar_it_may_be_twice_as_far_off_as_the_bare_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_bar_a_model_may_deviate_twice_as_far_as_the_bare_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "references", lambda: [each for each in small() if each.name == "llama"])
-    monkeypatch.setattr(parity, "BAR", 1e-12)  # as on a device whose sums are of another order
+    monkeypatch.setattr(parity, "BAR", 1e-12)  # as on a device that sums in another order
     monkeypatch.setattr(parity, "CALIBRATED", 100.0)
     [row] = parity.parity("hf")
     assert row.verdict == "ok"
     assert 1e-12 < float(row.bar.split()[1]) < 1e-3
 
 
-def test_a_model_that_cannot_be_loaded_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_loaded_is_reported_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     [llama] = [each for each in small() if each.name == "llama"]
     changed = llama.config | {"num_hidden_layers": 5}  # three are stored
     monkeypatch.setattr(parity, "references", lambda: [msgspec.structs.replace(llama, config=changed)])
@@ -84,7 +84,7 @@ def test_a_model_that_cannot_be_loaded_is_a_row(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_a_part_whose_process_dies_is_a_row_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_whose_process_dies_is_reported_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPLAY", ":nonsense")  # Qt ends the process
     monkeypatch.delenv("QT_QPA_PLATFORM", raising=False)
     told: list[Doing] = []
@@ -123,7 +123,7 @@ def test_killed_writers_and_a_full_disk_lose_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_the_window_is_measured() -> None:
+def test_the_window_part_reports_its_measurements() -> None:
     report = check_machine(["window"], lambda _: None, factor=5)
     assert [row.name for row in report.findings["window"]] == ["start of the window", "gaps while an answer streams"]
     assert {row.verdict for row in report.findings["window"]} <= {"ok", "missed"}  # a busy machine may miss a bar
@@ -151,8 +151,8 @@ def test_every_risk_of_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_speeds_stand_beside_those_of_the_bare_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))  # no model is there: a small one is made
+def test_speeds_are_reported_beside_those_of_the_bare_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))  # without a model a small one is created
     report = check_machine(["speed"], lambda _: None, factor=5)
     for backend in ("hf", "mlx"):
         rows = {row.name: row for row in report.findings[f"speed on {backend}"]}
@@ -176,7 +176,7 @@ def test_a_child_that_is_killed_leaves_no_disk_and_no_folder(monkeypatch: pytest
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
 
 
-def test_ctrl_c_keeps_the_rows_that_are_done() -> None:
+def test_ctrl_c_keeps_the_finished_rows() -> None:
     def stop(doing: Doing) -> None:
         if doing.last:
             raise KeyboardInterrupt
@@ -190,10 +190,10 @@ def test_ctrl_c_keeps_the_rows_that_are_done() -> None:
 
 
 @pytest.mark.parametrize(("folder", "verdict"), [("lib", "ok"), ("share", "missed")])
-def test_the_metallib_counts_beside_libmlx_alone(
+def test_the_metallib_counts_only_beside_libmlx(
     folder: str, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # given a package of a Mac
+    # given the package as on a Mac
     for file in ("lib/libmlx.dylib", f"{folder}/mlx.metallib"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
@@ -209,7 +209,7 @@ def test_the_metallib_counts_beside_libmlx_alone(
 
 
 @pytest.mark.slow
-def test_ctrl_c_prints_what_is_done() -> None:
+def test_ctrl_c_prints_the_finished_rows() -> None:
     command = [sys.executable, "-m", "app", "doctor", "--deep", "--only", "disk", "--only", "parity", "--json"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         time.sleep(8)
@@ -229,13 +229,13 @@ def test_ctrl_c_prints_what_is_done() -> None:
         (signal.SIGKILL, "missed", "the engine ended"),
     ],
 )
-def test_an_answer_goes_on_after_sleep(sent: signal.Signals, verdict: str, figure: str) -> None:
+def test_an_answer_continues_after_sleep(sent: signal.Signals, verdict: str, figure: str) -> None:
     async def check() -> Finding:
         asked = itertools.count()
         async with await spawn("mock", backend="mock") as model:
 
             def asleep() -> float:
-                """As the engine halts, or ends, before the second answer, and a minute is over after it."""
+                """Halts or ends the engine before the second answer, and lets a minute pass after it."""
                 time = next(asked)
                 if time == 1:
                     os.kill(model.pid, sent)
@@ -250,17 +250,17 @@ def test_an_answer_goes_on_after_sleep(sent: signal.Signals, verdict: str, figur
 
 
 @pytest.mark.slow
-def test_a_machine_that_stays_awake_is_told_to_sleep() -> None:
+def test_a_machine_that_stays_awake_is_asked_to_sleep() -> None:
     async def check() -> Finding:
         async with await spawn("mock", backend="mock") as model:
             return await through_sleep(model, [1, 2, 3], lambda: 0.0, patience=0.0)
 
     row = asyncio.run(check())
     assert (row.verdict, "close the lid" in row.advice) == ("skipped", True)
-    assert abs(seconds_asleep() - seconds_asleep()) < LEAST  # this machine does not sleep between two lines
+    assert abs(seconds_asleep() - seconds_asleep()) < LEAST  # this machine does not sleep during the test
 
 
-def test_the_part_that_needs_a_person_is_run_where_it_is_asked_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_part_that_needs_a_person_runs_only_if_it_is_requested_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Doing] = []
 
     def stop(doing: Doing) -> None:
@@ -272,7 +272,7 @@ def test_the_part_that_needs_a_person_is_run_where_it_is_asked_for_alone(monkeyp
     check_machine(["disk", "sleep"], stop)
     assert [(doing.part, doing.total) for doing in begun] == [("parity", 8), ("sleep", 1), ("disk", 2)]  # of two backends
 
-    # and what is to be done is said
+    # and the instructions are printed
     def begin(_: object, tell: Callable[[Doing], None], **__: float) -> Report:
         tell(Doing(0, 1, "sleep", ""))
         return Report({}, {})
@@ -282,13 +282,13 @@ def test_the_part_that_needs_a_person_is_run_where_it_is_asked_for_alone(monkeyp
 
 
 @pytest.mark.parametrize("option", ["--only disk", "--json", "--markdown", "--patience 2"])
-def test_its_options_need_deep(option: str) -> None:
+def test_the_options_of_deep_are_refused_without_it(option: str) -> None:
     done = CliRunner().invoke(cli, ["doctor", *option.split()])
     assert done.exit_code == 2
     assert "need --deep" in done.output
 
 
-def test_it_prints_one_form() -> None:
+def test_the_result_is_printed_in_one_form() -> None:
     done = CliRunner().invoke(cli, ["doctor", "--deep", "--only", "disk", "--json", "--markdown"])
     assert done.exit_code == 2
     assert "choose one of --json and --markdown" in done.output

@@ -93,14 +93,14 @@ def tiny(name: str = "llama", **options: Any) -> Callable[[], Awaitable[Language
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """A server for tests that leave it as they found it."""
+    """A server shared by tests that do not change it."""
     with serving(tiny()) as one:
         yield one
 
 
 @pytest.fixture(scope="session")
 def tooled() -> Iterator[Served]:
-    """A server whose template takes tools."""
+    """A server whose template supports tools."""
     with serving(tiny(chat_template=TOOL_TEMPLATE)) as one:
         yield one
 

@@ -19,11 +19,11 @@ EXACT = 1e-5  # nats
 
 
 def exactly(text: str) -> dict[str, Any]:
-    """The answer is this text, whatever the model would have said."""
+    """Options that force the answer to be this text."""
     return {"structured_outputs": {"choice": [text]}, "max_tokens": 200}
 
 
-def test_a_conversation_is_answered_as_the_library_answers_it(served: Served) -> None:
+def test_a_conversation_gets_the_answer_of_the_library(served: Served) -> None:
     ids = served.model.render_chat(HELLO)
     drawn = list(served.model.generate_sync(ids, GenerationOptions(max_tokens=7, seed=5)))
     answer = served.post(PATH, messages=HELLO, max_tokens=7, seed=5, return_token_ids=True, logprobs=True, top_logprobs=2)
@@ -38,7 +38,7 @@ def test_a_conversation_is_answered_as_the_library_answers_it(served: Served) ->
     assert answer["usage"]["prompt_tokens"] == len(ids)
 
 
-def test_an_answer_of_no_given_length_is_no_longer_than_its_log_probabilities_fit(
+def test_the_default_length_of_an_answer_is_limited_by_its_log_probabilities(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.serve.generation.MOST_ENTRIES", 60)
@@ -57,7 +57,7 @@ def test_an_answer_of_no_given_length_is_no_longer_than_its_log_probabilities_fi
         [*HELLO, {"role": "assistant", "content": "Hi", "reasoning_content": "x"}, *HELLO],
     ],
 )
-def test_messages_are_taken_in_openai_s_forms(served: Served, messages: list[dict[str, Any]]) -> None:
+def test_messages_are_accepted_in_openais_forms(served: Served, messages: list[dict[str, Any]]) -> None:
     plain = [
         {
             "role": m["role"].replace("developer", "system"),
@@ -88,7 +88,7 @@ def test_a_stream_adds_up_to_the_whole_answer(served: Served, extra: dict[str, A
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_is_parted_from_the_answer(served: Served, stream: bool) -> None:
+def test_reasoning_is_separated_from_the_answer(served: Served, stream: bool) -> None:
     body = {"messages": HELLO, **exactly("<think>\nhm, yes</think>\n\nYes.")}
     if stream:
         deltas = [chunk["choices"][0]["delta"] for chunk in served.stream(PATH, **body)]
@@ -101,7 +101,7 @@ def test_reasoning_is_parted_from_the_answer(served: Served, stream: bool) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_call_is_data(tooled: Served, stream: bool) -> None:
+def test_a_tool_call_is_returned_as_structured_data(tooled: Served, stream: bool) -> None:
     body = {"messages": HELLO, "tools": TOOLS, **exactly(f"So: {CALL}")}
     if stream:
         choices = [chunk["choices"][0] for chunk in tooled.stream(PATH, **body)]
@@ -126,7 +126,7 @@ def test_a_tool_call_is_data(tooled: Served, stream: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "double"}}])
-def test_a_call_can_be_demanded(tooled: Served, stream: bool, choice: Any) -> None:
+def test_a_tool_call_can_be_required(tooled: Served, stream: bool, choice: Any) -> None:
     body = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "max_tokens": 300, "seed": 1}
     body["logit_bias"] = {str(token): 50.0 for token in tooled.model.tokenize("}") + tooled.model.tokenize("7")}
     if stream:
@@ -139,7 +139,7 @@ def test_a_call_can_be_demanded(tooled: Served, stream: bool, choice: Any) -> No
 
 
 @pytest.mark.slow
-def test_a_call_that_cannot_be_read_stays_text(tooled: Served) -> None:
+def test_a_call_that_cannot_be_parsed_stays_text(tooled: Served) -> None:
     text = 'Well <tool_call>{"name": 5}</tool_call> then'
     (choice,) = tooled.post(PATH, messages=HELLO, tools=TOOLS, **exactly(text))["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
@@ -161,7 +161,7 @@ def test_a_call_that_cannot_be_read_stays_text(tooled: Served) -> None:
         ),
     ],
 )
-def test_a_call_that_cannot_be_read_is_text_however_it_comes(text: str, content: str, calls: int, size: int) -> None:
+def test_an_unparsable_call_stays_text_for_every_size_of_chunks(text: str, content: str, calls: int, size: int) -> None:
     reader = AnswerReader([{"name": "f"}], thinking=False, forced=False)
     deltas = [reader.feed(text[at : at + size]) for at in range(0, len(text), size)] + [reader.finish(whole=False)]
     assert "".join(delta.content for delta in deltas) == content
@@ -169,7 +169,7 @@ def test_a_call_that_cannot_be_read_is_text_however_it_comes(text: str, content:
 
 
 @pytest.mark.slow
-def test_a_form_of_the_answer_leaves_no_room_for_reasoning(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_with_a_form_has_no_reasoning(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a template that opens the reasoning
     monkeypatch.setattr(served.model, "detokenize", lambda _ids: "<think>\n")
     body = {"messages": HELLO, "max_tokens": 200}
@@ -183,7 +183,7 @@ def test_a_form_of_the_answer_leaves_no_room_for_reasoning(served: Served, monke
 
 
 @pytest.mark.slow
-def test_a_forced_call_may_have_parameters_that_refer(tooled: Served) -> None:
+def test_the_parameters_of_a_required_call_may_contain_references(tooled: Served) -> None:
     item = {"type": "object", "properties": {"n": {"const": 7}}, "required": ["n"], "additionalProperties": False}
     schema = {
         "type": "object",
@@ -193,7 +193,7 @@ def test_a_forced_call_may_have_parameters_that_refer(tooled: Served) -> None:
         "$defs": {"Item": item},
     }
     tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("f", "g")]
-    own = {**schema, "$id": "https://example.org/f"}  # an address of its own, where its references begin
+    own = {**schema, "$id": "https://example.org/f"}  # an `$id` of its own, against which its references are resolved
     tools.append({"type": "function", "function": {"name": "h", "parameters": own}})
     for choice in ("required", *({"type": "function", "function": {"name": name}} for name in "gh")):
         answer = tooled.post(PATH, messages=HELLO, tools=tools, tool_choice=choice, max_tokens=200)["choices"][0]
@@ -202,7 +202,7 @@ def test_a_forced_call_may_have_parameters_that_refer(tooled: Served) -> None:
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_text_that_only_begins_like_reasoning_is_text(thinking: bool) -> None:
+def test_text_that_only_begins_like_reasoning_stays_text(thinking: bool) -> None:
     reader = AnswerReader(None, thinking=thinking, forced=False)
     deltas = [reader.feed(piece) for piece in "<th is"] + [reader.finish(whole=True)]
     text = "".join(delta.reasoning if thinking else delta.content for delta in deltas)
@@ -226,7 +226,7 @@ def test_text_that_only_begins_like_reasoning_is_text(thinking: bool) -> None:
         ({"messages": HELLO, "logprobs": 2}, "logprobs"),
         ({"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
         ({"messages": HELLO, "tool_choice": "maybe"}, "tool_choice"),
-        ({"messages": HELLO, "tools": TOOLS}, None),  # this template takes none
+        ({"messages": HELLO, "tools": TOOLS}, None),  # this template supports none
         ({"messages": HELLO, "max_tokens": 0}, "max_tokens"),
         ({"messages": HELLO, "reasoning_effort": "low"}, "reasoning_effort"),
         ({"messages": HELLO, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
@@ -244,20 +244,20 @@ def test_invalid_chats_are_refused(served: Served, body: dict[str, Any], param: 
 
 
 @pytest.mark.parametrize("value", [False, None])
-def test_a_chat_may_say_that_it_wants_no_further_special_tokens(served: Served, value: bool | None) -> None:
+def test_a_chat_may_switch_off_further_special_tokens_explicitly(served: Served, value: bool | None) -> None:
     answer = served.post(PATH, messages=HELLO, max_tokens=1, add_special_tokens=value, return_token_ids=True)
     assert answer["prompt_token_ids"] == served.model.render_chat(HELLO)
 
 
 @pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "other"}}, {"type": "function"}, {"function": 5}])
-def test_a_tool_that_is_none_cannot_be_demanded(tooled: Served, choice: Any) -> None:
+def test_an_invalid_tool_choice_is_refused(tooled: Served, choice: Any) -> None:
     response = tooled.client.post(PATH, json={"messages": HELLO, "tools": TOOLS, "tool_choice": choice})
     assert response.status_code == 400
     both = {"tool_choice": "required", "response_format": {"type": "json_object"}}
     assert tooled.client.post(PATH, json={"messages": HELLO, "tools": TOOLS, **both}).status_code == 400
 
 
-def test_embeddings_are_the_library_s(served: Served) -> None:
+def test_embeddings_equal_those_of_the_library(served: Served) -> None:
     texts = ["one text", "another"]
     expected = served.model.embed_sync(texts)
     answer = served.post("/v1/embeddings", input=texts)
@@ -281,7 +281,7 @@ def test_invalid_embeddings_are_refused(served: Served, body: dict[str, Any]) ->
     assert response.json()["error"]["message"]
 
 
-def test_texts_and_ids_are_turned_into_each_other(served: Served) -> None:
+def test_texts_and_ids_are_converted_into_each_other(served: Served) -> None:
     text = "The module defines ä 😀"
     answer = served.post("/tokenize", prompt=text, return_token_strs=True)
     ids = served.model.tokenize(text)
@@ -301,12 +301,12 @@ def test_texts_and_ids_are_turned_into_each_other(served: Served) -> None:
         assert served.client.post(path, json=body).status_code == 400
 
 
-def test_what_a_client_needs_in_place_of_a_tokenizer(served: Served) -> None:
+def test_tokenizer_info_has_the_eos_token_and_the_chat_template(served: Served) -> None:
     info = served.client.get("/tokenizer_info").json()
     assert (info["eos_token"], info["chat_template"]) == ("<|im_end|>", served.model.chat_template)
 
 
-def test_a_forced_call_that_repeats_a_name_stays_text() -> None:
+def test_a_required_call_with_a_repeated_key_stays_text() -> None:
     reader = AnswerReader([{"name": "f"}], thinking=False, forced=True)
     text = '{"name": "f", "parameters": {"a": 1, "a": 2}}'
     reader.feed(text)

@@ -1,4 +1,4 @@
-"""Programs of others against our server: openai, lm-evaluation-harness and llm, in an environment of their own."""
+"""Third-party clients of our server: openai, lm-evaluation-harness and llm, in an environment of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny_models import tiny_path
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CLIENTS = Path(__file__).parents[3] / ".cache" / "clients"
 PACKAGES = ("openai==3.57.0", "llm==0.36", "lm_eval[api]==0.4.13")
-# As uv says that the package index cannot be reached; that it has no such version is another error.
+# Messages of uv when the package index cannot be reached; a missing version is another error.
 OFFLINE = re.compile(r"failed to fetch|could not connect|dns error|timed out|network was disabled", re.IGNORECASE)
 KEY = "no-key-is-checked-here"
 NATS = 1e-3
@@ -35,7 +35,7 @@ QUESTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="session")
 def python() -> Path:
-    """A Python with the clients, made once; skipped where the package index cannot be reached."""
+    """A Python with the clients, installed once; skipped if the package index cannot be reached."""
     found = CLIENTS / "bin" / "python"
     done = CLIENTS / "installed"
     if done.exists() and done.read_text() == " ".join(PACKAGES):
@@ -53,7 +53,7 @@ def python() -> Path:
 
 
 def run(command: list[str], folder: Path, **environment: str) -> str:
-    """What a client prints."""
+    """The output of a client."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environ |= {"OPENAI_API_KEY": KEY, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), **environment}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600, check=False)

@@ -1,4 +1,4 @@
-"""/v1/completions says what the library says."""
+"""/v1/completions returns the results of the library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def greedy(served: Served, ids: list[int], tokens: int) -> list[Any]:
     return list(served.model.generate_sync(ids, options))
 
 
-def test_a_text_is_continued_as_the_library_continues_it(served: Served) -> None:
+def test_a_text_gets_the_continuation_of_the_library(served: Served) -> None:
     ids = served.model.tokenize(TEXT)
     records = greedy(served, ids, 6)
     answer = served.post(PATH, model=served.model.info.name, prompt=TEXT, max_tokens=6, temperature=0, return_token_ids=True)
@@ -40,7 +40,7 @@ def test_a_text_is_continued_as_the_library_continues_it(served: Served) -> None
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (len(ids), 6, len(ids) + 6)
 
 
-def test_log_probabilities_are_the_library_s(served: Served) -> None:
+def test_log_probabilities_equal_those_of_the_library(served: Served) -> None:
     records = greedy(served, IDS, 3)
     body = {"prompt": IDS, "max_tokens": 3, "temperature": 0, "logprobs": 4, "return_tokens_as_token_ids": True}
     found = served.post(PATH, **body)["choices"][0]["logprobs"]
@@ -52,7 +52,7 @@ def test_log_probabilities_are_the_library_s(served: Served) -> None:
 
 
 @pytest.mark.parametrize("wanted", [-1, 1000, 5000])
-def test_the_whole_vocabulary_can_be_asked_for(served: Served, wanted: int) -> None:
+def test_the_whole_vocabulary_can_be_requested(served: Served, wanted: int) -> None:
     body = {"prompt": IDS, "max_tokens": 2, "temperature": 0, "logprobs": wanted, "return_tokens_as_token_ids": True}
     tops = served.post(PATH, **body)["choices"][0]["logprobs"]["top_logprobs"]
     path = list(IDS)
@@ -97,7 +97,7 @@ def test_an_echo_scores_the_prompt_without_drawing(served: Served) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_an_echo_stands_before_what_is_drawn(served: Served) -> None:
+def test_an_echo_precedes_the_generated_text(served: Served) -> None:
     plain = served.post(PATH, prompt=TEXT, max_tokens=3, temperature=0, logprobs=0)["choices"][0]
     echoed = served.post(PATH, prompt=TEXT, max_tokens=3, temperature=0, logprobs=0, echo=True)["choices"][0]
     assert echoed["text"] == TEXT + plain["text"]
@@ -117,7 +117,7 @@ def test_cached_tokens_are_counted_exactly(served: Served) -> None:
     assert counts[2] == len(prompt)
 
 
-def test_a_smaller_priority_goes_first(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_with_a_smaller_priority_runs_first(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Priority] = []
 
     def noting(own: Any) -> Any:
@@ -145,9 +145,7 @@ def test_a_smaller_priority_goes_first(served: Served, monkeypatch: pytest.Monke
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Read"}], "logprobs": True}),
     ],
 )
-def test_a_request_finds_what_its_own_salt_has_cached_and_nothing_else(
-    served: Served, path: str, asked: dict[str, Any]
-) -> None:
+def test_a_request_finds_only_kv_cached_under_its_own_salt(served: Served, path: str, asked: dict[str, Any]) -> None:
     run_sync(served.model.reset_async_queries_async())
     served.model.clear_cache()
     cached, answers = {}, []
@@ -162,7 +160,7 @@ def test_a_request_finds_what_its_own_salt_has_cached_and_nothing_else(
     assert len(set(words)) == 1
 
 
-def test_several_prompts_and_answers_come_in_order(served: Served) -> None:
+def test_several_prompts_and_answers_are_returned_in_order(served: Served) -> None:
     prompts = [[5, 6], [7], [8, 9, 10]]
     body = {"max_tokens": 4, "seed": 7, "temperature": 1.0}
     together = served.post(PATH, prompt=prompts, n=2, return_token_ids=True, **body)["choices"]
@@ -184,7 +182,7 @@ def test_several_prompts_and_answers_come_in_order(served: Served) -> None:
         {"typical_p": 0.5, "ignore_eos": True},
     ],
 )
-def test_options_draw_what_the_library_draws(served: Served, options: dict[str, Any]) -> None:
+def test_options_give_the_draws_of_the_library(served: Served, options: dict[str, Any]) -> None:
     answer = served.post(PATH, prompt=IDS, max_tokens=8, seed=3, return_token_ids=True, **options)
     ours = {**options, **({"top_k": 0} if options.get("top_k") == -1 else {})}
     if "logit_bias" in ours:
@@ -203,7 +201,7 @@ def test_an_answer_ends_before_a_stop_string_and_at_a_stop_id(served: Served) ->
     assert whole["text"].startswith(ended["text"])
 
 
-def test_stop_ids_end_an_answer_that_no_eos_ends(served: Served) -> None:
+def test_stop_ids_end_an_answer_that_ignores_eos(served: Served) -> None:
     whole = served.post(PATH, prompt=IDS, max_tokens=8, temperature=0, return_token_ids=True)["choices"][0]
     beyond = {"prompt": IDS, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     ended = served.post(PATH, **beyond, stop_token_ids=[whole["token_ids"][2]])["choices"][0]
@@ -212,7 +210,7 @@ def test_stop_ids_end_an_answer_that_no_eos_ends(served: Served) -> None:
     assert served.post(PATH, **beyond, logit_bias={eos: 100}, stop_token_ids=[5])["choices"][0]["finish_reason"] == "length"
 
 
-def test_stop_ids_stand_beside_the_texts_that_end_a_turn(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_ids_are_added_to_the_stop_texts_of_the_chat_format(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = served.post(PATH, prompt=IDS, max_tokens=8, temperature=0, return_token_ids=True)["choices"][0]
     said = whole["text"][3:5]
     other = next(token for token in range(3, 100) if token not in whole["token_ids"])
@@ -231,10 +229,10 @@ def test_stop_ids_stand_beside_the_texts_that_end_a_turn(served: Served, monkeyp
         ({"structured_outputs": {"grammar": 'start: "u" | "v"'}}, {"u", "v"}),
         ({"structured_outputs": {"json": {"enum": [1, 2]}}}, {"1", "2"}),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [True]}}}}, {"true"}),
-        ({"response_format": {"type": "json_object"}, "stop": "{"}, {""}),  # it begins so
+        ({"response_format": {"type": "json_object"}, "stop": "{"}, {""}),  # its first character
     ],
 )
-def test_an_answer_has_the_form_asked_for(served: Served, form: dict[str, Any], answers: set[str]) -> None:
+def test_an_answer_has_the_requested_form(served: Served, form: dict[str, Any], answers: set[str]) -> None:
     (choice,) = served.post(PATH, prompt=IDS, max_tokens=20, **form)["choices"]
     assert choice["text"].strip() in answers
     assert choice["finish_reason"] == "stop"
@@ -262,7 +260,7 @@ def test_a_stream_adds_up_to_the_whole_answer(served: Served, extra: dict[str, A
                 assert joined == pytest.approx(column, abs=EXACT) if name == "token_logprobs" else len(joined) == len(column)
 
 
-def test_usage_of_a_stream_comes_only_where_it_is_asked_for(served: Served) -> None:
+def test_usage_of_a_stream_is_sent_only_on_request(served: Served) -> None:
     assert all("usage" not in chunk for chunk in served.stream(PATH, prompt=IDS, max_tokens=2))
 
 
@@ -280,7 +278,7 @@ def test_the_documentation_s_commands_run(served: Served) -> None:
         assert done.stdout
 
 
-def test_numbers_are_those_of_any_backend() -> None:
+def test_log_probabilities_on_mlx_equal_those_of_the_library() -> None:
     async def start() -> LanguageModel:
         return load(tiny_path("llama"), "mlx")
 

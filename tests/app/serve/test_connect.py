@@ -1,4 +1,4 @@
-"""The two ends together: what is asked through `connect` of our own server is what the model itself answers."""
+"""Client and server together: `connect` to our own server gives the results of the model itself."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_answers(served: Served, remote: LanguageModel, options: dict[str, Any])
 
 
 @pytest.mark.parametrize("tokenizer", [tiny_path("llama"), "server"])
-def test_drawn_here_dry_knows_every_token_that_breaks_a_repetition(served: Served, tokenizer: Any) -> None:
+def test_dry_sampled_on_the_client_knows_every_breaker_token(served: Served, tokenizer: Any) -> None:
     dry = SamplingOptions(temperature=0.0, dry_multiplier=2.0, dry_allowed_length=1, dry_breakers=("=", "a"))
     ids, options = served.model.tokenize(TEXT * 2), GenerationOptions(max_tokens=8, sampling=dry, seed=1, ignore_eos=True)
     ours = list(served.model.generate_sync(ids, options))

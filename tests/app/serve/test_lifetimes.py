@@ -1,4 +1,4 @@
-"""A client that goes away, many at once, an engine that ends, and the command itself."""
+"""Clients that disconnect, many at once, an engine that ends, and the command itself."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def idle(served: Served) -> bool:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_ends_its_request(served: Served, stream: bool) -> None:
+def test_a_disconnected_client_ends_its_request(served: Served, stream: bool) -> None:
     before = served.model.metrics().requests_cancelled
     body = json.dumps({**LONG, "stream": stream}).encode()
     host, port = served.url.removeprefix("http://").split(":")
@@ -64,7 +64,7 @@ def test_a_client_that_goes_away_ends_its_request(served: Served, stream: bool) 
 
 
 @pytest.mark.slow
-def test_a_client_that_stops_to_read_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_stops_reading_is_disconnected(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_of, "SEND_SECONDS", 0.2)
     monkeypatch.setattr(app_of, "HEAD_SECONDS", 0.5)
     before = served.engine.counts["disconnects"]
@@ -84,14 +84,14 @@ def test_a_client_that_stops_to_read_is_dropped(served: Served, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_a_client_that_sends_no_request_is_dropped_and_one_that_waits_for_its_answer_is_not(
+def test_a_client_without_a_whole_request_is_disconnected_unlike_one_that_waits_for_its_answer(
     served: Served, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     monkeypatch.setattr(app_of, "HEAD_SECONDS", 0.5)
     with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as client:
         client.settimeout(PATIENCE_SECONDS)
         begun = time.monotonic()
-        client.sendall(first + b"GET /health HTTP/1.1\r\nHost: ")  # the rest never comes
+        client.sendall(first + b"GET /health HTTP/1.1\r\nHost: ")  # the rest is never sent
         answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
         assert answer.count(b" 200 OK") == bool(first)
         assert time.monotonic() - begun >= 0.5
@@ -101,7 +101,7 @@ def test_a_client_that_sends_no_request_is_dropped_and_one_that_waits_for_its_an
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_client_that_does_not_read_a_whole_answer_is_dropped_and_a_slow_one_is_not(
+def test_a_client_that_does_not_read_its_answer_is_disconnected_unlike_a_slow_one(
     served: Served, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
     monkeypatch.setattr(app_of, "HEAD_SECONDS", 0.1)
@@ -129,7 +129,7 @@ def test_a_client_that_does_not_read_a_whole_answer_is_dropped_and_a_slow_one_is
 
 
 @pytest.mark.slow
-def test_many_clients_of_which_half_go_away_leave_nothing_behind(served: Served) -> None:
+def test_many_clients_of_which_half_disconnect_leave_no_requests(served: Served) -> None:
     clients = 64
 
     async def ask(client: httpx2.AsyncClient, number: int) -> int:
@@ -154,7 +154,7 @@ def test_many_clients_of_which_half_go_away_leave_nothing_behind(served: Served)
     assert served.engine.needed == 0
 
 
-def test_what_does_not_fit_beside_what_runs_is_told_to_come_back() -> None:
+def test_a_request_that_does_not_fit_beside_running_ones_gets_status_429() -> None:
     with serving(tiny(kv_cache_bytes=1 << 20)) as served:
         info = served.model.info
         half = (1 << 20) // info.kv_bytes_per_token  # tokens of one budget
@@ -176,9 +176,9 @@ def test_what_does_not_fit_beside_what_runs_is_told_to_come_back() -> None:
                 assert response.status_code == 429, response.text
                 assert int(response.headers["retry-after"]) >= 1
                 assert response.json()["error"]["code"] == "kv_budget_busy"
-            served.post(PATH, prompt=[5] * 20, max_tokens=1)  # what fits is let in
+            served.post(PATH, prompt=[5] * 20, max_tokens=1)  # a request that fits is admitted
             assert served.model.metrics().requests_active == 1
-            streamed = [first, *pieces]  # and what ran meanwhile has ended as it ends alone
+            streamed = [first, *pieces]  # and the running request has ended as it ends alone
         assert streamed[-2:] == ["data: [DONE]", ""]
         assert said(streamed) == said(served.client.post(PATH, json=running).text.split("\n"))
         served.post(PATH, prompt=[5] * 200, max_tokens=1)
@@ -192,7 +192,7 @@ def said(lines: list[str]) -> str:
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
-def test_a_stream_whose_engine_ends_ends_with_an_error_that_is_read_as_one() -> None:
+def test_a_stream_whose_engine_ends_is_closed_with_an_error_chunk() -> None:
     with serving(tiny()) as served:
         with served.client.stream("POST", PATH, json={**LONG, "stream": True}) as response:
             lines = response.iter_lines()
@@ -210,7 +210,7 @@ def test_a_stream_whose_engine_ends_ends_with_an_error_that_is_read_as_one() -> 
         assert fault.value.reason == "server"
 
 
-def test_an_engine_that_ended_is_started_again() -> None:
+def test_an_engine_that_ended_is_restarted() -> None:
     async def run() -> None:
         engine = Engine(tiny())
         first = await engine.model()
@@ -227,7 +227,7 @@ def test_an_engine_that_ended_is_started_again() -> None:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str, list[str]]]]:
-    """Starts `elsewise serve`; its process, its address, and what it said so far."""
+    """Starts `elsewise serve`; its process, its address, and its output so far."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str], str, list[str]]:
@@ -260,7 +260,7 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
         process.communicate()
 
 
-def test_the_documentation_s_command_lines_are_understood() -> None:
+def test_the_documentations_command_lines_are_accepted() -> None:
     lines = blocks(PAGES["docs/server.md"], "text")[0].splitlines()
     assert len(lines) >= 5
     for line in lines:
@@ -291,7 +291,7 @@ def test_the_command_serves_until_a_signal(command: Any, number: signal.Signals)
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_killed_is_started_again_by_the_next_request(command: Any) -> None:
+def test_a_killed_engine_is_restarted_by_the_next_request(command: Any) -> None:
     process, url, _ = command()
     with httpx2.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False) as client:
         (engine,) = psutil.Process(process.pid).children()
@@ -301,7 +301,7 @@ def test_an_engine_that_is_killed_is_started_again_by_the_next_request(command: 
         assert client.get("/health").status_code == 200
 
 
-def test_the_old_name_of_the_key_is_read_with_a_note(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_name_of_the_key_is_accepted_with_a_note(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELSEWISE_API_KEY", "a-key-of-enough-characters")
     done = elsewise("serve", str(tiny_path("llama")), "--host", "203.0.113.7")
     assert done.code == 1
@@ -325,7 +325,7 @@ def test_the_old_name_of_the_key_is_read_with_a_note(elsewise: Elsewise, monkeyp
         (("--host", "203.0.113.7", "--key-file", "good.txt"), "--host 203.0.113.7"),
     ],
 )
-def test_what_would_not_be_safe_is_refused_before_a_model_is_loaded(
+def test_unsafe_arguments_are_refused_before_a_model_is_loaded(
     elsewise: Elsewise, tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     for name, text in (("short.txt", "abc"), ("empty.txt", "\n"), ("good.txt", "a-key-of-enough-characters")):
@@ -336,7 +336,7 @@ def test_what_would_not_be_safe_is_refused_before_a_model_is_loaded(
     assert words in done.err
 
 
-def test_answers_are_sent_without_waiting_for_more_of_them() -> None:
+def test_answers_are_sent_without_delay_by_tcp() -> None:
     async def accepted() -> int:
         seen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -31,13 +31,13 @@ def test_tokens_and_answers_are_counted(served: Served) -> None:
     usage = served.post("/v1/completions", prompt=[31, 32, 33], max_tokens=4, ignore_eos=True)["usage"]
     served.stream("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, ignore_eos=True)
     served.client.post("/v1/completions", json={})
-    for readings in range(1, 200):  # a stream is counted when all of it has ended, which the client does not wait for
+    for readings in range(1, 200):  # a stream is counted when it has ended completely, which the client does not wait for
         after = figures(served)
         grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
         if grown["elsewise:responses_total"] >= 3 + readings:
             break
         time.sleep(0.01)
-    assert grown["elsewise:responses_total"] == 3 + readings  # each reading of the figures too
+    assert grown["elsewise:responses_total"] == 3 + readings  # each reading of the metrics too
     assert grown["vllm:generation_tokens_total"] == 7
     assert grown["vllm:prompt_tokens_total"] > usage["prompt_tokens"]
     assert (after["vllm:num_requests_running"], after["vllm:num_requests_waiting"], after["elsewise:leases"]) == (0, 0, 0)
@@ -45,14 +45,14 @@ def test_tokens_and_answers_are_counted(served: Served) -> None:
     assert after["elsewise:kv_budget_bytes"] > 0
 
 
-def test_a_running_request_shows(served: Served) -> None:
+def test_a_running_request_is_counted(served: Served) -> None:
     with served.client.stream(
         "POST", "/v1/completions", json={"prompt": [5], "max_tokens": 3000, "ignore_eos": True, "stream": True}
     ) as response:
-        pieces = response.iter_raw()  # held: with it the connection would go
+        pieces = response.iter_raw()  # held: collecting it would close the connection
         next(pieces)
         assert figures(served)["vllm:num_requests_running"] == 1
-    while figures(served)["vllm:num_requests_running"]:  # the test's own time-out ends a wait that is in vain
+    while figures(served)["vllm:num_requests_running"]:  # an endless wait is ended by the test's time-out
         time.sleep(0.01)
 
 

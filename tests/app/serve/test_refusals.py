@@ -1,4 +1,4 @@
-"""What may not ask, what cannot be asked, and what is never written down."""
+"""Requests without permission, invalid requests, and contents that are never logged."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ ASKED = {"role": "user", "content": "a"}
         {"messages": [ASKED], "tools": [{"type": "function", "function": 5}], "tool_choice": "required"},
     ],
 )
-def test_messages_and_tools_of_another_shape_are_refused(served: Served, body: Any) -> None:
+def test_messages_and_tools_of_invalid_shape_are_refused(served: Served, body: Any) -> None:
     response = served.client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400, response.text
     assert error_of(response)["type"] == "invalid_request_error"
@@ -148,7 +148,7 @@ def test_each_endpoint_refuses_in_openai_s_shape_and_logs_no_prompt(
 
 
 @pytest.mark.parametrize(("path", "name"), [("/detokenize", "tokens"), ("/v1/embeddings", "input")])
-def test_more_ids_than_are_read_at_once_are_refused(served: Served, path: str, name: str) -> None:
+def test_too_many_ids_are_refused(served: Served, path: str, name: str) -> None:
     most = 1 << 17
     response = served.client.post(path, json={name: [5] * (most + 1)})
     assert response.status_code == 400
@@ -162,7 +162,7 @@ def test_a_prompt_beyond_the_context_has_openai_s_code(served: Served) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'{"prompt": NaN}', b"[" * 100_000])
-def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes) -> None:
+def test_a_body_that_is_not_a_request_is_refused(served: Served, body: bytes) -> None:
     response = served.client.post(PATH, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
     error_of(response)
@@ -186,7 +186,7 @@ def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes) -> No
         ("GET", "/v1/models", {"host": "127.0.0.1"}, 200),
     ],
 )
-def test_requests_are_checked_before_they_are_read(
+def test_methods_paths_and_headers_are_checked_before_the_body(
     served: Served, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     response = served.client.request(method, path, headers=headers, content=b"{}" if method == "POST" else None)
@@ -196,12 +196,12 @@ def test_requests_are_checked_before_they_are_read(
         error_of(response)
 
 
-def test_a_body_is_bounded(served: Served) -> None:
+def test_the_size_of_a_body_is_limited(served: Served) -> None:
     big = b'{"prompt": "' + b"x" * (33 << 20) + b'"}'
     assert served.client.post(PATH, content=big, headers={"content-type": "application/json"}).status_code == 413
 
 
-def test_a_key_is_needed_where_there_is_one_and_is_never_written(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_configured_key_is_required_and_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     origin = "http://localhost:3000"
     access = Access(keys=(KEY,), hosts=frozenset({"box.lan"}), origins=frozenset({origin}), loopback=False)
@@ -220,7 +220,7 @@ def test_a_key_is_needed_where_there_is_one_and_is_never_written(caplog: pytest.
         preflight = served.client.request("OPTIONS", PATH, headers={"origin": origin})
         assert preflight.status_code == 204
         assert "authorization" in preflight.headers["access-control-allow-headers"]
-        sent = "authorization, x-stainless-lang"  # as openai's client in a web page does
+        sent = "authorization, x-stainless-lang"  # like openai's client in a web page
         preflight = served.client.request("OPTIONS", PATH, headers={"origin": origin, "access-control-request-headers": sent})
         assert preflight.headers["access-control-allow-headers"] == sent
         served.client.get("/v1/secret/path?secret=1", headers=mine)
@@ -230,7 +230,7 @@ def test_a_key_is_needed_where_there_is_one_and_is_never_written(caplog: pytest.
     assert not any(KEY in line or "secret" in line for line in ours)
 
 
-def test_keys_can_have_caches_apart() -> None:
+def test_keys_can_have_separate_caches() -> None:
     other = KEY[::-1]
     prompt = {"prompt": [41, 42, 43, 44, 45, 46], "max_tokens": 1}
     with serving(tiny(), Access(keys=(KEY, other), salt_per_key=True)) as served:
@@ -244,7 +244,7 @@ def test_keys_can_have_caches_apart() -> None:
         assert min(cached(KEY), cached(other), cached(KEY, cache_salt="a"), cached(other, cache_salt="a")) >= 5
 
 
-def test_an_unexpected_fault_is_told_without_its_words(
+def test_an_unexpected_error_is_reported_and_logged_without_its_message(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = "the secret prompt"
@@ -259,10 +259,10 @@ def test_an_unexpected_fault_is_told_without_its_words(
     assert "secret" not in response.text
     assert "ZeroDivisionError" in caplog.text
     assert "secret" not in caplog.text
-    caplog.clear()  # an error that was logged fails other tests
+    caplog.clear()  # a logged error would fail the test
 
 
-def test_keys_and_addresses_are_read() -> None:
+def test_keys_and_addresses_are_checked() -> None:
     assert checked_keys([f"{KEY}\n\n  {KEY}2 \n"]) == (KEY, f"{KEY}2")
     for bad in ("short", "with a space in it", "é" * 20):
         with pytest.raises(ValueError, match="key 1"):
@@ -271,7 +271,7 @@ def test_keys_and_addresses_are_read() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.2", "example.com")))
 
 
-def test_what_says_what_is_served(served: Served) -> None:
+def test_models_version_and_health_describe_the_server(served: Served) -> None:
     (card,) = served.client.get("/v1/models").json()["data"]
     info = served.model.info
     assert (card["id"], card["owned_by"], card["max_model_len"]) == (info.name, "elsewise", info.context_length)

@@ -26,8 +26,8 @@ Play = Callable[..., object]
 
 @pytest.fixture
 def play(qapp: QApplication, qtbot: QtBot, tmp_path: Path) -> Play:
-    """Plays a scene in the windows of a fresh start over the same file, closes them all; gives what they leave."""
-    del qtbot  # asked for so that exceptions inside Qt's callbacks fail the test
+    """Plays a scene in the windows of a fresh start over the same file and closes them all; returns what they saved."""
+    del qtbot  # requested so that exceptions inside Qt's callbacks fail the test
     qapp.setQuitOnLastWindowClosed(False)
     apply_theme(qapp, Scheme.LIGHT)
     path = tmp_path / "data" / "sessions.db"
@@ -35,7 +35,7 @@ def play(qapp: QApplication, qtbot: QtBot, tmp_path: Path) -> Play:
     async def whole(scene: Scene, kept: object) -> object:
         asyncio.get_running_loop().set_default_executor(
             ThreadPoolExecutor(2)
-        )  # else qasync's, whose threads Python lists for ever
+        )  # otherwise qasync's, whose threads Python lists for ever
         engine = Engine()
         workbench = AppWorkbench(Services(SessionStore.open(path), Supervisor("x", start=engine), OPTIONS))
         windows = AppWindows(workbench, kept)

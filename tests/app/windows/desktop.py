@@ -1,4 +1,4 @@
-"""What tests of several windows have in their hands: the windows, and the mouse and keys."""
+"""Helpers for tests of several windows: the windows, and mouse and keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = GenerationOptions(max_tokens=WORDS, ignore_eos=True, sampling=Sampling
 
 @dataclass
 class Desktop:
-    """What a test has in its hands."""
+    """The windows of a test, with the mouse and keys."""
 
     path: Path
     engine: Engine
@@ -31,12 +31,12 @@ class Desktop:
 
     @property
     def all(self) -> list[MainWindow]:
-        """Those on the screen, in the order in which they were opened."""
+        """The visible windows, in the order in which they were opened."""
         tops = [w for w in QApplication.topLevelWidgets() if isinstance(w, MainWindow) and w.isVisible()]
         return sorted(tops, key=lambda window: window is not self.first)
 
     async def another(self, window: MainWindow | None = None) -> MainWindow:
-        """Opens one more from a window, by its key."""
+        """Opens one more window from a window, by its key."""
         known = self.all
         await press(window or self.first, Qt.Key.Key_N, CTRL | SHIFT)
         await until(lambda: len(self.all) == len(known) + 1)
@@ -45,12 +45,12 @@ class Desktop:
         return made
 
     def kept(self) -> list[str]:
-        """The texts of all turns in the file, seen by somebody else."""
+        """The texts of all turns in the file, read over another connection."""
         return [str(text) for (text,) in rows(self.path, "SELECT text FROM nodes WHERE role = 'user' ORDER BY id")]
 
 
 async def press(window: MainWindow, key: Qt.Key, modifiers: Qt.KeyboardModifier) -> None:
-    """A shortcut, in a window that has the keyboard."""
+    """Presses a shortcut in a window that has the focus."""
     window.activateWindow()
     await until(window.isActiveWindow)
     QTest.keyClick(window, key, modifiers)
@@ -73,7 +73,7 @@ def last(window: MainWindow) -> TurnView | None:
 
 
 def made(window: MainWindow) -> int:
-    """Tokens of the answer at the end, as the window has them."""
+    """The number of tokens of the last answer in the window."""
     answer = last(window)
     return 0 if answer is None else sum(origin == 2 for origin in answer.run.origin.tolist())
 
@@ -87,7 +87,7 @@ def choose(window: MainWindow, session_id: int) -> None:
 
 
 async def next_token(gate: asyncio.Semaphore, *windows: MainWindow) -> None:
-    """One more, in whichever window."""
+    """Lets the engine yield one more token, in any of the windows."""
     before = sum(made(window) for window in windows)
     gate.release()
     await until(lambda: sum(made(window) for window in windows) > before)

@@ -1,4 +1,4 @@
-"""Several windows at once: each has a session of its own, and what is done in one shows in the others. Real mouse and keys."""
+"""Several windows at once: each has a session of its own, and changes in one show in the others. Real mouse and keys."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from ui import MainWindow
 @pytest.mark.slow
 def test_a_second_window_has_a_session_of_its_own(play: Play) -> None:
     async def scene(d: Desktop) -> None:
-        # given an empty session in the first window: the second does not take that one
+        # given an empty session in the first window: the second does not show that one
         second = await d.another()
         assert session_of(second) != session_of(d.first)
-        # and stands a step beside the first, as large as it
+        # and is offset from the first, with the same size
         assert second.size() == d.first.size()
         assert second.pos() - d.first.pos() == QPoint(STEP, STEP)
-        # and what is said in one is not seen in the other, but stands in its list
+        # and a message in one is not shown in the other, but is in its list
         one = await answered(d.first, "to the first")
         two = await answered(second, "to the second")
         assert (d.first.parts.top.title.text(), second.parts.top.title.text()) == ("to the first", "to the second")
         await until(
             lambda: {one, two} <= set(d.first.controller.sessions.rows) and {one, two} <= set(second.controller.sessions.rows)
         )
-        # and a new session in one of them is neither's
+        # and a new session in one of them is another one than both
         await press(second, Qt.Key.Key_N, CTRL)
         await until(lambda: session_of(second) not in (one, two))
         await press(d.first, Qt.Key.Key_N, CTRL)
@@ -57,7 +57,7 @@ def test_a_second_window_has_a_session_of_its_own(play: Play) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("maximised", [False, True])
-def test_a_second_window_stands_on_the_screen(play: Play, maximised: bool) -> None:
+def test_a_second_window_is_within_the_screen(play: Play, maximised: bool) -> None:
     async def scene(d: Desktop) -> None:
         screen = d.first.screen().availableGeometry()
         d.first.resize(560, 560)
@@ -83,7 +83,7 @@ def test_answers_stream_into_both_windows_and_stop_in_one(play: Play) -> None:
         # when one is stopped by its key
         await press(second, Qt.Key.Key_Period, CTRL)
         await until(lambda: not second.controller.running)
-        # then the other goes on to its end
+        # then the other continues to its end
         assert d.first.controller.running
         for _ in range(2 * WORDS):
             d.engine.gate.release()
@@ -97,7 +97,7 @@ def test_answers_stream_into_both_windows_and_stop_in_one(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_a_session_that_another_window_shows_comes_forward_there(play: Play) -> None:
+def test_opening_a_session_that_another_window_shows_raises_that_window(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         one = await answered(d.first, "one")
         second = await d.another()
@@ -107,11 +107,11 @@ def test_a_session_that_another_window_shows_comes_forward_there(play: Play) -> 
         await until(second.isActiveWindow)
         # when the first window's session is clicked in the second
         choose(second, one)
-        # then that window has the keyboard, and nothing else has changed
+        # then that window has the focus, and nothing else has changed
         await until(d.first.isActiveWindow)
         assert (session_of(d.first), session_of(second)) == (one, two)
         assert second.parts.composer.notice.words == ""
-        # and once the first shows another one, it is opened here
+        # and when the first shows another one, it is opened here
         await press(d.first, Qt.Key.Key_N, CTRL)
         await until(lambda: session_of(d.first) != one)
         choose(second, one)
@@ -121,7 +121,7 @@ def test_a_session_that_another_window_shows_comes_forward_there(play: Play) -> 
 
 
 @pytest.mark.slow
-def test_two_windows_that_want_one_session_at_once_do_not_both_get_it(play: Play) -> None:
+def test_two_windows_opening_one_session_concurrently_do_not_both_show_it(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         one = await answered(d.first, "one")
         await press(d.first, Qt.Key.Key_N, CTRL)
@@ -136,18 +136,18 @@ def test_two_windows_that_want_one_session_at_once_do_not_both_get_it(play: Play
 
 
 @pytest.mark.slow
-def test_a_session_thrown_away_in_one_window_leaves_the_other(play: Play) -> None:
+def test_trashing_a_session_in_one_window_does_not_affect_the_other(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         one = await answered(d.first, "one")
         second = await d.another()
         two = await answered(second, "two")
         await until(lambda: one in second.controller.sessions.rows)
         second.parts.sidebar.sessions.trashed.emit(one)
-        # then the first shows another, and not the one that the second has
+        # then the first shows another one, but not that of the second
         await until(lambda: session_of(d.first) not in (one, two))
         assert session_of(second) == two
         assert d.first.parts.toast.words == "Moved to the trash in another window: one"
-        # and it comes back where it was thrown away from
+        # and it is restored in the window that trashed it
         await press(second, Qt.Key.Key_Z, CTRL)
         await until(lambda: session_of(second) == one)
 
@@ -156,7 +156,7 @@ def test_a_session_thrown_away_in_one_window_leaves_the_other(play: Play) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deleted", [False, True])
-def test_what_another_window_took_out_of_the_trash_is_not_offered_any_more(play: Play, deleted: bool) -> None:
+def test_a_session_restored_by_another_window_is_no_longer_offered(play: Play, deleted: bool) -> None:
     async def scene(d: Desktop) -> None:
         one = await answered(d.first, "one")
         second = await d.another()
@@ -200,7 +200,7 @@ def test_a_row_of_the_list_opens_in_a_window_of_its_own(play: Play) -> None:
         second = d.all[1]
         await until(lambda: second.controller.shown is not None)
         assert session_of(second) == one
-        # asked for again from the first, that window comes forward, and no third one
+        # requested again from the first, that window is raised, and no third one opened
         d.first.activateWindow()
         await until(d.first.isActiveWindow)
         menu = ask(one)
@@ -213,7 +213,7 @@ def test_a_row_of_the_list_opens_in_a_window_of_its_own(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_typed_in_a_window_that_is_closed_is_in_the_other(play: Play) -> None:
+def test_the_draft_of_a_closed_window_is_in_the_other(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         second = await d.another()
         for window, words in ((d.first, "Oslo"), (second, "Porto")):
@@ -224,14 +224,14 @@ def test_what_was_typed_in_a_window_that_is_closed_is_in_the_other(play: Play) -
         d.first.parts.cards.remember([(answer_of(d.first), ["rain"])])
         second.parts.cards.remember([(answer_of(d.first), ["snow"]), (answer_of(second), ["sunny"])])
         typed = (answer_of(d.first), 3, "Oslo"), (answer_of(second), 3, "Porto")
-        results = ((answer_of(d.first), ["rain"]), (answer_of(second), ["sunny"]))  # what the one that stays has is newer
+        results = ((answer_of(d.first), ["rain"]), (answer_of(second), ["sunny"]))  # the draft of the remaining window is newer
         # when
         second.close()
         await until(lambda: second not in d.all)
         # then
         assert d.first.state().unwritten == typed
         assert d.first.state().results == results
-        # and the last window gives both to the next start
+        # and the last window saves both for the next start
         d.windows.close()
         await d.windows.ended.wait()
         left = d.windows.left()
@@ -248,7 +248,7 @@ def answer_of(window: MainWindow) -> int:
 
 
 @pytest.mark.slow
-def test_the_bar_speaks_of_the_session_of_its_window(play: Play) -> None:
+def test_the_status_bar_shows_the_session_of_its_window(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         await answered(d.first, "one")
         second = await d.another()
@@ -276,19 +276,19 @@ def test_the_window_menu_lists_the_windows_and_brings_one_to_the_front(play: Pla
         for window in (first, second):
             menu = window.acts.windows
             menu.aboutToShow.emit()
-            menu.aboutToShow.emit()  # once more: what was listed goes
+            menu.aboutToShow.emit()  # once more: the old entries are replaced
             listed = [action for action in menu.actions() if action.isCheckable()]
-            # then both are named, and its own is marked
+            # then both are listed, and its own is marked
             assert [action.text() for action in listed] == ["first && foremost – Elsewise", "second – Elsewise"]
             assert [action.isChecked() for action in listed] == [window is first, window is second]
             fixed = [action.text() for action in menu.actions() if not action.isCheckable() and not action.isSeparator()]
             assert fixed == ["Minimise", "Zoom", "Bring All to Front"]
-        # and one that was minimised comes back with the keyboard
+        # and a minimised one is restored with the focus
         await press(first, Qt.Key.Key_M, CTRL)
         await until(first.isMinimized)
         listed[0].trigger()
         await until(lambda: first.isActiveWindow() and not first.isMinimized())
-        # and zoom fills the screen, and gives it back
+        # and zoom fills the screen, and restores the size
         first.acts.zoom.trigger()
         await until(first.isMaximized)
         first.acts.zoom.trigger()

@@ -1,4 +1,4 @@
-"""Windows that are closed, ended and opened again: nothing that was said or written in one is lost. Real mouse and keys."""
+"""Windows that are closed, ended and reopened: no message and no draft is lost. Real mouse and keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ui import WindowState
 
 
 @pytest.mark.slow
-def test_a_window_closed_in_mid_stream_leaves_its_answer_to_end(play: Play) -> None:
+def test_the_answer_of_a_window_closed_in_mid_stream_continues_to_its_end(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         second = await d.another()
         d.engine.gate = asyncio.Semaphore(0)
@@ -45,14 +45,14 @@ def test_a_window_closed_in_mid_stream_leaves_its_answer_to_end(play: Play) -> N
         # when it is closed by its key
         await press(second, Qt.Key.Key_W, CTRL)
         await until(lambda: d.all == [d.first])
-        # then the app stands, and both answers come to their ends
+        # then the app keeps running, and both answers continue to their ends
         assert not d.windows.ended.is_set()
         for _ in range(2 * WORDS):
             d.engine.gate.release()
         await until(lambda: not d.first.controller.running)
         assert made(d.first) == WORDS
         await until(lambda: rows(d.path, "SELECT count(*) FROM nodes WHERE finish_reason = 'length'") == [(2,)])
-        # and the closed window's session can be opened, whole
+        # and the closed window's session can be opened, with its whole answer
         await until(lambda: two in d.first.controller.sessions.rows)
         choose(d.first, two)
         await until(lambda: session_of(d.first) == two)
@@ -62,7 +62,7 @@ def test_a_window_closed_in_mid_stream_leaves_its_answer_to_end(play: Play) -> N
 
 
 @pytest.mark.slow
-def test_the_last_window_ends_what_a_closed_one_left(play: Play) -> None:
+def test_closing_the_last_window_ends_the_answer_of_a_closed_one(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         second = await d.another()
         d.engine.gate = asyncio.Semaphore(0)
@@ -81,7 +81,7 @@ def test_the_last_window_ends_what_a_closed_one_left(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_written_in_a_closed_window_is_there_where_its_session_is_opened(play: Play) -> None:
+def test_the_draft_of_a_closed_window_is_shown_where_its_session_is_opened(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         second = await d.another()
         two = await answered(second, "two")
@@ -96,7 +96,7 @@ def test_what_was_written_in_a_closed_window_is_there_where_its_session_is_opene
         choose(d.first, two)
         await until(lambda: session_of(d.first) == two)
         assert d.first.parts.composer.draft == "half a thought"
-        # and what had no session yet waits for the next new one
+        # and the draft without a session is kept for the next new one
         await press(d.first, Qt.Key.Key_N, CTRL)
         await until(lambda: session_of(d.first) != two)
         assert d.first.parts.composer.draft == "new here"
@@ -111,7 +111,7 @@ def test_two_drafts_without_a_session_are_both_kept(play: Play) -> None:
         d.windows.remember = told.append
         QTest.keyClicks(d.first.parts.composer.field, "one")
         QTest.keyClicks(second.parts.composer.field, "two")
-        await until(lambda: bool(told))  # when the windows stand open: they may be killed
+        await until(lambda: bool(told))  # while the windows are open: they may be killed
         assert set(told[-1]["drafts"][0][1].split()) == {"one", "two"}
         await press(second, Qt.Key.Key_Q, CTRL)
         await until(d.windows.ended.is_set)
@@ -133,20 +133,20 @@ def test_the_files_of_drafts_are_written_once(tmp_path: Path) -> None:
             written.append(json.dumps(value))
             await write(key, value)
 
-        store.set_setting = set_setting  # type: ignore[method-assign]  # as it is, and tells what was written
+        store.set_setting = set_setting  # type: ignore[method-assign]  # unchanged, but records the writes
         big = "a long file " * 1000
         kept, rows = KeptWindows(), [(1, "one"), (2, "w", "notes.md", big)]
         assert await kept.read(store) is None
-        for text in ("w", "wo", "words"):  # at each rest of typing
+        for text in ("w", "wo", "words"):  # at each pause of typing
             rows[1] = (2, text, "notes.md", big)
             await kept.write(store, {"mode": "read", "drafts": tuple(rows)})
         assert [len(each) > len(big) for each in written] == [True, False, False, False]
-        # the next start has all of it, and writes it no more
+        # the next start has all of it, and does not write it again
         again = KeptWindows()
         assert await again.read(store) == {"mode": "read", "drafts": [[1, "one"], [2, "words", "notes.md", big]]}
         await again.write(store, {"mode": "read", "drafts": tuple(rows)})
         assert len(written) == 5
-        # likewise what an earlier version wrote
+        # likewise for the file of an earlier version
         await write("window", {"drafts": [[3, "x", "a.txt", "old"]]})
         assert await KeptWindows().read(store) == {"drafts": [[3, "x", "a.txt", "old"]]}
         await store.close()
@@ -157,7 +157,7 @@ def test_the_files_of_drafts_are_written_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "files", [7, [[]], [None], ["ab"], [[2, 3]], [{"2": "a"}], [["2", "a.txt", "text"]], [[2, "b.txt", 5]]]
 )
-def test_a_window_opens_without_what_is_damaged_of_how_the_last_one_was_left(tmp_path: Path, files: object) -> None:
+def test_a_window_opens_without_the_damaged_parts_of_its_saved_state(tmp_path: Path, files: object) -> None:
     async def scene() -> None:
         store = SessionStore.open(tmp_path / "sessions.db")
         good: list[list[Any]] = [[2, "a.txt", "text"]]
@@ -173,7 +173,7 @@ def test_a_window_opens_without_what_is_damaged_of_how_the_last_one_was_left(tmp
 
 
 @pytest.mark.parametrize("key", ["window", "draft files"])
-def test_a_window_opens_where_what_was_kept_of_it_fails_its_checksum(tmp_path: Path, key: str) -> None:
+def test_a_window_opens_if_its_saved_state_fails_the_checksum(tmp_path: Path, key: str) -> None:
     async def scene() -> None:
         store = SessionStore.open(tmp_path / "sessions.db")
         await KeptWindows().write(store, {"mode": "read", "drafts": [[2, "words", "a.txt", "text"]]})
@@ -187,13 +187,13 @@ def test_a_window_opens_where_what_was_kept_of_it_fails_its_checksum(tmp_path: P
 
 
 @pytest.mark.slow
-def test_windows_that_were_open_at_the_end_come_back_where_they_stood(play: Play) -> None:
+def test_windows_open_at_the_end_are_restored_at_their_places(play: Play) -> None:
     sessions: list[int] = []
     places: list[QRect] = []
 
     async def first(d: Desktop) -> None:
         second = await d.another()
-        d.first.resize(740, 600)  # Qt puts a window back only where the screen (800 x 800 here) has room for it
+        d.first.resize(740, 600)  # Qt restores a window only if the screen (800 x 800 here) has room for it
         second.resize(620, 500)
         sessions.extend([await answered(d.first, "one"), await answered(second, "two")])
         places.extend(window.geometry() for window in d.all)
@@ -204,7 +204,7 @@ def test_windows_that_were_open_at_the_end_come_back_where_they_stood(play: Play
         await until(lambda: len(d.all) == 2 and d.all[1].controller.shown is not None)
         assert [session_of(window) for window in d.all] == sessions
         assert [window.size() for window in d.all] == [place.size() for place in places]
-        # closed one by one, only the last comes back
+        # closed one by one, only the last is restored
         await press(d.first, Qt.Key.Key_W, CTRL)
         await until(lambda: d.first not in d.all)
         (rest,) = (window for window in d.all if window is not d.first)
@@ -219,7 +219,7 @@ def test_windows_that_were_open_at_the_end_come_back_where_they_stood(play: Play
 
 
 @pytest.mark.slow
-def test_the_session_that_was_shown_comes_back_before_a_pinned_one(play: Play) -> None:
+def test_the_last_shown_session_is_opened_rather_than_a_pinned_one(play: Play) -> None:
     sessions: list[int] = []
 
     async def first(d: Desktop) -> None:
@@ -236,7 +236,7 @@ def test_the_session_that_was_shown_comes_back_before_a_pinned_one(play: Play) -
 
 
 @pytest.mark.slow
-def test_a_session_without_a_message_is_open_again_with_what_was_written_in_it(play: Play) -> None:
+def test_a_session_without_a_message_is_reopened_with_its_draft(play: Play) -> None:
     async def first(d: Desktop) -> None:
         one = await answered(d.first, "one")
         await press(d.first, Qt.Key.Key_N, CTRL)
@@ -261,7 +261,7 @@ def test_settings_of_another_version_open_one_window(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_the_session_that_is_shown_is_known_before_the_windows_are_closed(play: Play) -> None:
+def test_the_shown_session_is_saved_before_the_windows_are_closed(play: Play) -> None:
     states: list[dict[str, Any]] = []
 
     async def scene(d: Desktop) -> None:

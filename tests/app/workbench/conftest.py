@@ -15,7 +15,7 @@ Play = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fresh seed is another one each time, but the same in every run: else now and then an answer would end itself early."""
+    """Fresh seeds differ from each other but are the same in every run: else an answer would end early now and then."""
     numbers = itertools.count(1000)
     for module in ("resolve_options", "answers"):
         monkeypatch.setattr(f"app.workbench.answers.{module}.fresh_seed", lambda: next(numbers))
@@ -23,7 +23,7 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What of a session is warm is asked once, and soon given up so that no window waits; here it is waited for."""
+    """The query for the warm part of a session has a short time-out, so that no window waits; tests wait for its end."""
     monkeypatch.setattr("app.workbench.sessions.open_sessions.TIERS_SECONDS", 60.0)
 
 
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def play(path: Path) -> Play:
-    """Plays a scene on a fresh workbench over the same file; afterwards nothing of it goes on.
+    """Plays a scene on a fresh workbench over the same file; afterwards no task of it is running.
 
     A test may play several scenes: each one is another start of the app.
     """

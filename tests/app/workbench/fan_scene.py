@@ -1,4 +1,4 @@
-"""What tests of several continuations look at: the columns, and how much of them arrived."""
+"""Helpers for tests of several continuations: the columns, and the tokens that have arrived in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workbench on a real store and a real little model, with an engine that can be told to fail."""
+"""A workbench on a real store and a real small model, with an engine that fails on request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from runtime import (
 from storage import SessionStore
 from ui import Event, SessionView, TokensArrived, TurnView
 
-PATIENCE_SECONDS = 20.0  # how long a condition may take on a busy machine; one that holds costs nothing
+PATIENCE_SECONDS = 20.0  # for a condition on a busy machine; one that holds takes no time
 OPTIONS = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8), seed=5)
 WAYS = [  # of drawing
     SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05),
@@ -45,22 +45,22 @@ COLUMNS = ("ids", "logprob", "rank", "entropy", "top_ids", "top_logprobs", "cove
 
 @dataclass
 class Engine:
-    """What the supervisor starts: the `fake` backend in this process. Its faults may be set at any time."""
+    """The engine that the supervisor starts: the `fake` backend in this process. Its faults may be set at any time."""
 
     source: Any = "x"  # or a pair that starts with a `Behaviour`
     options: dict[str, Any] = field(default_factory=dict)
-    refuses: list[BaseException] = field(default_factory=list)  # the next starts raise these
+    refuses: list[BaseException] = field(default_factory=list)  # errors that the next starts raise
     loading: asyncio.Event | None = None  # a start waits for it
     dies_after: int | None = None  # tokens of an answer; once
-    holds_after: int | None = None  # tokens of an answer that begins now; waits until it is cancelled
+    holds_after: int | None = None  # tokens after which an answer that begins now waits until it is cancelled
     gate: asyncio.Semaphore | None = None  # every token waits for it
-    scores: asyncio.Event | None = None  # what is scored waits for it
+    scores: asyncio.Event | None = None  # scoring waits for it
     on_look: Callable[[str], None] = lambda _what: None  # called before the model sees anything
     starts: int = 0
-    tell: Callable[[LoadProgress], None] | None = None  # how far the last start is
+    tell: Callable[[LoadProgress], None] | None = None  # progress of the last start
     prompts: list[list[int]] = field(default_factory=list)
     tokenised: list[str] = field(default_factory=list)
-    priorities: list[Priority] = field(default_factory=list)  # of what was scored
+    priorities: list[Priority] = field(default_factory=list)  # of scored texts
     drawn_as: list[Priority] = field(default_factory=list)  # of branches
 
     async def __call__(
@@ -73,11 +73,11 @@ class Engine:
             await self.loading.wait()
         if self.refuses:
             raise self.refuses.pop(0)
-        return FrailModel(await asyncio.to_thread(load, self.source, backend="fake", **self.options), self)  # type: ignore[return-value]  # all else is passed on
+        return FrailModel(await asyncio.to_thread(load, self.source, backend="fake", **self.options), self)  # type: ignore[return-value]  # all other attributes are passed on
 
 
 class FrailModel:
-    """A model whose process can end in the middle of an answer."""
+    """A model that can end in the middle of an answer, as if its process had died."""
 
     def __init__(self, model: LanguageModel, engine: Engine) -> None:
         self.model = model
@@ -141,7 +141,7 @@ class FrailModel:
     async def _frail(
         self, what: str, ids: Sequence[int], numbered: AsyncGenerator[tuple[int, TokenRun], None]
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-        """Token by token, as far as the engine lives and goes on."""
+        """Yields token by token, until the engine ends or is held."""
         engine, made, holds_after = self._engine, 0, self._engine.holds_after
         engine.on_look(what)
         engine.prompts.append(list(ids))
@@ -163,9 +163,9 @@ class FrailModel:
 async def in_turn(
     runs: AsyncGenerator[tuple[int, TokenRun], None], branches: Sequence[int]
 ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-    """One token of each branch after the other, as they were drawn: what a late reader gets is joined branch by branch."""
+    """Yields one token of each branch in turn, as drawn; a late reader gets the tokens of each branch joined."""
     waiting: dict[int, deque[TokenRun]] = {branch: deque() for branch in branches}
-    turns = deque(branches)  # of those that have not ended
+    turns = deque(branches)  # branches that have not ended
     fault: RuntimeFault | None = None
     try:
         async with aclosing(runs):
@@ -177,9 +177,9 @@ async def in_turn(
                     if not token.finish[-1]:
                         turns.append(of)
                     yield of, token
-    except RuntimeFault as error:  # it comes after what had arrived
+    except RuntimeFault as error:  # it follows the tokens that had arrived
         fault = error
-    for of in turns:  # whose turn did not come, since another one was cut off
+    for of in turns:  # not reached, since another branch was cut off
         for token in waiting[of]:
             yield of, token
     if fault is not None:
@@ -188,7 +188,7 @@ async def in_turn(
 
 @dataclass
 class Scene:
-    """What a test has in its hands."""
+    """The workbench, engine and store of a test."""
 
     path: Path
     engine: Engine
@@ -206,7 +206,7 @@ class Scene:
         return scene
 
     async def new(self) -> int:
-        """A session of its own, opened: where one is still empty, New session would give that one again."""
+        """A session of its own, opened: New session would reuse one that is still empty."""
         return (await self.workbench.sessions.open(await self.store.create_session(UNTITLED))).session_id
 
     async def view(self, session_id: int) -> SessionView:
@@ -222,7 +222,7 @@ class Scene:
         return session_id
 
     async def stopped_after(self, tokens: int) -> int:
-        """A new session whose answer was stopped there; the engine holds it there."""
+        """A new session whose answer was stopped after so many tokens, where the engine held it."""
         session_id = await self.new()
         sending = asyncio.create_task(self.workbench.answers.send(session_id, "hello"))
         await until(lambda: self.arrived(session_id) == tokens)
@@ -246,7 +246,7 @@ async def answered(s: Scene) -> tuple[int, TurnView]:
 
 
 def rows(path: Path, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-    """What stands in the file, seen by somebody else who cannot write."""
+    """The stored rows, read over a connection of its own that cannot write."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as conn:
         return conn.execute(statement, parameters).fetchall()
 
@@ -270,12 +270,12 @@ def alternative(turn: TurnView, index: int) -> int:
 
 
 def own_tokens(turn: TurnView) -> list[int]:
-    """Indices of the tokens that are not the template's."""
+    """Indices of the tokens that do not come from the template."""
     return [i for i, origin in enumerate(turn.run.origin.tolist()) if origin != 0]
 
 
 def assert_same_run(a: TokenRun, b: TokenRun) -> None:
-    """Token for token and number for number."""
+    """Asserts that two runs have equal tokens and numbers."""
     assert a.token_bytes == b.token_bytes
     assert a.texts == b.texts
     for name in COLUMNS:
@@ -289,7 +289,7 @@ def assert_same_run(a: TokenRun, b: TokenRun) -> None:
 
 
 def assert_same_view(a: SessionView, b: SessionView) -> None:
-    """Everything that is saved of a session; where its KV is may differ."""
+    """Asserts that everything saved of a session is equal; the place of its KV may differ."""
     assert (a.title, a.branches, a.branch_name, a.context_used) == (b.title, b.branches, b.branch_name, b.context_used)
     assert len(a.turns) == len(b.turns)
     for left, right in zip(a.turns, b.turns, strict=True):

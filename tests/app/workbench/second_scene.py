@@ -1,4 +1,4 @@
-"""What the tests of a comparison with a second model share."""
+"""Shared by the tests of a comparison with a second model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Told = list[tuple[str, int, int]]
 
 
 class Engines(Engine):
-    """The first engine is the toy; others by their source. `open` are those that nobody has closed yet."""
+    """The first engine is the toy; others by their source. `open` are those that are not closed yet."""
 
     def __init__(self, **second: Any) -> None:
         super().__init__()
         self.second = second
         self.started: list[tuple[str, str, Mapping[str, Any]]] = []
         self.open: list[LanguageModel] = []
-        self.dies = False  # the second one, when it is asked for scores
+        self.dies = False  # the second one, when it has to score
         self.waits: asyncio.Event | None = None
 
     async def __call__(
@@ -80,7 +80,7 @@ async def compared(s: Scene, session_id: int, choice: SecondChoice, told: Told |
 
 
 def everything(path: Path) -> list[Any]:
-    """All that stands in the file, in every table."""
+    """All rows of the file, in every table."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as conn:
         names = [row[0] for row in conn.execute("select name from sqlite_master where type = 'table' order by name")]
         return [(name, conn.execute(f'select * from "{name}"').fetchall()) for name in names]  # the file's own names

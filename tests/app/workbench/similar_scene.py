@@ -1,4 +1,4 @@
-"""What the tests of turns that are alike share."""
+"""Shared by the tests of similar turns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ QUESTIONS = ("where to?", "where to go?", "what is a monad?")
 
 
 class Embedding(Engine):
-    """The toy, which notes what is embedded, and can wait before a batch or end in it."""
+    """The toy model, which records embedded texts, and can wait before a batch or end in it."""
 
     def __init__(self, **faults: Any) -> None:
         super().__init__(**faults)
         self.batches: list[list[str]] = []
-        self.dies_at: int | None = None  # batches that are made before it does; once
+        self.dies_at: int | None = None  # batches before it ends; once
         self.waits: asyncio.Event | None = None
         self.fault: BaseException | None = None
 
@@ -77,6 +77,6 @@ def running(s: Scene) -> LanguageModel:
 
 
 async def cosines(s: Scene, chosen: str, texts: Sequence[str], pooling: Pooling = "mean") -> npt.NDArray[np.float32]:
-    """What the model itself says, each text alone."""
+    """The vectors of the model itself, each text alone."""
     rows = [(await running(s).embed([text], pooling))[0] for text in (chosen, *texts)]
     return np.array([row @ rows[0] for row in rows[1:]], np.float32)

@@ -1,4 +1,4 @@
-"""A session under an activated adapter is as warm as any: pinned, kept on disk, opened again, taken elsewhere."""
+"""A session under an activated adapter keeps its KV like any other: pinned, on disk, reopened, exported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.runtime.adapters.toys import toy_adapter
 from ui import AdapterChoice, Refusal, Tier
 
 LONG = "hello, this is a message of some length, so that it is worth a look "
-TEXT = f"{LONG * 2} now judge: {LONG}"  # what activates the adapter stands in the middle of a block
+TEXT = f"{LONG * 2} now judge: {LONG}"  # the invocation of the adapter is in the middle of a block
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def stack(s: Scene) -> tuple[tuple[str, float], ...]:
 
 
 async def asked(folder: Path, judge: Path, *, pinned: bool = False) -> tuple[int, list[int]]:
-    """A session that was closed after an answer, and its path as far as its KV was kept."""
+    """A session that was closed after an answer, and the part of its path whose KV was kept."""
     here = scene(folder)
     session_id = await here.new()
     await here.workbench.setup.add_adapter(session_id, str(judge))
@@ -57,7 +57,7 @@ async def asked(folder: Path, judge: Path, *, pinned: bool = False) -> tuple[int
     return session_id, path[:held]
 
 
-def test_it_is_opened_again_with_nothing_computed_but_what_is_new(tmp_path: Path, judge: Path) -> None:
+def test_a_reopened_session_computes_only_new_tokens(tmp_path: Path, judge: Path) -> None:
     async def play() -> None:
         session_id, kept = await asked(tmp_path / "a", judge)
         again = scene(tmp_path / "a")
@@ -66,7 +66,7 @@ def test_it_is_opened_again_with_nothing_computed_but_what_is_new(tmp_path: Path
         counted, path = running(again).metrics(), await again.path_ids(session_id)
         assert counted.tokens_restored == len(kept)
         assert counted.tokens_computed <= 1 + len(path) - len(kept)
-        # and its largest edges say what they are of
+        # and its largest edges name their adapters
         view = again.workbench.cache.view(session_id)
         assert view is not None
         assert {edge.adapters for edge in view.largest} == {"", "judge × 1"}
@@ -76,11 +76,11 @@ def test_it_is_opened_again_with_nothing_computed_but_what_is_new(tmp_path: Path
 
 
 @pytest.mark.parametrize("running_first", [False, True])
-def test_it_is_said_to_be_on_disk_before_anything_is_asked(tmp_path: Path, judge: Path, running_first: bool) -> None:
+def test_a_reopened_session_is_reported_as_on_disk_before_any_request(tmp_path: Path, judge: Path, running_first: bool) -> None:
     async def play() -> None:
         session_id, kept = await asked(tmp_path / "a", judge)
         again = scene(tmp_path / "a")
-        if running_first:  # when it is opened beside others
+        if running_first:  # when it is opened after another session
             await again.asked("something else")
             await again.view(session_id)
         else:  # when the engine has started under it
@@ -90,7 +90,7 @@ def test_it_is_said_to_be_on_disk_before_anything_is_asked(tmp_path: Path, judge
         assert stack(again) == ((engine_name(AdapterChoice(str(judge), "judge")), 1.0),)
         session = again.workbench.services.sessions.opened(session_id)
         assert session.stored == len(kept)
-        # one whose adapter is gone is cold, and nothing fails
+        # one whose adapter was deleted is cold, and nothing fails
         shutil.rmtree(judge)
         await again.workbench.close()
         last = scene(tmp_path / "a")
@@ -103,7 +103,7 @@ def test_it_is_said_to_be_on_disk_before_anything_is_asked(tmp_path: Path, judge
     asyncio.run(play())
 
 
-def test_every_block_that_is_kept_of_it_is_pinned_with_it_after_a_start_too(tmp_path: Path, judge: Path) -> None:
+def test_all_kept_blocks_of_a_pinned_session_are_pinned_after_a_restart_too(tmp_path: Path, judge: Path) -> None:
     async def play() -> None:
         session_id, kept = await asked(tmp_path / "a", judge, pinned=True)
         again = scene(tmp_path / "a")
@@ -113,7 +113,7 @@ def test_every_block_that_is_kept_of_it_is_pinned_with_it_after_a_start_too(tmp_
         await again.workbench.close()
         blocks = tmp_path / "a" / "blocks.db"
         held = {key for (key,) in rows(blocks, "SELECT key FROM kv_blocks")}
-        assert len(held) == -(-len(kept) // 64) + 1  # the grid begins anew where the adapter does
+        assert len(held) == -(-len(kept) // 64) + 1  # the grid of blocks restarts at the invocation of the adapter
         assert held <= keys
         assert held <= {key for (key,) in rows(blocks, "SELECT key FROM kv_pins WHERE name = ?", PIN)}
 
@@ -121,7 +121,7 @@ def test_every_block_that_is_kept_of_it_is_pinned_with_it_after_a_start_too(tmp_
 
 
 @pytest.mark.slow
-def test_it_goes_out_with_its_kv_and_is_warm_elsewhere(tmp_path: Path, judge: Path) -> None:
+def test_a_session_exported_with_its_kv_is_warm_after_the_import(tmp_path: Path, judge: Path) -> None:
     file = tmp_path / "trip.kv.elsewise"
 
     async def play() -> None:
@@ -147,7 +147,7 @@ def test_it_goes_out_with_its_kv_and_is_warm_elsewhere(tmp_path: Path, judge: Pa
     asyncio.run(play())
 
 
-def test_an_adapter_that_changed_meanwhile_is_fed_the_base_s_part_alone(
+def test_only_kv_of_the_base_is_restored_when_the_adapter_has_changed(
     tmp_path: Path, judge: Path, invocation: list[int]
 ) -> None:
     async def play() -> None:
@@ -164,7 +164,7 @@ def test_an_adapter_that_changed_meanwhile_is_fed_the_base_s_part_alone(
         assert running(again).metrics().tokens_restored == begin
         check = await again.workbench.cache.check_uncached(session_id)
         assert check.difference < 1e-4
-        # another scale likewise, of which nothing was ever kept
+        # the same with another scale, for which no KV was ever kept
         await again.workbench.setup.set_adapters(session_id, [AdapterChoice(str(judge), "judge", 0.5)])
         await again.workbench.answers.send(session_id, "and now?")
         assert (await again.workbench.cache.check_uncached(session_id)).difference < 1e-4
@@ -173,7 +173,7 @@ def test_an_adapter_that_changed_meanwhile_is_fed_the_base_s_part_alone(
     asyncio.run(play())
 
 
-def test_one_that_is_gone_is_named_and_the_session_goes_on_without(tmp_path: Path, judge: Path) -> None:
+def test_a_deleted_adapter_is_named_and_the_session_continues_without_it(tmp_path: Path, judge: Path) -> None:
     async def play() -> None:
         session_id, kept = await asked(tmp_path / "a", judge)
         shutil.rmtree(judge)
@@ -195,7 +195,7 @@ def test_one_that_is_gone_is_named_and_the_session_goes_on_without(tmp_path: Pat
     asyncio.run(play())
 
 
-def test_what_was_said_under_several_stacks_is_named_under_each(tmp_path: Path, judge: Path) -> None:
+def test_blocks_of_answers_under_several_stacks_belong_to_the_session(tmp_path: Path, judge: Path) -> None:
     async def play() -> None:
         here = scene(tmp_path / "a")
         session_id = await here.asked(LONG)

@@ -1,4 +1,4 @@
-"""A session's own stack of adapters: its answers are under it, and whose numbers are stale is said."""
+"""A session's own stack of adapters: its answers use it, and stale numbers are marked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.app.workbench.scene import Engine, Scene, own_tokens, until
 from tests.runtime.adapters.toys import toy_adapter
 from ui import AdapterChoice, Guess, Refusal
 
-GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0))  # another try says the same
+GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0))  # a regenerated answer is the same
 
 
 def test_a_session_has_its_own_stack_of_adapters(play: Play, tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_session_has_its_own_stack_of_adapters(play: Play, tmp_path: Path) -> 
             setup = await s.workbench.setup.add_adapter(dressed, folder)
         assert [(line.choice.name, line.loaded) for line in setup.adapters] == [("pirate", True), ("pirate", True)]
         assert "rank 2" in setup.adapters[0].detail
-        # then its answers are under them, those of others are not, and each is warm where it was
+        # then its answers use them, those of other sessions do not, and both stay warm
         await s.workbench.answers.send(dressed, "hi")
         own, other = await s.last(dressed), await s.last(plain)
         assert own.run.text != other.run.text
@@ -41,7 +41,7 @@ def test_a_session_has_its_own_stack_of_adapters(play: Play, tmp_path: Path) -> 
         await s.workbench.setup.set_adapters(dressed, [AdapterChoice(f, "pirate", 1.0, False) for f in folders])
         await s.workbench.answers.regenerate(dressed, own.node_id)
         assert (await s.last(dressed)).run.text == other.run.text
-        # one that is gone gives its memory back
+        # a deleted one frees its memory
         await s.workbench.setup.set_adapters(dressed, [AdapterChoice(folders[0], "pirate")])
         model = s.workbench.services.supervisor.running
         assert model is not None
@@ -80,7 +80,7 @@ def test_numbers_under_another_stack_name_the_stack_in_use(play: Play, tmp_path:
     play(scene)
 
 
-def test_an_adapter_that_cannot_be_used_is_refused_and_not_put_on(play: Play, tmp_path: Path) -> None:
+def test_an_unusable_adapter_is_refused_and_not_added(play: Play, tmp_path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         (tmp_path / "empty").mkdir()
@@ -102,7 +102,7 @@ def test_an_adapter_that_cannot_be_used_is_refused_and_not_put_on(play: Play, tm
     play(scene)
 
 
-def test_adapters_are_brought_back_after_the_engine_was_started_anew(play: Play, tmp_path: Path) -> None:
+def test_adapters_are_loaded_again_after_a_restart_of_the_engine(play: Play, tmp_path: Path) -> None:
     folder = str(toy_adapter(tmp_path / "pirate", 1))
     held: list[tuple[int, str]] = []
 
@@ -128,7 +128,7 @@ def test_adapters_are_brought_back_after_the_engine_was_started_anew(play: Play,
 
 
 @pytest.mark.parametrize("taken_off", [False, True])
-def test_what_is_changed_while_an_adapter_is_loaded_stays(
+def test_a_change_during_the_load_of_an_adapter_is_kept(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_off: bool
 ) -> None:
     folders = [str(toy_adapter(tmp_path / name, seed)) for name, seed in (("pirate", 1), ("judge", 2))]

@@ -1,4 +1,4 @@
-"""Adapters of sessions while answers run under them: nobody loses one that is in use, and nobody keeps one for nothing."""
+"""Adapters of sessions during answers: an adapter in use stays loaded, and an unused one is unloaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loaded(s: Scene) -> int:
 
 
 async def settle() -> None:
-    """As long as an unload takes that somebody has asked for."""
+    """An unload that takes a while."""
     for _ in range(20):
         await asyncio.sleep(0.005)
 
@@ -40,14 +40,14 @@ async def dressed(s: Scene, folder: str) -> int:
     return session_id
 
 
-def test_an_answer_keeps_an_adapter_that_is_taken_off_the_stack(play: Play, tmp_path: Path) -> None:
+def test_an_answer_keeps_an_adapter_that_is_removed_from_the_stack(play: Play, tmp_path: Path) -> None:
     folder = str(toy_adapter(tmp_path / "pirate", 1))
 
     async def scene(s: Scene) -> None:
         first = await dressed(s, folder)
         await s.workbench.answers.send(first, "hi")
         expected = (await s.last(first)).run.text
-        # given an answer that is about to be asked for, its prompt being read
+        # given an answer that is about to be requested, while its prompt is rendered
         taken = asyncio.Event()
 
         def look(what: str) -> None:
@@ -59,21 +59,21 @@ def test_an_answer_keeps_an_adapter_that_is_taken_off_the_stack(play: Play, tmp_
         await s.workbench.setup.set_adapters(first, [])
         sending = asyncio.create_task(s.workbench.answers.send(session_id, "hi"))
         await taken.wait()
-        # when it is taken off the stack
+        # when the adapter is removed from the stack
         await s.workbench.setup.set_adapters(session_id, [])
         await sending
-        # then the answer is under it to its end, and afterwards its memory is free
+        # then the answer uses it to its end, and afterwards its memory is free
         turn = await s.last(session_id)
         assert (turn.run.text, turn.note) == (expected, "reached the length limit")
         await until(lambda: loaded(s) == 0)
-        # and the next answer is the base's
+        # and the next answer is of the base
         await s.workbench.answers.regenerate(session_id, turn.node_id)
         assert (await s.last(session_id)).run.text != expected
 
     play(scene)
 
 
-def test_columns_keep_theirs_too(play: Play, tmp_path: Path) -> None:
+def test_columns_keep_a_removed_adapter_too(play: Play, tmp_path: Path) -> None:
     folder = str(toy_adapter(tmp_path / "pirate", 1))
 
     async def scene(s: Scene) -> None:
@@ -93,7 +93,7 @@ def test_columns_keep_theirs_too(play: Play, tmp_path: Path) -> None:
     play(scene)
 
 
-def test_an_adapter_that_another_session_gives_up_meanwhile_is_there(play: Play, tmp_path: Path) -> None:
+def test_an_adapter_is_available_while_another_session_releases_it(play: Play, tmp_path: Path) -> None:
     folder = str(toy_adapter(tmp_path / "pirate", 1))
     gate = Gate()
 
@@ -101,14 +101,14 @@ def test_an_adapter_that_another_session_gives_up_meanwhile_is_there(play: Play,
         first = await dressed(s, folder)
         await s.workbench.answers.send(first, "hi")
         expected = (await s.last(first)).run.text
-        # given somebody who is no answer still uses it while it is given up
+        # given a use of it other than an answer while it is released
         use = engine_name(AdapterChoice(folder, "pirate"))
         gate.shut()
         query = asyncio.create_task(running(s).next_token_logprobs(words("query"), adapters=((use, 1.0),)))
         await until(gate.reached.is_set)
         await s.workbench.setup.set_adapters(first, [])
         await settle()
-        # when another session takes it
+        # when another session adds it
         second = await s.new()
 
         async def take() -> None:
@@ -120,7 +120,7 @@ def test_an_adapter_that_another_session_gives_up_meanwhile_is_there(play: Play,
         gate.open()
         await query
         await taking
-        # then its answers are under it
+        # then the answers of that session use it
         turn = await s.last(second)
         assert (turn.run.text, turn.status) == (expected, TurnStatus.PARTIAL)
         assert loaded(s) == 1
@@ -128,7 +128,7 @@ def test_an_adapter_that_another_session_gives_up_meanwhile_is_there(play: Play,
     play(scene, engine=Engine(source=(Behaviour(before_forward=gate), None)))
 
 
-def test_an_adapter_brought_in_for_one_answer_goes_with_it(play: Play, tmp_path: Path) -> None:
+def test_an_adapter_loaded_for_one_answer_is_unloaded_after_it(play: Play, tmp_path: Path) -> None:
     folder = str(toy_adapter(tmp_path / "pirate", 1))
 
     async def scene(s: Scene) -> None:
@@ -137,16 +137,16 @@ def test_an_adapter_brought_in_for_one_answer_goes_with_it(play: Play, tmp_path:
         turn = await s.last(session_id)
         await s.workbench.setup.set_adapters(session_id, [])
         await until(lambda: loaded(s) == 0)
-        # when the answer is made exactly again
+        # when the answer is regenerated exactly
         await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
         assert (await s.last(session_id)).run.text == turn.run.text
-        # then what it needed is free again
+        # then the memory of its adapter is free again
         await until(lambda: loaded(s) == 0)
 
     play(scene)
 
 
-def test_what_is_asked_of_a_token_is_asked_under_its_adapters_also_after_a_restart(play: Play, tmp_path: Path) -> None:
+def test_queries_about_a_token_use_its_adapters_also_after_a_restart(play: Play, tmp_path: Path) -> None:
     folder = str(toy_adapter(tmp_path / "pirate", 1))
 
     async def look(s: Scene, session_id: int) -> tuple[object, ...]:
@@ -169,14 +169,14 @@ def test_what_is_asked_of_a_token_is_asked_under_its_adapters_also_after_a_resta
     async def second(s: Scene) -> None:
         session_id, before = held[0]
         await s.view(session_id)
-        await s.workbench.services.supervisor.model()  # it was started anew, and knows no adapter yet
+        await s.workbench.services.supervisor.model()  # restarted, without any adapter loaded
         assert await look(s, session_id) == before
 
     play(first)
     play(second, engine=Engine())
 
 
-def test_nothing_is_begun_where_the_adapters_of_an_answer_are_gone(play: Play, tmp_path: Path) -> None:
+def test_regenerating_exactly_is_refused_when_adapters_of_the_answer_are_missing(play: Play, tmp_path: Path) -> None:
     kept, gone = (toy_adapter(tmp_path / name, seed) for name, seed in (("kept", 1), ("gone", 2)))
     held: list[int] = []
 
@@ -190,7 +190,7 @@ def test_nothing_is_begun_where_the_adapters_of_an_answer_are_gone(play: Play, t
     async def second(s: Scene) -> None:
         shutil.rmtree(gone)
         before = await s.view(held[0])
-        # when it is to be made exactly again
+        # when it is to be regenerated exactly
         with pytest.raises(Refusal, match="gone"):
             await s.workbench.answers.regenerate_exactly(held[0], before.turns[-1].node_id)
         # then there is no sibling, and the adapter that could be loaded is not kept
@@ -202,7 +202,7 @@ def test_nothing_is_begun_where_the_adapters_of_an_answer_are_gone(play: Play, t
     play(second, engine=Engine())
 
 
-def test_every_adapter_off_is_the_base_also_when_the_answer_is_made_again(play: Play, tmp_path: Path) -> None:
+def test_an_answer_with_all_adapters_off_is_regenerated_under_the_base(play: Play, tmp_path: Path) -> None:
     off, own = (str(toy_adapter(tmp_path / name, seed)) for name, seed in (("off", 1), ("own", 2)))
 
     async def scene(s: Scene) -> None:
@@ -210,13 +210,13 @@ def test_every_adapter_off_is_the_base_also_when_the_answer_is_made_again(play: 
         await s.workbench.setup.set_adapters(session_id, [AdapterChoice(off, "off", 1.0, False)])
         await s.workbench.answers.send(session_id, "hi")
         turn = await s.last(session_id)
-        # given the model has a stack of its own by now
+        # given a model that has a stack of its own by now
         await running(s).push_lora_async(own)
         await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
         again = await s.last(session_id)
         assert again.run.text == turn.run.text
         assert "the same, token for token" in again.note
-        # and an answer that left it to the model is under the model's stack
+        # and an answer without a choice of adapters uses the model's stack
         free = await s.new()
         await s.workbench.answers.send(free, "hi")
         other = await s.last(free)
@@ -240,13 +240,13 @@ def test_an_exported_session_names_its_adapters_and_no_folder(play: Play, tmp_pa
         assert digest is not None
         # when it is exported
         await s.workbench.transfers.export(session_id, kind, file, lambda _done, _total: None)
-        # then the adapter's name and digest travel, its folder does not; here nothing has changed
+        # then the file has the adapter's name and digest but not its folder; the session itself is unchanged
         whole = file.read_bytes()
         assert b"secret place" not in whole
         assert digest.encode() in whole
         await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
         assert (await s.last(session_id)).run.text == turn.run.text
-        # and who takes it in is told what is missing
+        # and an import elsewhere reports the missing adapter
         (taken,) = (await s.workbench.transfers.import_file(file, lambda _done, _total: None)).sessions
         view = await s.view(taken)
         with pytest.raises(Refusal, match="made with pirate: add that adapter"):

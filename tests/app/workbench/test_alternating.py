@@ -45,7 +45,7 @@ async def fail(s: Scene, session_id: int, how: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed while loading", "stopped while loading", "stopped while reading"])
-def test_messages_after_an_answer_that_never_began_are_answered(play: Play, how: str) -> None:
+def test_messages_after_a_failed_answer_are_answered(play: Play, how: str) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await fail(s, session_id, how)
@@ -55,7 +55,7 @@ def test_messages_after_an_answer_that_never_began_are_answered(play: Play, how:
             assert view.turns[-1].note == "reached the length limit"
             assert len(own_tokens(view.turns[-1])) == 12
             assert sum(turn.role == "user" for turn in view.turns) == count
-            # what entered the model is what stands in the tree, and what the template writes for an empty answer
+            # the model's input is the text of the tree and the template's text for an empty answer
             path = await s.path_ids(session_id)
             assert path[:-12] == s.engine.prompts[-1]
         said = b"".join(b for turn in view.turns[:3] for b in turn.run.token_bytes).decode()
@@ -65,7 +65,7 @@ def test_messages_after_an_answer_that_never_began_are_answered(play: Play, how:
     play(scene)
 
 
-def test_a_message_after_one_that_was_too_long_is_answered(play: Play) -> None:
+def test_a_message_after_a_too_long_one_is_answered(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
         await s.workbench.answers.send(session_id, "x" * 200)

@@ -1,4 +1,4 @@
-"""The form that a session's answers have: asked for, kept when one goes on, refused in words."""
+"""The form of a session's answers: set, kept when an answer is continued, refused with the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ui import AnswerFormat, BranchAdded, FormatKind, Refusal
 DIGITS = AnswerFormat(FormatKind.REGEX, "[0-9]{4}")
 
 
-def test_an_answer_has_the_form_asked_for_also_when_it_goes_on(play: Play) -> None:
+def test_an_answer_has_the_set_form_also_when_it_is_continued(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{20}"))
@@ -28,21 +28,21 @@ def test_an_answer_has_the_form_asked_for_also_when_it_goes_on(play: Play) -> No
         whole = await s.last(session_id)
         digits = "".join(c for c in whole.run.text if c.isdigit())
         assert (len(digits), whole.note) == (20, "")
-        # free again
+        # without a form again
         await s.workbench.setup.set_format(session_id, AnswerFormat())
         assert (await s.workbench.setup.view(session_id)).answer_format.kind is FormatKind.FREE
 
     play(scene)
 
 
-def test_json_that_holds_no_more_when_it_is_read_is_marked_and_says_why(play: Play, path: Path) -> None:
+def test_json_that_violates_its_schema_once_parsed_is_marked_with_the_reason(play: Play, path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.JSON_SCHEMA, json.dumps(TWICE)))
         await s.workbench.answers.send(session_id, "a twice")
         cut = await s.last(session_id)
         assert cut.note == "reached the length limit"  # a token before its end
-        # when it comes to its end, alone and twice beside each other
+        # when it ends, alone and as two columns
         await s.workbench.answers.continue_turn(session_id, cut.node_id)
         told = await s.last(session_id)
         assert told.run.text.endswith('{"a":1,"a":1}')
@@ -54,7 +54,7 @@ def test_json_that_holds_no_more_when_it_is_read_is_marked_and_says_why(play: Pl
     play(scene)
 
 
-def test_what_the_form_does_not_allow_leaves_nothing_behind(play: Play, path: Path) -> None:
+def test_continuing_against_the_form_is_refused_and_adds_nothing(play: Play, path: Path) -> None:
     held: list[int] = []
 
     async def first(s: Scene) -> None:
@@ -64,7 +64,7 @@ def test_what_the_form_does_not_allow_leaves_nothing_behind(play: Play, path: Pa
         at = own_tokens(old)[3]
         await s.workbench.setup.set_format(session_id, DIGITS)
         before = rows(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM token_chunks)")
-        # when the answer would go on with a token, from a token, or from an end, that the form does not allow
+        # when the answer would continue with a token, from a token, or from an end, that the form does not allow
         for work in (
             s.workbench.answers.branch(session_id, old.node_id, at, ord("x")),
             s.workbench.answers.continue_turn(session_id, old.node_id),
@@ -73,12 +73,12 @@ def test_what_the_form_does_not_allow_leaves_nothing_behind(play: Play, path: Pa
         ):
             with pytest.raises(Refusal, match=r"the output format here does not allow that .* change the format"):
                 await work
-            # then the path that was shown is shown, and nothing was added
+            # then the shown path is the same, and nothing was added
             assert [t.node_id for t in (await s.view(session_id)).turns][-1] == old.node_id
             assert rows(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM token_chunks)") == before
             assert (await s.last(session_id)).variants == (old.node_id,)
             assert not [event for event in s.events if isinstance(event, BranchAdded)]  # nothing to undo
-        # and it goes on where it is free
+        # and it continues once there is no form
         await s.workbench.setup.set_format(session_id, AnswerFormat())
         await s.workbench.answers.branch(session_id, old.node_id, at, ord("x"))
         assert len((await s.last(session_id)).variants) == 2
@@ -90,7 +90,7 @@ def test_what_the_form_does_not_allow_leaves_nothing_behind(play: Play, path: Pa
     play(second)
 
 
-def test_a_form_that_cannot_be_used_is_said_in_the_librarys_words(play: Play) -> None:
+def test_an_invalid_form_is_refused_with_the_librarys_message(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         bad = [

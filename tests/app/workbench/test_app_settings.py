@@ -18,7 +18,7 @@ from ui import AppSettings, Backup, Refusal
 PLAIN = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8))
 
 
-def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
+def test_settings_are_stored_and_given_to_the_next_engine(play: Play) -> None:
     given: list[dict[str, object]] = []
 
     class Asked(Engine):
@@ -44,7 +44,7 @@ def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
         assert given[-1] == {
             "backend": "auto", "context_length": 4096, "threads": 2, "kv_cache_bytes": 64 << 20, "wishes": ["context_length"],
         }  # fmt: skip
-        # and a budget alone asks for no reload
+        # and a budget alone needs no reload
         assert not (await s.workbench.settings.change("kv_cache_bytes", 32 << 20)).needs_reload
         assert not (await s.workbench.settings.change("text_percent", 150)).needs_reload
 
@@ -60,7 +60,7 @@ def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
     play(second, engine=Asked())
 
 
-def test_two_changes_at_once_both_hold(play: Play) -> None:
+def test_two_concurrent_changes_both_apply(play: Play) -> None:
     async def first(s: Scene) -> None:
         await s.workbench.settings.load()
         change = s.workbench.settings.change
@@ -84,7 +84,7 @@ def test_two_changes_at_once_both_hold(play: Play) -> None:
         ("preset", "nobody's"), ("nothing", 1), ("backend", None),
     ],
 )  # fmt: skip
-def test_a_value_that_cannot_be_is_refused_and_nothing_changes(play: Play, name: str, value: object) -> None:
+def test_an_invalid_value_is_refused_and_nothing_changes(play: Play, name: str, value: object) -> None:
     async def scene(s: Scene) -> None:
         with pytest.raises(Refusal):
             await s.workbench.settings.change(name, value)
@@ -103,7 +103,7 @@ def test_a_value_that_cannot_be_is_refused_and_nothing_changes(play: Play, name:
         {"scheme": {"a": 1}, "threads": "2", "text_percent": -5, "kv_cache_bytes": 1e400, "dtype": None, "backend": 3},
     ],
 )
-def test_hostile_stored_settings_fall_back_with_a_note(hostile: object) -> None:
+def test_invalid_stored_settings_fall_back_with_a_note(hostile: object) -> None:
     values, notes = read_settings(hostile)
     assert values == AppSettings()
     assert notes
@@ -111,7 +111,7 @@ def test_hostile_stored_settings_fall_back_with_a_note(hostile: object) -> None:
     assert (good.scheme, good.text_percent, none) == ("dark", 150, [])
 
 
-def test_a_chat_format_and_a_place_for_the_weights_are_given_to_the_next_engine(play: Play) -> None:
+def test_the_chat_format_and_the_place_of_the_weights_are_given_to_the_next_engine(play: Play) -> None:
     async def scene(s: Scene) -> None:
         for name, wrong, shown in (
             ("chat_format", "esperanto", "the chat format esperanto"),
@@ -123,7 +123,7 @@ def test_a_chat_format_and_a_place_for_the_weights_are_given_to_the_next_engine(
         assert set(view.choices["chat_format"]) > {"auto", "none", "chatml", "plain"}
         await s.workbench.settings.change("offload", "disk")
         assert s.workbench.services.supervisor.options == {"chat_format": "chatml", "offload": "disk", "wishes": ["offload"]}
-        # text without roles is a choice of its own, weights in memory are none
+        # text without roles is an explicit choice, weights in memory are the default
         await s.workbench.settings.change("chat_format", "none")
         await s.workbench.settings.change("offload", "none")
         assert s.workbench.services.supervisor.options == {"chat_format": "none"}
@@ -131,14 +131,14 @@ def test_a_chat_format_and_a_place_for_the_weights_are_given_to_the_next_engine(
     play(scene)
 
 
-def test_sessions_that_chose_no_preset_take_that_of_the_settings(play: Play) -> None:
+def test_sessions_without_a_preset_use_that_of_the_settings(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.settings.change("preset", "greedy")
         setup = await s.workbench.setup.view(session_id)
         temperature = next(option for option in setup.options if option.name == "temperature")
         assert (temperature.value, temperature.source, setup.preset) == (0.0, "preset", "")
-        # which is shown as what it is, and Elsewise's own can be chosen beside it
+        # it is shown as such, and Elsewise's own can be chosen as well
         assert setup.default_preset == "greedy"
         own = await s.workbench.setup.choose_preset(session_id, "Elsewise's own")
         temperature = next(option for option in own.options if option.name == "temperature")
@@ -149,7 +149,7 @@ def test_sessions_that_chose_no_preset_take_that_of_the_settings(play: Play) -> 
     play(scene, options=PLAIN)
 
 
-def test_a_template_of_ones_own_takes_the_place_of_a_format_and_back(play: Play, tmp_path: Path) -> None:
+def test_a_custom_template_replaces_a_chat_format_and_can_be_removed(play: Play, tmp_path: Path) -> None:
     own = tmp_path / "mine.jinja"
     own.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     (tmp_path / "picture.jinja").write_bytes(b"\x89PNG\r\n\xff")
@@ -174,7 +174,7 @@ def path_of(backup: Backup) -> Path:
     return Path(backup.path)
 
 
-def test_a_backup_by_hand_is_a_sound_copy_that_others_do_not_replace(play: Play, path: Path) -> None:
+def test_a_manual_backup_is_an_undamaged_copy_that_later_ones_do_not_replace(play: Play, path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("kept")
         first, second = await s.workbench.settings.back_up(), await s.workbench.settings.back_up()
@@ -184,7 +184,7 @@ def test_a_backup_by_hand_is_a_sound_copy_that_others_do_not_replace(play: Play,
         data = (await s.workbench.settings.view()).data
         assert data is not None
         assert set(data.backups) == {path_of(first).name, path_of(second).name}
-        # what is damaged is not called a backup
+        # no backup is made of a damaged file
         with closing(sqlite3.connect(path)) as conn:
             conn.execute("UPDATE nodes SET text = 'other'")
             conn.commit()

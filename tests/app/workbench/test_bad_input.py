@@ -1,4 +1,4 @@
-"""What the window refuses before anything is computed; the next message is answered."""
+"""Input that the window refuses before anything is computed; the next message is answered."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def computed(s: Scene) -> int:
         ("seed", 1 << 70, "seed"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(play: Play, name: str, value: Any, words: str) -> None:
+def test_an_invalid_setting_is_refused(play: Play, name: str, value: Any, words: str) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         before = await s.workbench.setup.view(session_id)
@@ -68,18 +68,20 @@ def test_a_setting_that_makes_no_sense_is_refused(play: Play, name: str, value: 
         ("logit_bias", {str(VOCABULARY): 1.0}, "outside the vocabulary of 259"),
     ],
 )
-def test_what_only_the_model_can_refuse_is_refused_before_it_computes(play: Play, name: str, value: Any, words: str) -> None:
+def test_options_that_only_the_model_can_check_are_refused_before_it_computes(
+    play: Play, name: str, value: Any, words: str
+) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.answers.send(session_id, "hello")
         said, before = await s.last(session_id), await computed(s)
         await s.workbench.setup.set_option(session_id, name, value)
-        # when an answer is asked for, the place where it would stand says why there is none
+        # when an answer is requested, the turn has the reason why there is none
         await s.workbench.answers.regenerate(session_id, said.node_id)
         refused = await s.last(session_id)
         assert words in refused.note
         assert len(refused.run) <= len(said.run) - len(own_tokens(said))
-        # and continuations are refused where they were asked for
+        # and continuations are refused
         with pytest.raises(Refusal, match=words):
             await s.workbench.continuations.continue_many(session_id, said.node_id, own_tokens(said)[1], 2)
         assert await computed(s) == before

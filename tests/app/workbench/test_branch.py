@@ -1,4 +1,4 @@
-"""Other versions of a turn: another token, another try, an edit, going on; and moving between them."""
+"""Other versions of a turn: another token, another try, an edit, a continuation; and selecting them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_another_token_makes_a_sibling_that_shares_the_prefix_and_computes_one_t
     play(scene)
 
 
-def test_a_token_that_is_none_is_refused(play: Play) -> None:
+def test_an_invalid_token_is_refused(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         with pytest.raises(Refusal, match="there is no token -1"):
@@ -72,15 +72,15 @@ def test_the_picked_token_has_the_numbers_of_the_record_it_replaces(play: Play) 
     play(scene)
 
 
-def test_a_chosen_token_is_on_the_disk_before_the_model_goes_on(play: Play, tmp_path: Path) -> None:
-    half = 0xE0  # the first byte of a character: no text says which token it is
+def test_a_chosen_token_is_saved_before_the_model_continues(play: Play, tmp_path: Path) -> None:
+    half = 0xE0  # the first byte of a character: its text does not determine the token
     copy = tmp_path / "copy" / "sessions.db"
 
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
 
-        def copied(_: str) -> None:  # as a process finds it that starts after this one was killed
+        def copied(_: str) -> None:  # as found by a process that starts after this one was killed
             if not copy.parent.exists():
                 copy.parent.mkdir()
                 for file in s.path.parent.glob(f"{s.path.name}*"):
@@ -99,7 +99,7 @@ def test_a_chosen_token_is_on_the_disk_before_the_model_goes_on(play: Play, tmp_
     play(scene)
 
 
-def test_words_make_a_sibling_that_goes_on_from_them(play: Play) -> None:
+def test_typed_words_make_a_sibling_that_the_model_continues(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
@@ -110,11 +110,11 @@ def test_words_make_a_sibling_that_goes_on_from_them(play: Play) -> None:
         assert_same_run(new.run[:at], old.run[:at])
         assert new.run.ids[at : at + len(written)].tolist() == written
         assert set(new.run.origin[at : at + len(written)].tolist()) == {int(Origin.TYPED)}
-        assert not np.isnan(new.run.logprob[at : at + len(written)]).any()  # the model says how likely they were
+        assert not np.isnan(new.run.logprob[at : at + len(written)]).any()  # they have the model's log-probabilities
         assert len(own_tokens(new)) == 4 + len(written) + 12
         assert new.variants == (old.node_id, new.node_id)
         assert s.engine.prompts[-1] == (await s.path_ids(session_id))[:-12]
-        # read again it is the same
+        # read again from the store, it is the same
         view = await s.workbench.branches.select(session_id, old.node_id)
         assert_same_run(view.turns[-1].run, old.run)
         view = await s.workbench.branches.select(session_id, new.node_id)
@@ -128,7 +128,7 @@ def test_words_make_a_sibling_that_goes_on_from_them(play: Play) -> None:
     play(scene)
 
 
-def test_words_whose_tokens_were_looked_up_while_they_were_typed_are_not_tokenised_again(play: Play) -> None:
+def test_words_tokenised_while_they_were_typed_are_not_tokenised_again(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
@@ -139,14 +139,14 @@ def test_words_whose_tokens_were_looked_up_while_they_were_typed_are_not_tokenis
         assert s.engine.tokenised == before
         written = words(" two words")
         assert (await s.last(session_id)).run.ids[at : at + len(written)].tolist() == written
-        # other words are
+        # other words are tokenised
         await s.workbench.answers.write(session_id, old.node_id, at, " two")
         assert s.engine.tokenised == [*before, " two"]
 
     play(scene)
 
 
-def test_words_whose_tokens_are_on_their_way_are_not_asked_for_twice(play: Play) -> None:
+def test_words_that_are_being_tokenised_are_not_requested_twice(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
@@ -157,7 +157,7 @@ def test_words_whose_tokens_are_on_their_way_are_not_asked_for_twice(play: Play)
     play(scene)
 
 
-def test_the_model_goes_on_from_one_typed_token_before_its_numbers_come(play: Play) -> None:
+def test_the_model_continues_a_typed_token_before_its_numbers_arrive(play: Play) -> None:
     seen: list[str] = []
     made: list[tuple[int, TurnView]] = []
 
@@ -176,7 +176,7 @@ def test_the_model_goes_on_from_one_typed_token_before_its_numbers_come(play: Pl
         await writing
         new = await s.last(session_id)
         made.append((session_id, new))
-        # the numbers are those of a text that is scored by itself, and cost as much as if they had come first
+        # the numbers equal those of the text scored by itself, and cost as much as if they had been computed first
         ids = (await s.path_ids(session_id))[:-12]
         s.engine.scores, prefilled = None, model.metrics().tokens_prefilled
         alone = await model.score_run(ids, start=len(ids) - 1)
@@ -195,7 +195,7 @@ def test_the_model_goes_on_from_one_typed_token_before_its_numbers_come(play: Pl
     play(later)
 
 
-def test_a_typed_token_gets_its_numbers_later_where_the_answer_was_stopped_before_they_came(play: Play) -> None:
+def test_a_typed_token_gets_its_numbers_later_if_the_answer_was_stopped_before(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
@@ -218,7 +218,7 @@ def test_a_typed_token_gets_its_numbers_later_where_the_answer_was_stopped_befor
     play(scene)
 
 
-def test_nothing_is_lost_by_branching_and_select_goes_back(play: Play) -> None:
+def test_branching_loses_nothing_and_select_shows_the_old_branch(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         await s.workbench.answers.branch(session_id, old.node_id, own_tokens(old)[2], alternative(old, own_tokens(old)[2]))
@@ -233,7 +233,7 @@ def test_nothing_is_lost_by_branching_and_select_goes_back(play: Play) -> None:
     play(scene)
 
 
-def test_a_branch_of_a_branch_and_one_beside_its_first_token(play: Play) -> None:
+def test_a_branch_can_be_branched_inside_and_at_its_first_token(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[3]
@@ -255,7 +255,7 @@ def test_a_branch_of_a_branch_and_one_beside_its_first_token(play: Play) -> None
     play(scene)
 
 
-def test_a_token_that_goes_on_beside_the_start_of_a_continuation(play: Play) -> None:
+def test_a_branch_at_the_start_of_a_continuation_keeps_the_text_before_it(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         await s.workbench.answers.continue_turn(session_id, old.node_id)
@@ -264,7 +264,7 @@ def test_a_token_that_goes_on_beside_the_start_of_a_continuation(play: Play) -> 
         await s.workbench.answers.branch(session_id, longer.node_id, at, alternative(longer, at))
         other = await s.last(session_id)
 
-        assert_same_run(other.run[:at], old.run)  # all of it comes before, not nothing
+        assert_same_run(other.run[:at], old.run)  # all of it comes before the branch
         assert int(other.run.ids[at]) != int(longer.run.ids[at])
         assert set(other.variants) == {longer.node_id, other.node_id}
 
@@ -303,7 +303,7 @@ def test_regenerate_makes_another_answer_under_the_same_question(play: Play) -> 
     play(scene, options=GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.8)))  # a fresh seed each
 
 
-def test_an_edited_message_stands_beside_the_old_one(play: Play) -> None:
+def test_an_edited_message_is_a_sibling_of_the_old_one(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         await s.workbench.answers.send(session_id, "and then?")
@@ -326,7 +326,7 @@ def test_an_edited_message_stands_beside_the_old_one(play: Play) -> None:
     play(scene)
 
 
-def test_going_on_keeps_what_was_written(play: Play) -> None:
+def test_continuing_keeps_the_earlier_text(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         await s.workbench.answers.continue_turn(session_id, old.node_id)
@@ -339,7 +339,7 @@ def test_going_on_keeps_what_was_written(play: Play) -> None:
     play(scene)
 
 
-def test_going_on_with_an_answer_that_was_answered_already(play: Play) -> None:
+def test_an_answer_that_has_a_reply_can_be_continued(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         await s.workbench.answers.send(session_id, "and then?")
@@ -347,7 +347,7 @@ def test_going_on_with_an_answer_that_was_answered_already(play: Play) -> None:
         longer = await s.last(session_id)
         assert longer.variants == (old.node_id, longer.node_id)
 
-        back = await s.workbench.branches.select(session_id, old.node_id)  # the version that was answered
+        back = await s.workbench.branches.select(session_id, old.node_id)  # the version with the reply
         assert [turn.role for turn in back.turns] == ["system", "user", "assistant", "user", "assistant"]
         assert back.turns[2].variant == 0
         forth = await s.workbench.branches.select(session_id, longer.node_id)
@@ -377,11 +377,11 @@ def test_the_cache_never_changes_the_numbers_of_a_path(play: Play) -> None:
 @pytest.mark.parametrize(
     "way", ["another token", "words", "regenerate", "regenerate exactly", "edit", "edited answer", "system prompt", "as text"]
 )
-def test_a_branch_says_where_it_left_and_one_can_go_back_and_forth(play: Play, way: str) -> None:
+def test_a_branch_shows_its_fork_and_both_sides_can_be_selected(play: Play, way: str) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         await s.workbench.answers.continue_turn(session_id, old.node_id)
-        assert not [event for event in s.events if isinstance(event, BranchAdded)]  # so far everything went on
+        assert not [event for event in s.events if isinstance(event, BranchAdded)]  # no branch so far
         path = (await s.view(session_id)).turns
         at, last, answers = own_tokens(old)[3], path[-1].node_id, s.workbench.answers
         setup, said = s.workbench.setup, "Answer in verse."
@@ -403,7 +403,7 @@ def test_a_branch_says_where_it_left_and_one_can_go_back_and_forth(play: Play, w
             view = await s.workbench.branches.select(session_id, node)
             assert [turn.node_id for turn in view.turns] == [turn.node_id for turn in turns]
             assert_same_run(view.turns[-1].run, turns[-1].run)
-        if way == "system prompt":  # and to one that is there already
+        if way == "system prompt":  # and to an existing one
             s.events.clear()
             await setup.set_system(session_id, "")
             assert [event.before for event in s.events if isinstance(event, BranchAdded)] == [told.after]
@@ -411,7 +411,7 @@ def test_a_branch_says_where_it_left_and_one_can_go_back_and_forth(play: Play, w
     play(scene)
 
 
-def test_a_chosen_token_is_the_running_models_where_another_one_was_used_last(play: Play) -> None:
+def test_a_chosen_token_is_one_of_the_running_model_not_of_the_last_used_one(play: Play) -> None:
     kept: list[int] = []
 
     async def first(s: Scene) -> None:

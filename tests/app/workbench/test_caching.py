@@ -1,4 +1,4 @@
-"""The cache as the window shows it: what it holds, emptied, a path kept in it, its answers beside uncached ones."""
+"""The cache in the window: its contents, clearing, a pinned path, and its results compared with uncached ones."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ui import Refusal
 
 
 def pins(s: Scene, session_id: int) -> tuple[int | None, int]:
-    """Tokens of the path that are kept, and how many paths are; the engine tells it after its next step."""
+    """Tokens of the path that are kept, and the number of kept paths; the engine reports them after its next step."""
     view = s.workbench.cache.view(session_id)
     assert view is not None
     return view.kept, view.pins
 
 
 def size(s: Scene, session_id: int) -> tuple[int, int]:
-    """Tokens that the cache holds and edges that they are in, as late as the pins."""
+    """The tokens and edges in the cache, reported as late as the pins."""
     view = s.workbench.cache.view(session_id)
     assert view is not None
     return view.tokens, view.edges
 
 
-def test_it_shows_the_trie_and_why_the_last_prefix_ended(play: Play) -> None:
+def test_the_view_shows_the_trie_and_why_the_last_prefix_ended(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         assert s.workbench.cache.view(session_id) is None  # no engine runs yet
@@ -47,7 +47,7 @@ def test_it_shows_the_trie_and_why_the_last_prefix_ended(play: Play) -> None:
     play(scene)
 
 
-def test_it_is_emptied(play: Play) -> None:
+def test_clearing_empties_the_cache_and_its_pins(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         with pytest.raises(Refusal, match="no model runs"):
@@ -57,15 +57,15 @@ def test_it_is_emptied(play: Play) -> None:
         s.events.clear()
         await s.workbench.cache.clear()
         await until(lambda: (pins(s, session_id), size(s, session_id)) == ((None, 0), (0, 0)))
-        assert any(type(event).__name__ == "StatusChanged" for event in s.events)  # the bar speaks of bytes
-        # and what was said goes on
+        assert any(type(event).__name__ == "StatusChanged" for event in s.events)  # the status bar shows bytes
+        # and the conversation continues
         await s.workbench.answers.send(session_id, "still there?")
         assert (await s.last(session_id)).role == "assistant"
 
     play(scene)
 
 
-def test_a_path_that_is_kept_is_not_pushed_out_by_others(play: Play) -> None:
+def test_a_kept_path_is_not_evicted(play: Play) -> None:
     async def scene(s: Scene) -> None:
         kept = await s.asked("keep this path")
         await s.workbench.cache.keep_path(kept, True)
@@ -86,7 +86,7 @@ def test_a_path_that_is_kept_is_not_pushed_out_by_others(play: Play) -> None:
         gone = await model.prefix_match_async(await s.path_ids(other))
         assert held.tokens >= view.kept
         assert gone.tokens < held.tokens
-        # until it is let go; twice is no harm, and another session's path was never kept
+        # until it is released; a second release does no harm
         for _ in range(2):
             await s.workbench.cache.keep_path(kept, False)
         await until(lambda: pins(s, kept) == (None, 0))
@@ -94,7 +94,7 @@ def test_a_path_that_is_kept_is_not_pushed_out_by_others(play: Play) -> None:
     play(scene)
 
 
-def test_its_answer_is_compared_with_one_that_knows_no_cache(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cached_result_is_compared_with_an_uncached_one(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         with pytest.raises(Refusal, match="no model runs"):
@@ -108,7 +108,7 @@ def test_its_answer_is_compared_with_one_that_knows_no_cache(play: Play, monkeyp
         assert check.difference <= 1e-4
         assert check.same_first
         assert check.entries > 200
-        # one that is wrong is told by how much
+        # a wrong one is reported with its difference
         model = s.workbench.services.supervisor.running
         assert model is not None
         ids = await s.path_ids(session_id)

@@ -48,8 +48,8 @@ def compared(path: Path, *, left: str, right: str, rank: int = 1) -> BranchDiff:
     return asyncio.run(play())
 
 
-@pytest.mark.parametrize("rank", [1, 0])  # a server may know none
-def test_the_stem_the_runs_and_their_numbers(tmp_path: Path, rank: int) -> None:
+@pytest.mark.parametrize("rank", [1, 0])  # a server may report none
+def test_two_branches_have_a_common_stem_and_aligned_runs_with_numbers(tmp_path: Path, rank: int) -> None:
     diff = compared(tmp_path / "s.sqlite3", left="answer", right="branch", rank=rank)
     assert (diff.stem.tokens, diff.stem.text, diff.stem.logprob) == (7, "<u>Where to?\n<a>We visit", -3.0)
     found = [(p.same, p.left.text, p.left.logprob, p.right.text, p.right.logprob) for p in diff.parts]
@@ -63,7 +63,7 @@ def test_the_stem_the_runs_and_their_numbers(tmp_path: Path, rank: int) -> None:
     assert not diff.is_same
 
 
-def test_a_branch_and_itself(tmp_path: Path) -> None:
+def test_a_branch_compared_with_itself_is_equal(tmp_path: Path) -> None:
     diff = compared(tmp_path / "s.sqlite3", left="branch", right="branch")
     assert diff.is_same
     assert (diff.left.tokens, diff.left.logprob) == (0, None)
@@ -71,13 +71,13 @@ def test_a_branch_and_itself(tmp_path: Path) -> None:
     assert math.isclose(diff.stem.logprob, -3.0 - 2.5)
 
 
-def test_what_no_model_has_read_is_compared_word_by_word(tmp_path: Path) -> None:
+def test_branches_without_tokens_are_compared_word_by_word(tmp_path: Path) -> None:
     diff = compared(tmp_path / "s.sqlite3", left="answer", right="plain")
     assert "Rome" in "".join(part.right.text for part in diff.parts if not part.same)
     assert [part.left.text.strip() for part in diff.parts if part.same] == ["We visit"]
     assert diff.right.logprob is None
 
 
-def test_what_is_gone_is_refused(tmp_path: Path) -> None:
+def test_a_missing_branch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal):
         compared(tmp_path / "s.sqlite3", left="answer", right="gone")

@@ -1,4 +1,4 @@
-"""Before a message is sent: what the context is made of, how surprising the draft is, files, and room."""
+"""Before a message is sent: the parts of the context, the surprise of the draft, files, and room."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seen(s: Scene) -> str:
     return bytes(token for token in s.engine.prompts[-1] if token < 256).decode(errors="replace")
 
 
-def test_what_is_said_before_send_is_what_is_computed(play: Play) -> None:
+def test_the_counts_before_sending_equal_the_computed_tokens(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.services.supervisor.model()
@@ -35,7 +35,7 @@ def test_what_is_said_before_send_is_what_is_computed(play: Play) -> None:
             before = await s.workbench.drafts.compose(session_id, text)
             await s.workbench.answers.send(session_id, text)
             stats = (await s.last(session_id)).stats
-            # then the prompt is as long as was said, and so much of it was new
+            # then the prompt has the counted length, and the counted part of it was computed
             assert sum(part.tokens for part in before.parts) == len(s.engine.prompts[-1])
             assert stats is not None
             assert stats.computed == before.new_tokens
@@ -49,7 +49,7 @@ def test_what_is_said_before_send_is_what_is_computed(play: Play) -> None:
     play(scene)
 
 
-def test_turns_that_no_model_has_read_count_by_their_tokens_not_as_turns(play: Play) -> None:
+def test_turns_without_tokens_are_counted_by_their_text(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.services.supervisor.model()
@@ -57,7 +57,7 @@ def test_turns_that_no_model_has_read_count_by_their_tokens_not_as_turns(play: P
         await s.workbench.setup.set_system(session_id, "Be short.")
         assert (await s.workbench.drafts.compose(session_id, "")).context_used == empty + len(b"Be short.")
         assert (await s.workbench.drafts.compose(session_id, "xy")).context_used == empty + len(b"Be short.xy")
-        # and each file that goes with a message by itself
+        # and each attached file is counted separately
         counted = await s.workbench.drafts.compose(session_id, "the boat\n\nx", files=["the boat", "x"])
         assert counted.files == (len(b"the boat"), 1)
 
@@ -65,7 +65,9 @@ def test_turns_that_no_model_has_read_count_by_their_tokens_not_as_turns(play: P
 
 
 @pytest.mark.parametrize("words", [20, 20_000])
-def test_files_are_counted_once_and_not_at_each_rest_of_typing(play: Play, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_counted_once_and_not_at_each_pause_of_typing(
+    play: Play, words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         model, told = await s.workbench.services.supervisor.model(), list[str]()
@@ -78,9 +80,9 @@ def test_files_are_counted_once_and_not_at_each_rest_of_typing(play: Play, words
             return await tokenize(self, text, add_special_tokens=add_special_tokens)
 
         monkeypatch.setattr(LanguageModel, "tokenize_async", told_of)
-        # when the draft goes on
+        # when the draft grows
         counted = await s.workbench.drafts.compose(session_id, "\n".join([*files, "ab"]), files=files)
-        # then the files are not looked at again, and where they do not fit the message neither
+        # then the files are not tokenised again, and a message that does not fit beside them is not tokenised either
         assert counted.files == tuple(map(len, files))
         assert told
         assert not {*files} & {*told}
@@ -92,7 +94,7 @@ def test_files_are_counted_once_and_not_at_each_rest_of_typing(play: Play, words
     play(scene)
 
 
-def test_a_file_is_counted_once_also_where_typing_goes_on_meanwhile(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_counted_once_also_if_typing_continues_meanwhile(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     tokenize = LanguageModel.tokenize_async
 
@@ -110,7 +112,7 @@ def test_a_file_is_counted_once_also_where_typing_goes_on_meanwhile(play: Play, 
         monkeypatch.setattr(LanguageModel, "tokenize_async", slowly)
         first = asyncio.create_task(s.workbench.drafts.compose(session_id, "the boat\na", files=["the boat"]))
         await until(lambda: asked)
-        first.cancel()  # the draft is another one
+        first.cancel()  # the draft has changed
         await asyncio.wait([first])
         gate.set()
         counted = await s.workbench.drafts.compose(session_id, "the boat\nab", files=["the boat"])
@@ -120,7 +122,7 @@ def test_a_file_is_counted_once_also_where_typing_goes_on_meanwhile(play: Play, 
     play(scene)
 
 
-def test_nothing_is_known_of_parts_without_an_engine(play: Play) -> None:
+def test_parts_have_no_counts_without_an_engine(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         assert (await s.workbench.drafts.compose(session_id, "x")).parts == ()
@@ -131,7 +133,7 @@ def test_nothing_is_known_of_parts_without_an_engine(play: Play) -> None:
     play(scene)
 
 
-def test_a_draft_is_scored_as_it_will_stand(play: Play) -> None:
+def test_a_draft_is_scored_in_the_context_in_which_it_will_be_sent(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
         draft = await s.workbench.drafts.score(session_id, "and now?")
@@ -147,13 +149,13 @@ def test_a_draft_is_scored_as_it_will_stand(play: Play) -> None:
         assert draft is not None
         assert draft.text == "and now?"
         assert draft.logprob == pytest.approx(typed, rel=1e-4)
-        # the draft gave way to whatever else was asked, and the message did not
+        # the draft had a lower priority than other requests, the message had not
         assert s.engine.priorities == [Priority.CHAT, Priority.BACKGROUND, Priority.CHAT]
 
     play(scene)
 
 
-def test_pinned_files_are_a_beginning_of_their_own_and_are_kept(play: Play) -> None:
+def test_pinned_files_start_a_root_of_their_own_and_are_stored(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
         setup = await s.workbench.setup.pin_files(session_id, [NOTES])
@@ -161,7 +163,7 @@ def test_pinned_files_are_a_beginning_of_their_own_and_are_kept(play: Play) -> N
         await s.workbench.answers.send(session_id, "hi")
         assert "Ada" in seen(s)
         assert (await s.workbench.setup.pin_files(session_id, [])).files == ()
-        assert len((await s.view(session_id)).turns) > 2  # the conversation before
+        assert len((await s.view(session_id)).turns) > 2  # the earlier conversation
 
     async def again(s: Scene) -> None:
         row = (await s.workbench.sessions.list())[0]
@@ -183,7 +185,9 @@ def test_pinned_files_are_a_beginning_of_their_own_and_are_kept(play: Play) -> N
         (None, "cannot be read"),
     ],
 )
-def test_what_is_no_text_is_refused_with_numbers(play: Play, tmp_path: Path, data: bytes | None, words: str) -> None:
+def test_files_that_are_not_text_are_refused_with_the_reason(
+    play: Play, tmp_path: Path, data: bytes | None, words: str
+) -> None:
     async def scene(s: Scene) -> None:
         file = tmp_path / "a.bin"
         if data is not None:
@@ -194,7 +198,7 @@ def test_what_is_no_text_is_refused_with_numbers(play: Play, tmp_path: Path, dat
     play(scene)
 
 
-def test_a_text_is_read_whatever_it_begins_with(play: Play, tmp_path: Path) -> None:
+def test_a_text_file_is_read_whatever_its_first_bytes(play: Play, tmp_path: Path) -> None:
     async def scene(s: Scene) -> None:
         file = tmp_path / "日本.md"
         file.write_bytes("\ufeff# Ré🙂sumé".encode())
@@ -213,7 +217,7 @@ def test_the_oldest_turns_are_left_out_and_stay_in_the_tree(play: Play) -> None:
         text = "one more that is rather long, so that there is no room"
         # when
         count = await s.workbench.drafts.leave_out(session_id, text)
-        # then the latest turns go on under another root of the same words, and it is said
+        # then the latest turns continue under another root of the same words, and a note says so
         view = await s.view(session_id)
         assert count > 0
         assert [t.role for t in view.turns[1:]] == ["user", "assistant"] * ((8 - count) // 2)
@@ -224,7 +228,7 @@ def test_the_oldest_turns_are_left_out_and_stay_in_the_tree(play: Play) -> None:
         assert (await s.last(session_id)).note == "reached the length limit"
         assert "question 0" not in seen(s)
         assert seen(s).startswith("system\nBe short.\nuser\nquestion")
-        # the prompt is what the tree says, token for token, and every token has its numbers
+        # the prompt equals the path of the tree, token for token, and every token has its numbers
         assert (await s.path_ids(session_id))[: len(s.engine.prompts[-1])] == s.engine.prompts[-1]
         # and the whole conversation is one click away
         back = await s.workbench.branches.select(session_id, whole[-1].node_id)
@@ -234,7 +238,7 @@ def test_the_oldest_turns_are_left_out_and_stay_in_the_tree(play: Play) -> None:
     play(scene, engine=Engine(options={"context_length": 256}))
 
 
-def test_a_message_that_fills_the_context_alone_is_not_helped_by_that(play: Play) -> None:
+def test_leaving_out_turns_is_refused_for_a_message_that_is_too_long_alone(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
         before = await s.path_ids(session_id)
@@ -247,13 +251,13 @@ def test_a_message_that_fills_the_context_alone_is_not_helped_by_that(play: Play
     play(scene, engine=Engine(options={"context_length": 256}))
 
 
-def test_room_in_the_sample_is_made_in_a_copy(play: Play) -> None:
+def test_leaving_out_turns_of_the_sample_changes_a_copy(play: Play) -> None:
     async def scene(s: Scene) -> None:
         made = await s.new()
         for number in range(4):
             await s.workbench.answers.send(made, f"question {number}")
         whole = (await s.view(made)).turns
-        session = s.workbench.services.sessions.opened(made)  # nothing else makes a sample of it
+        session = s.workbench.services.sessions.opened(made)  # the only mark of a sample
         session.is_sample = True
         await s.workbench.drafts.leave_out(made, "one more that is rather long, so that there is no room")
         copy = next(row.session_id for row in await s.workbench.sessions.list() if "(copy)" in row.title)
@@ -264,7 +268,7 @@ def test_room_in_the_sample_is_made_in_a_copy(play: Play) -> None:
     play(scene, engine=Engine(options={"context_length": 256}))
 
 
-def test_an_engine_that_dies_while_room_is_made_is_said_and_nothing_is_changed(play: Play) -> None:
+def test_an_engine_that_dies_while_turns_are_left_out_is_reported_and_nothing_changes(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hello")
         before = await s.view(session_id)
@@ -273,7 +277,7 @@ def test_an_engine_that_dies_while_room_is_made_is_said_and_nothing_is_changed(p
         async def dies(_text: str) -> list[int]:
             raise EngineDiedError("the engine process has ended: signal 9 (SIGKILL)")
 
-        model.tokenize_async = dies  # type: ignore[union-attr, method-assign]  # it runs; dead from now on
+        model.tokenize_async = dies  # type: ignore[union-attr, method-assign]  # it runs; fails from now on
         with pytest.raises(Refusal, match="signal 9"):
             await s.workbench.drafts.leave_out(session_id, "x")
         assert s.workbench.status.engine is EngineState.DIED
@@ -286,7 +290,7 @@ def has_budget(model: LanguageModel, budget: int) -> bool:
     return model.metrics().kv_budget == budget
 
 
-def test_the_whole_context_is_offered_where_its_kv_has_room_and_the_numbers_are_told(play: Play) -> None:
+def test_the_whole_context_is_offered_if_its_kv_fits_with_its_size(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         model = await s.workbench.services.supervisor.model()
@@ -294,7 +298,7 @@ def test_the_whole_context_is_offered_where_its_kv_has_room_and_the_numbers_are_
         assert (model.info.context_length, whole > 64) == (64, True)
         for budget, fits in ((whole * per_token, True), (whole * per_token - 1, False)):
             await model.set_kv_budget_async(budget)
-            await until(partial(has_budget, model, budget))  # told with the next numbers
+            await until(partial(has_budget, model, budget))  # reported with the next counts
             found = await s.workbench.drafts.compose(session_id, "x")
             assert (found.can_grow, found.whole_context, found.whole_bytes, found.kv_budget) == (
                 fits, whole, whole * per_token, budget,

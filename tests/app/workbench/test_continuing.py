@@ -1,4 +1,4 @@
-"""*Continue* goes on with what the answer was made with, and says what was set anew since."""
+"""*Continue* uses the options of the answer, and names those that were changed since."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAWN = replace(OPTIONS, seed=None, sampling=SamplingOptions(temperature=1.5))
 
 
 async def made(s: Scene, session_id: int, turn: TurnView) -> dict[str, Any]:
-    """What is stored of how an answer was made."""
+    """The stored provenance of an answer."""
     nodes = (await s.store.load_session(session_id)).nodes
     stored: dict[str, Any] = next(node.stats["made"] for node in nodes if node.id == turn.node_id)
     return stored
@@ -34,8 +34,8 @@ def ids(turn: TurnView) -> list[int]:
     return [int(turn.run.ids[at]) for at in own_tokens(turn)]
 
 
-def test_it_says_what_it_would_have_said_had_nobody_stopped_it(play: Play) -> None:
-    """Also after another start, and with a seed that nobody chose."""
+def test_a_stopped_answer_continues_as_if_it_had_not_been_stopped(play: Play) -> None:
+    """Also after a restart, and with a fresh seed."""
     kept: dict[str, Any] = {}
 
     async def first(s: Scene) -> None:
@@ -59,7 +59,7 @@ def test_it_says_what_it_would_have_said_had_nobody_stopped_it(play: Play) -> No
     play(second, options=DRAWN)
 
 
-def test_a_preset_that_says_something_else_by_now_does_not_change_it(play: Play) -> None:
+def test_a_preset_that_was_changed_since_does_not_affect_it(play: Play) -> None:
     kept: dict[str, Any] = {}
 
     async def first(s: Scene) -> None:
@@ -74,7 +74,7 @@ def test_a_preset_that_says_something_else_by_now_does_not_change_it(play: Play)
         assert stored["options"]["sampling"]["temperature"] == 1.5
         assert "sampling.temperature" in stored["sources"]["preset"]
         assert turn.note == "reached the length limit"
-        # what begins now is made as things are now
+        # a new answer uses the current options
         await s.workbench.answers.regenerate(kept["id"], turn.node_id)
         assert (await made(s, kept["id"], await s.last(kept["id"])))["options"]["sampling"]["temperature"] == 0.25
 
@@ -82,7 +82,7 @@ def test_a_preset_that_says_something_else_by_now_does_not_change_it(play: Play)
     play(second, options=replace(DRAWN, sampling=SamplingOptions(temperature=0.25)))
 
 
-def test_what_was_set_for_the_session_since_holds_and_is_said(play: Play) -> None:
+def test_an_option_set_for_the_session_since_applies_and_is_named(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, turn = await stopped(s)
         seed = (await made(s, session_id, turn))["options"]["seed"]
@@ -96,13 +96,13 @@ def test_what_was_set_for_the_session_since_holds_and_is_said(play: Play) -> Non
     play(scene, options=DRAWN)
 
 
-def test_a_setting_that_the_model_lacks_by_now_is_left_out_and_said(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_the_current_model_lacks_is_left_out_and_named(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(s: Scene) -> None:
         session_id, turn = await stopped(s)
         model = s.workbench.services.supervisor.running
         assert model is not None
         assert (await made(s, session_id, turn))["options"]["sampling"]["min_p"] == 0.05
-        with monkeypatch.context() as patch:  # a server's, with the other settings
+        with monkeypatch.context() as patch:  # of a server, with other settings
             patch.setattr(type(model.transport), "capabilities", model.transport.capabilities - {"min_p"})
             await s.workbench.answers.continue_turn(session_id, turn.node_id)
             on = await s.last(session_id)
@@ -113,7 +113,7 @@ def test_a_setting_that_the_model_lacks_by_now_is_left_out_and_said(play: Play, 
     play(scene, options=replace(DRAWN, sampling=SamplingOptions(temperature=1.5, min_p=0.05)))
 
 
-def test_what_was_taken_back_for_the_session_since_is_said_too(play: Play) -> None:
+def test_an_option_reset_for_the_session_since_is_named_too(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.setup.set_option(session_id, "top_k", 3)
@@ -129,7 +129,7 @@ def test_what_was_taken_back_for_the_session_since_is_said_too(play: Play) -> No
     play(scene, options=DRAWN)
 
 
-def test_another_preset_chosen_for_the_session_holds(play: Play) -> None:
+def test_another_preset_chosen_for_the_session_applies(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, turn = await stopped(s)
         await s.workbench.setup.set_option(session_id, "temperature", 0.25)
@@ -141,7 +141,7 @@ def test_another_preset_chosen_for_the_session_holds(play: Play) -> None:
     play(scene, options=DRAWN)
 
 
-def test_another_form_is_said(play: Play) -> None:
+def test_another_form_is_named(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, turn = await stopped(s)
         await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.REGEX, "(.|\n)*"))
@@ -151,7 +151,7 @@ def test_another_form_is_said(play: Play) -> None:
     play(scene, options=DRAWN)
 
 
-def test_going_on_twice_from_one_place_says_two_things(play: Play) -> None:
+def test_two_continuations_of_one_place_differ(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, turn = await stopped(s)
         said = []
@@ -164,7 +164,7 @@ def test_going_on_twice_from_one_place_says_two_things(play: Play) -> None:
     play(scene, options=DRAWN)
 
 
-def test_an_answer_of_which_nothing_is_stored_goes_on_as_things_are_now(play: Play) -> None:
+def test_an_answer_without_provenance_continues_with_the_current_options(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, turn = await stopped(s)
         session = s.workbench.services.sessions.opened(session_id)

@@ -1,4 +1,4 @@
-"""What an answer says of its cost: found in the cache, computed, and how long the first token took."""
+"""The cost of an answer: tokens found in the cache, tokens computed, and the time to the first token."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def in_chunks(gate: Gate | None = None) -> Engine:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_an_answer_stopped_while_its_prompt_is_read_counts_what_was_read(play: Play, first: bool) -> None:
+def test_an_answer_stopped_during_prefill_counts_the_tokens_read(play: Play, first: bool) -> None:
     gate = Gate()
 
     async def scene(s: Scene) -> None:
-        # given a model that stands still after the first chunk that is new to it
+        # given a model that waits after the first chunk that is new to it
         session_id = await (s.new() if first else s.asked("hi"))
         before = len(await s.path_ids(session_id))
 
@@ -39,7 +39,7 @@ def test_an_answer_stopped_while_its_prompt_is_read_counts_what_was_read(play: P
                 task = next(iter(s.workbench.services.running)).task
                 assert task is not None
                 s.workbench.answers.stop(session_id)
-                task.add_done_callback(lambda _: gate.open())  # not before the model was told
+                task.add_done_callback(lambda _: gate.open())  # not before the model got the request
 
         # when
         s.workbench.subscribe(stop_in_the_middle)
@@ -57,12 +57,12 @@ def test_an_answer_stopped_while_its_prompt_is_read_counts_what_was_read(play: P
     play(scene, engine=in_chunks(gate))
 
 
-def test_an_answer_stopped_while_the_engine_loads_has_no_such_numbers(play: Play) -> None:
+def test_an_answer_stopped_while_the_engine_loads_has_no_counts(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.on_look = lambda what: s.workbench.answers.stop(session_id) if what == "start" else None
         await s.workbench.answers.send(session_id, "hello")
-        await s.workbench.services.supervisor.model()  # it goes on loading
+        await s.workbench.services.supervisor.model()  # loading continues
         stopped = await s.last(session_id)
         assert stopped.stats is not None
         assert (stopped.stats.reused, stopped.stats.computed, stopped.stats.first_token_seconds) == (None, None, None)
@@ -105,7 +105,7 @@ def test_the_first_token_is_timed_from_when_the_engine_is_ready(play: Play, monk
 
 
 def test_an_answer_says_how_many_guesses_were_right(play: Play) -> None:
-    # given a letter said again and again, which a look-up guesses right
+    # given a repeated letter, which prompt lookup guesses right
     options = replace(OPTIONS, max_tokens=40, sampling=SamplingOptions(logit_bias={97: 100.0}))
     told: list[tuple[int | None, int | None]] = []
 
@@ -114,7 +114,7 @@ def test_an_answer_says_how_many_guesses_were_right(play: Play) -> None:
         plain = await s.last(session_id)
         assert plain.stats is not None
         assert (plain.stats.drafted, plain.stats.accepted) == (None, None)
-        # when it guesses ahead, twice
+        # when two answers use speculation
         await s.workbench.setup.set_guess(session_id, Guess.PROMPT_LOOKUP)
         for _ in range(2):
             await s.workbench.answers.send(session_id, "and then?")
@@ -125,7 +125,7 @@ def test_an_answer_says_how_many_guesses_were_right(play: Play) -> None:
             assert made is not None
             drafted, accepted = turn.stats.drafted or 0, turn.stats.accepted or 0
             assert made.facts["drafted"] == f"{drafted} tokens, {accepted} accepted ({100 * accepted // drafted} %)"
-        # then each answer has its own guesses, which together are the model's
+        # then each answer has its own guesses, which add up to those of the model
         metrics = (await s.workbench.services.supervisor.model()).metrics()
         assert [sum(part or 0 for part in parts) for parts in zip(*told, strict=True)] == [
             metrics.tokens_drafted,
@@ -143,9 +143,9 @@ def test_an_answer_says_how_many_guesses_were_right(play: Play) -> None:
     play(reopened, options=options)
 
 
-def test_an_answer_for_which_nothing_could_be_guessed_says_none(play: Play) -> None:
+def test_an_answer_without_guesses_has_a_count_of_zero(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        # given an answer whose only token comes with the prompt
+        # given an answer whose only token is drawn after the prefill
         session_id = await s.new()
         await s.workbench.setup.set_guess(session_id, Guess.PROMPT_LOOKUP)
         await s.workbench.answers.send(session_id, "hello")
@@ -159,9 +159,9 @@ def test_an_answer_for_which_nothing_could_be_guessed_says_none(play: Play) -> N
     play(scene, options=replace(OPTIONS, max_tokens=1))
 
 
-def test_what_another_program_wrote_for_numbers_is_passed_over() -> None:
+def test_invalid_stored_numbers_are_ignored() -> None:
     names = ("reused", "computed", "first_token_seconds", "tokens_per_second", "logprob", "drafted", "accepted")
     told = replace(node(4, 3, "assistant"), stats={"generated": 3, **dict.fromkeys(names, "many")})
     assert stored_stats(told) == TurnStats(None, None, None, None, None)
-    # and what is no answer's has none of them
+    # and a turn that is not an answer has none of them
     assert stored_stats(node(4, 3, "user")) is None

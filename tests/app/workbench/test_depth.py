@@ -15,7 +15,7 @@ from tests.runtime.adapters.toys import toy_adapter
 from ui import Refusal
 
 
-def test_the_last_layer_is_what_is_stored(play: Play) -> None:
+def test_the_last_layer_equals_the_stored_numbers(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
         turn = await s.last(session_id)
@@ -27,7 +27,7 @@ def test_the_last_layer_is_what_is_stored(play: Play) -> None:
             np.testing.assert_allclose(run.logprobs[0, -1, 0], turn.run.logprob[at], atol=1e-5)
             # the stored alternatives are followed beside it
             assert run.token_ids[0, 1:].tolist() == [token for token in record.top_ids if token != record.token_id]
-            # and what is asked for by name, before them
+            # and tokens requested by name, before them
             other = next(token for token in range(100) if token not in record.top_ids)
             more = await s.workbench.drawings.depth(session_id, turn.node_id, at, (other, record.token_id))
             assert more.token_ids[0].tolist() == [record.token_id, other, *run.token_ids[0, 1:].tolist()]
@@ -47,7 +47,7 @@ def _note(told: list[tuple[int, int]], done: int, total: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_turn_has_at_each_token_the_layer_that_its_depth_has(play: Play) -> None:
+def test_the_depth_of_a_whole_turn_equals_that_of_each_token(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
         await s.workbench.answers.send(session_id, "and then?")
@@ -68,7 +68,7 @@ def test_a_whole_turn_has_at_each_token_the_layer_that_its_depth_has(play: Play)
                 try:
                     one = await drawings.depth(session_id, turn.node_id, at)
                 except Refusal:
-                    assert (turn.run.rank[at], found.leads[at]) == (0, -2)  # nothing stands before it
+                    assert (turn.run.rank[at], found.leads[at]) == (0, -2)  # no token precedes it
                     continue
                 assert found.leads[at] == one.leads_from()[0]
                 assert found.layers == one.layers
@@ -78,7 +78,7 @@ def test_a_whole_turn_has_at_each_token_the_layer_that_its_depth_has(play: Play)
     play(scene)
 
 
-def test_a_turn_that_is_stopped_leaves_nothing_behind(play: Play) -> None:
+def test_a_stopped_computation_of_a_turns_depth_leaves_nothing_behind(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
         turn, model = await s.last(session_id), s.workbench.services.supervisor.running
@@ -105,7 +105,7 @@ def test_another_models_tokens_and_a_model_without_layers_are_refused_with_the_r
         turn, model = await s.last(session_id), s.workbench.services.supervisor.running
         assert model is not None
         at = own_tokens(turn)[1]
-        # given the answer of the base, when the session is under an adapter
+        # given an answer of the base, when the session gets an adapter
         await s.workbench.setup.add_adapter(session_id, folder)
         with pytest.raises(Refusal, match=r"layers of .* with the adapters pirate × 1, which is in use, did not decide"):
             await s.workbench.drawings.depth(session_id, turn.node_id, at)
@@ -118,14 +118,14 @@ def test_another_models_tokens_and_a_model_without_layers_are_refused_with_the_r
         turn = await s.last(session_id)
         run = await s.workbench.drawings.depth(session_id, turn.node_id, at)
         np.testing.assert_allclose(run.logprobs[0, -1, 0], turn.run.logprob[at], atol=1e-5)
-        # and what a server lacks is said in its words
+        # and a server without layers is refused with its own message
         transport = model.transport
         monkeypatch.setattr(type(transport), "capabilities", frozenset({"scores"}))
         with pytest.raises(Refusal, match="no layers that can be read from here: it answers with tokens"):
             await s.workbench.drawings.depth(session_id, turn.node_id, at)
         with pytest.raises(Refusal, match="no layers that can be read from here"):
             await s.workbench.drawings.turn_depth(session_id, turn.node_id, lambda *_heard: None)
-        # nor does a branch leave at a token of a model that names none by its id
+        # nor can a branch start at a token of a model that reports no ids
         s.workbench.services.windows.refresh_status()
         assert {"beam_generate", "token_ids"} <= s.workbench.status.lacks
         with pytest.raises(Refusal, match="returns no token ids, so a branch cannot start at a token"):

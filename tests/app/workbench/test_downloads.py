@@ -1,4 +1,4 @@
-"""Downloads as the window asks for them, from a hub on loopback: told, paused, gone on with, cancelled, failed."""
+"""Downloads of the window, from a hub on loopback: progress, paused, resumed, cancelled, failed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tiny() -> Files:
 
 
 def told(s: Scene) -> list[Download]:
-    """What the window was told last."""
+    """The last progress that the window received."""
     news = [event for event in s.events if isinstance(event, DownloadsChanged)]
     return list(news[-1].downloads) if news else []
 
@@ -52,7 +52,7 @@ def test_a_model_is_planned_and_fetched(play: Play, hub: LocalHub, tiny: Files) 
     commit = hub.add("org/tiny", tiny)
 
     async def scene(s: Scene) -> None:
-        # given: nobody is asked before a person asks
+        # given: no request to the hub before the person asks
         assert await s.workbench.shelf.list() == []
         assert hub.asked == []
         # when
@@ -78,7 +78,7 @@ def test_a_model_is_planned_and_fetched(play: Play, hub: LocalHub, tiny: Files) 
         (model,) = await s.workbench.shelf.list()
         assert (model.name, model.context, model.problem, model.loaded) == (plan.name, 4096, "", False)
         assert len(hub.ranges(WEIGHTS)) == 1
-        # it is only not told of any more
+        # it is only not reported any more
         assert await s.workbench.shelf.cancel_download("org/tiny") == 0
         assert told(s) == []
         assert len(ModelShelf().models()) == 1
@@ -87,7 +87,7 @@ def test_a_model_is_planned_and_fetched(play: Play, hub: LocalHub, tiny: Files) 
 
 
 @pytest.mark.slow
-def test_one_that_is_paused_goes_on_after_a_restart(play: Play, hub: LocalHub, tiny: Files) -> None:
+def test_a_paused_download_is_resumed_after_a_restart(play: Play, hub: LocalHub, tiny: Files) -> None:
     commit = hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, held, times=1)]
 
@@ -107,7 +107,7 @@ def test_one_that_is_paused_goes_on_after_a_restart(play: Play, hub: LocalHub, t
         s.workbench.shelf.download("org/tiny")
         await until(lambda: is_in(s, DownloadState.DONE))
         assert hub.ranges(WEIGHTS) == [None, f"bytes={len(tiny[WEIGHTS]) // 2}-"]
-        assert told(s)[0].name == f"org/tiny@{commit[:12]}"  # what was begun, whatever the branch is by now
+        assert told(s)[0].name == f"org/tiny@{commit[:12]}"  # the revision of its start, also if the branch has moved
 
     play(first)
     hub.add("org/tiny", {**tiny, "generation_config.json": b"{}"})
@@ -115,7 +115,7 @@ def test_one_that_is_paused_goes_on_after_a_restart(play: Play, hub: LocalHub, t
 
 
 @pytest.mark.slow
-def test_the_end_of_the_app_keeps_what_has_arrived(play: Play, hub: LocalHub, tiny: Files) -> None:
+def test_closing_the_app_keeps_the_part_that_has_arrived(play: Play, hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, held)]
 
@@ -128,7 +128,7 @@ def test_the_end_of_the_app_keeps_what_has_arrived(play: Play, hub: LocalHub, ti
 
 
 @pytest.mark.slow
-def test_one_that_is_cancelled_leaves_nothing(play: Play, hub: LocalHub, tiny: Files) -> None:
+def test_a_cancelled_download_leaves_nothing(play: Play, hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, held)]
 
@@ -145,7 +145,7 @@ def test_one_that_is_cancelled_leaves_nothing(play: Play, hub: LocalHub, tiny: F
 
 
 @pytest.mark.slow
-def test_a_failure_says_its_cause_and_what_was_kept(play: Play, hub: LocalHub, tiny: Files) -> None:
+def test_a_failure_names_its_cause_and_the_part_that_was_kept(play: Play, hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(403), times=1)]
 
@@ -164,7 +164,7 @@ def test_a_failure_says_its_cause_and_what_was_kept(play: Play, hub: LocalHub, t
 
 
 @pytest.mark.slow
-def test_who_hears_of_the_end_may_begin_again_at_once(play: Play, hub: LocalHub, tiny: Files) -> None:
+def test_a_subscriber_can_restart_a_download_from_the_event_of_its_end(play: Play, hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(403), times=1)]
 
@@ -178,7 +178,7 @@ def test_who_hears_of_the_end_may_begin_again_at_once(play: Play, hub: LocalHub,
 
 
 @pytest.mark.slow
-def test_a_fault_of_ours_ends_a_download_that_can_be_tried_again(
+def test_an_internal_error_ends_a_download_that_can_be_tried_again(
     play: Play, hub: LocalHub, tiny: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub.add("org/tiny", tiny)
@@ -201,7 +201,7 @@ def test_a_fault_of_ours_ends_a_download_that_can_be_tried_again(
 
 
 @pytest.mark.slow
-def test_what_nothing_here_runs_is_refused_before_it_is_fetched(play: Play, hub: LocalHub, tiny: Files) -> None:
+def test_a_model_that_no_engine_runs_is_refused_before_it_is_fetched(play: Play, hub: LocalHub, tiny: Files) -> None:
     config = tiny["config.json"].rstrip().removesuffix(b"}")
     hub.add("org/cuda", {**tiny, "config.json": config + b', "quantization_config": {"quant_method": "gptq", "bits": 4}}'})
     hub.add("org/old", {"config.json": tiny["config.json"], "pytorch_model.bin": b"\x80\x04K\x01."})
@@ -220,7 +220,7 @@ def test_what_nothing_here_runs_is_refused_before_it_is_fetched(play: Play, hub:
 
 
 @pytest.mark.slow
-def test_an_adapter_is_put_on_the_stack_by_its_id(play: Play, hub: LocalHub, tmp_path: Path) -> None:
+def test_an_adapter_is_added_to_the_stack_by_its_id(play: Play, hub: LocalHub, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in toy_adapter(tmp_path / "toy", 1).iterdir()}
     commit = hub.add("me/pirate", files)
 
@@ -232,12 +232,12 @@ def test_an_adapter_is_put_on_the_stack_by_its_id(play: Play, hub: LocalHub, tmp
         assert [(view.state, view.kind) for view in told(s)] == [(DownloadState.DONE, "adapter")]
         (shelved,) = await s.workbench.shelf.list()
         assert (shelved.kind, shelved.folder) == ("adapter", line.choice.folder)
-        # in another session nobody asks the hub
+        # in another session the hub gets no request
         other, asked = await s.asked("ho"), len(hub.asked)
         again = await s.workbench.setup.get_adapter(other, "me/pirate")
         assert again.adapters[0].choice.folder == line.choice.folder
         assert len(hub.asked) == asked
-        # one that is not there is refused, and leaves no line behind
+        # one that does not exist is refused, and leaves no entry
         with pytest.raises(Refusal, match="no such repository"):
             await s.workbench.setup.get_adapter(session_id, "me/nobody")
         assert [view.repository for view in told(s)] == ["me/pirate"]
@@ -246,7 +246,7 @@ def test_an_adapter_is_put_on_the_stack_by_its_id(play: Play, hub: LocalHub, tmp
 
 
 @pytest.mark.slow
-def test_a_search_says_what_can_run_here(play: Play, hub: LocalHub, tiny: Files) -> None:
+def test_a_search_marks_models_that_can_run_here(play: Play, hub: LocalHub, tiny: Files) -> None:
     config = tiny["config.json"].rstrip().removesuffix(b"}")
     hub.add("org/tiny", tiny)
     hub.add("org/tiny-cuda", {**tiny, "config.json": config + b', "quantization_config": {"quant_method": "gptq", "bits": 4}}'})

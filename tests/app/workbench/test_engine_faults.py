@@ -1,4 +1,4 @@
-"""The engine dies, or its model fails: the turn says what to do, the text is kept, the next message works."""
+"""The engine dies, or its model fails: the turn names the way out, the text is kept, the next message works."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_engine_that_dies_in_the_middle_keeps_the_text_and_is_restarted(play:
     play(later)
 
 
-def test_an_engine_that_dies_under_two_answers_is_restarted_once(play: Play) -> None:
+def test_an_engine_that_dies_during_two_answers_is_restarted_once(play: Play) -> None:
     async def scene(s: Scene) -> None:
         one, two = await s.new(), await s.new()
         s.engine.holds_after = 3
@@ -96,7 +96,7 @@ def test_a_fault_of_the_model_in_the_middle_keeps_the_text(play: Play) -> None:
     play(scene)
 
 
-def test_a_bug_under_an_answer_is_logged_and_ends_the_turn(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_during_an_answer_is_logged_and_ends_the_turn(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [KeyError("hidden_size")]
@@ -122,7 +122,7 @@ class Shifted:
         return self._model.decode_token((token + 1) % 259)
 
 
-def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play) -> None:
+def test_a_model_with_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play) -> None:
     async def first(s: Scene) -> None:
         await s.asked()
 
@@ -144,7 +144,7 @@ def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play)
     play(second)
 
 
-def test_numbers_of_another_model_are_not_taken_for_those_of_the_one_that_answers(play: Play) -> None:
+def test_numbers_of_another_model_are_not_taken_for_those_of_the_answering_one(play: Play) -> None:
     async def first(s: Scene) -> None:
         await s.asked()
 

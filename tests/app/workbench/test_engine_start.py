@@ -1,4 +1,4 @@
-"""No engine comes, or none that can answer: the turn says what to do, the text is kept, the next message works."""
+"""No engine starts, or none that can answer: the turn names the way out, the text is kept, the next message works."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ OBITUARY = (
         ),
     ],
 )
-def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, note: str, state: EngineState) -> None:
+def test_an_engine_that_cannot_load_is_reported_at_the_turn(
+    play: Play, fault: RuntimeFault, note: str, state: EngineState
+) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [fault]
@@ -77,7 +79,7 @@ def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, note: str, 
         await s.workbench.answers.send(session_id, "again")
         view = await s.view(session_id)
         assert len(own_tokens(view.turns[-1])) == 12
-        assert [t.role for t in view.turns] == ["system", "user", "user", "assistant"]  # the failed answer is passed over
+        assert [t.role for t in view.turns] == ["system", "user", "user", "assistant"]  # the failed answer is skipped
         text = b"".join(b for t in view.turns[:3] for b in t.run.token_bytes).decode()
         assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>user\nagain<|im_end|>"
         assert all((t.run.rank > 0).all() for t in view.turns[2:])
@@ -85,7 +87,7 @@ def test_an_engine_that_cannot_load(play: Play, fault: RuntimeFault, note: str, 
     play(scene)
 
 
-def test_once_another_model_is_chosen_the_answer_is_tried_again_rather_than_a_model_chosen(play: Play) -> None:
+def test_after_the_choice_of_another_model_the_turn_offers_to_try_again(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [ModelLoadError("no room"), ModelLoadError("no room either")]
@@ -104,7 +106,7 @@ def test_once_another_model_is_chosen_the_answer_is_tried_again_rather_than_a_mo
     play(scene)
 
 
-def test_a_chosen_token_that_no_model_goes_on_from_asks_for_one_too(play: Play) -> None:
+def test_a_chosen_token_without_a_model_to_continue_it_asks_for_one_too(play: Play) -> None:
     kept: dict[str, int] = {}
 
     async def first(s: Scene) -> None:
@@ -126,7 +128,7 @@ def test_a_chosen_token_that_no_model_goes_on_from_asks_for_one_too(play: Play) 
     play(second)
 
 
-def test_another_engine_may_be_tried_where_one_cannot_run(play: Play) -> None:
+def test_another_engine_is_offered_if_one_cannot_run(play: Play) -> None:
     async def scene(s: Scene) -> None:
         # given
         session_id = await s.new()
@@ -137,7 +139,7 @@ def test_another_engine_may_be_tried_where_one_cannot_run(play: Play) -> None:
         await s.workbench.answers.send(session_id, "hello")
         failed = await s.last(session_id)
         assert failed.can_retry is False
-        # when another one is chosen that is no better, then one that is
+        # when another one is chosen that fails too, then one that works
         await s.workbench.models.choose_backend("no")
         shown = [event.view for event in s.events if isinstance(event, SessionChanged)]
         assert shown[-1].turns[-1].can_retry is True
@@ -155,7 +157,7 @@ def test_another_engine_may_be_tried_where_one_cannot_run(play: Play) -> None:
     play(scene)
 
 
-def test_trying_again_where_the_answer_never_began(play: Play) -> None:
+def test_an_answer_that_never_began_can_be_tried_again(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [ModelLoadError("not here")]
@@ -170,7 +172,7 @@ def test_trying_again_where_the_answer_never_began(play: Play) -> None:
 
 
 @pytest.mark.parametrize("again", ["retry", "send", "step back"])
-def test_nothing_half_made_remains_of_a_failed_answer(play: Play, again: str) -> None:
+def test_nothing_remains_of_a_failed_answer(play: Play, again: str) -> None:
     async def scene(s: Scene) -> None:
         # given: a first answer that failed; the list has the person's own words
         session_id = await s.new()
@@ -209,7 +211,7 @@ def test_nothing_half_made_remains_of_a_failed_answer(play: Play, again: str) ->
 
 
 @pytest.mark.parametrize("then", ["asked again", "left", "left beside another answer"])
-def test_a_branch_whose_answer_failed_is_undone_and_done_again(play: Play, then: str) -> None:
+def test_a_branch_with_a_failed_answer_can_be_undone_and_redone(play: Play, then: str) -> None:
     async def scene(s: Scene) -> None:
         # given a branch by an edit, or by another answer, that failed at once
         session_id = await s.new()
@@ -226,15 +228,15 @@ def test_a_branch_whose_answer_failed_is_undone_and_done_again(play: Play, then:
         if then == "asked again":
             await answers.regenerate(session_id, told.after)
         new = (await s.view(session_id)).turns
-        # when it is undone, and done again
+        # when it is undone, and redone
         assert (await select(session_id, told.before)).turns[-1].node_id == path[-1].node_id
         assert s.workbench.branches.has(session_id, told.after) is (then != "left beside another answer")
-        if then == "left beside another answer":  # nothing of it is there
+        if then == "left beside another answer":  # nothing of it remains
             with pytest.raises(Refusal):
                 await select(session_id, told.after)
             return
         shown = [turn.node_id for turn in (await select(session_id, told.after)).turns]
-        # then the answer that came in its place is shown, or else the question
+        # then the answer that replaced it is shown, or else the question
         assert shown == [turn.node_id for turn in (new if then == "asked again" else new[:-1])]
 
     play(scene)
@@ -246,7 +248,7 @@ def no_memory(what: str) -> None:
         raise MemoryBudgetError("no room for the prompt: 2 MB are free, 9 MB are needed")
 
 
-def test_a_failed_first_answer_after_a_restart_of_the_app(play: Play) -> None:
+def test_a_message_after_a_failed_first_answer_and_a_restart_is_answered(play: Play) -> None:
     async def first(s: Scene) -> None:
         session_id = await s.new()
         s.engine.refuses = [ModelLoadError("not here; fetch it")]
@@ -262,7 +264,7 @@ def test_a_failed_first_answer_after_a_restart_of_the_app(play: Play) -> None:
     play(second)
 
 
-def test_a_pick_is_kept_when_no_engine_comes_to_go_on_with_it(play: Play) -> None:
+def test_a_picked_token_is_kept_if_no_engine_starts_to_continue_it(play: Play) -> None:
     async def first(s: Scene) -> None:
         await s.asked()
 
@@ -287,7 +289,7 @@ def test_a_pick_is_kept_when_no_engine_comes_to_go_on_with_it(play: Play) -> Non
     play(third)
 
 
-def test_a_turn_and_the_status_say_how_far_the_model_is(play: Play) -> None:
+def test_the_turn_and_the_status_show_the_load_progress(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
@@ -301,7 +303,7 @@ def test_a_turn_and_the_status_say_how_far_the_model_is(play: Play) -> None:
         assert s.engine.loading is not None
         s.engine.loading.set()
         await sending
-        # then it is over, also for a word that was on its way
+        # then the progress is cleared, also if another event was pending
         s.engine.tell(LoadProgress(4000, 4000))
         assert s.workbench.services.supervisor.state is EngineState.READY
         assert "engine" not in (await s.last(session_id)).note
@@ -319,7 +321,7 @@ def test_stopping_a_load_stops_the_answer_that_waits_for_it(play: Play) -> None:
         assert s.workbench.status.load_share == 0.3
         await s.workbench.models.stop_loading()
         await sending
-        # then the message stays, and its answer can be asked for again
+        # then the message is kept, and its answer can be requested again
         assert s.workbench.status.engine is EngineState.NONE
         stopped = await s.last(session_id)
         assert (stopped.note, len(own_tokens(stopped))) == ("stopped", 0)

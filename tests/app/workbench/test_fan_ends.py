@@ -1,4 +1,4 @@
-"""Several continuations that are stopped, whose engine dies, or whose app ends: what was said stays."""
+"""Several continuations that are stopped, whose engine dies, or whose app ends: their text is kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.app.workbench.scene import Engine, Scene, answered, own_tokens, rows,
 from ui import ColumnsChanged, Refusal, TurnStatus
 
 
-def test_stop_stops_all_and_keeps_what_was_said(play: Play) -> None:
+def test_stop_stops_all_continuations_and_keeps_their_text(play: Play) -> None:
     engine = Engine()
 
     async def scene(s: Scene) -> None:
@@ -21,7 +21,7 @@ def test_stop_stops_all_and_keeps_what_was_said(play: Play) -> None:
         engine.holds_after = 9
         work = asyncio.create_task(s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 3))
         await until(lambda: arrived(s) >= 9)
-        # meanwhile nothing else is written here
+        # meanwhile no other answer can start here
         with pytest.raises(Refusal, match="stop it first"):
             await s.workbench.answers.send(session_id, "and?")
         s.workbench.answers.stop(session_id)
@@ -42,13 +42,13 @@ def test_stop_stops_all_and_keeps_what_was_said(play: Play) -> None:
 
 
 @pytest.mark.parametrize("stops", [1, 3])
-def test_stop_while_nodes_are_added_leaves_none_behind(play: Play, monkeypatch: pytest.MonkeyPatch, stops: int) -> None:
+def test_stop_while_nodes_are_added_leaves_no_empty_nodes(play: Play, monkeypatch: pytest.MonkeyPatch, stops: int) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         add, waits, goes_on = s.store.add_node, asyncio.Event(), asyncio.Event()
 
         async def slow(*what: Any, **how: Any) -> int:
-            node_id = await add(*what, **how)  # it stands on the disk
+            node_id = await add(*what, **how)  # it is saved
             waits.set()
             await goes_on.wait()
             return node_id
@@ -73,7 +73,7 @@ def test_stop_while_nodes_are_added_leaves_none_behind(play: Play, monkeypatch: 
     play(later)
 
 
-def test_the_engine_dies_and_the_text_stays(play: Play) -> None:
+def test_the_text_of_continuations_is_kept_when_the_engine_dies(play: Play) -> None:
     engine = Engine()
 
     async def scene(s: Scene) -> None:
@@ -83,7 +83,7 @@ def test_the_engine_dies_and_the_text_stays(play: Play) -> None:
         columns = last_columns(s)
         assert "engine stopped" in columns.note
         assert sum(len(c.run) for c in columns.columns) == 6
-        # a next one starts the engine again
+        # the next request restarts the engine
         await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
         assert engine.starts == 2
         assert len(last_columns(s).columns) == 2
@@ -91,7 +91,7 @@ def test_the_engine_dies_and_the_text_stays(play: Play) -> None:
     play(scene, engine=engine)
 
 
-def test_what_was_said_before_the_app_ended_is_there_afterwards(play: Play) -> None:
+def test_the_text_of_continuations_is_kept_when_the_app_ends(play: Play) -> None:
     engine = Engine()
     made: dict[str, list[int]] = {}
 
@@ -110,7 +110,7 @@ def test_what_was_said_before_the_app_ended_is_there_afterwards(play: Play) -> N
         assert set(made["nodes"]) <= set(view.turns[-1].variants)
         shown = await s.workbench.branches.select(view.session_id, made["nodes"][0])
         assert shown.turns[-1].status is TurnStatus.PARTIAL
-        assert len(own_tokens(shown.turns[-1])) > 2  # what stood in front, and its own
+        assert len(own_tokens(shown.turns[-1])) > 2  # the text before it, and its own
 
     play(evening, engine=engine)
     engine.holds_after = None

@@ -1,4 +1,4 @@
-"""Places and numbers that cannot be continued: refused in words, and nothing is left behind."""
+"""Places and numbers of continuations that are refused with the reason, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ui import ColumnsChanged, Refusal
 
 
 @pytest.mark.parametrize("n", [0, 1, 17])
-def test_numbers_that_make_no_sense_are_refused(play: Play, n: int) -> None:
+def test_invalid_numbers_of_continuations_are_refused(play: Play, n: int) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         with pytest.raises(Refusal, match=f"{n} continuations: ask for 2 to 16"):

@@ -30,17 +30,17 @@ def test_continuations_of_a_token_are_siblings_that_share_the_prefix(play: Play)
         for column in columns.columns:
             assert len(column.run) == 12
             assert column.logprob == pytest.approx(float(np.nansum(column.run.logprob)), abs=1e-4)
-            assert column.note == ""  # they are cut at a length on purpose: the one that is kept can go on
+            assert column.note == ""  # they end at a length limit on purpose: the kept one can be continued
         assert len({tuple(c.run.ids.tolist()) for c in columns.columns}) > 1
-        # the prefix was not computed again, but for the token in front of the place at most
+        # the prefix was not computed again, except at most the token before the place
         model = s.workbench.services.supervisor.running
         assert model is not None
         assert model.metrics().tokens_computed - computed <= 4 * 12 + 1
-        # the path that is shown stayed, and the columns are among its variants
+        # the shown path is the same, and the columns are among its variants
         view = await s.view(session_id)
         assert await s.path_ids(session_id) == before
         assert view.turns[-1].variants == (old.node_id, *(c.node_id for c in columns.columns))
-        # each was told as it streamed, and all of it is on the disk
+        # each was reported while it streamed, and all of it is saved
         for column in columns.columns:
             told = [e.run for e in s.events if isinstance(e, ColumnTokens) and e.node_id == column.node_id]
             assert sum(map(len, told)) == 12
@@ -51,14 +51,14 @@ def test_continuations_of_a_token_are_siblings_that_share_the_prefix(play: Play)
         shown = await s.workbench.branches.select(session_id, kept.node_id)
         assert shown.turns[-1].node_id == kept.node_id
         assert shown.turns[-1].run.ids.tolist() == [*old.run.ids[:at].tolist(), *kept.run.ids.tolist()]
-        # then it can go on as any answer does
+        # then it can be continued like any answer
         await s.workbench.answers.continue_turn(session_id, kept.node_id)
         assert len(own_tokens(await s.last(session_id))) == 4 + 12 + 12
 
     play(scene)
 
 
-def test_a_column_says_what_a_stream_of_its_own_would_say(play: Play) -> None:
+def test_a_column_equals_a_stream_of_its_own(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
@@ -71,7 +71,7 @@ def test_a_column_says_what_a_stream_of_its_own_would_say(play: Play) -> None:
             assert (options.branch, options.seed) == (1 + branch, OPTIONS.seed)  # the answer itself is branch 0
             alone = [record.token_id async for record in model.generate(prompt, options)]
             assert alone == column.run.ids.tolist()
-            # and what is known of how it was drawn draws it again from a whole row
+            # and its provenance draws it again from a whole row
             await s.workbench.branches.select(session_id, column.node_id)
             drawing = await s.workbench.drawings.find(session_id, column.node_id, at + 3)
             assert drawing is not None
@@ -89,7 +89,7 @@ def test_a_column_says_what_a_stream_of_its_own_would_say(play: Play) -> None:
 
 def test_from_the_end_of_an_answer_the_shown_path_stays_one_of_the_variants(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        session_id, old = await answered(s)  # cut by its limit: not at an end of its own
+        session_id, old = await answered(s)  # ended by its limit, not by the model
         await s.workbench.continuations.continue_many(session_id, old.node_id, None, 2)
         columns = last_columns(s)
         turn = await s.last(session_id)
@@ -98,21 +98,21 @@ def test_from_the_end_of_an_answer_the_shown_path_stays_one_of_the_variants(play
         shown = await s.workbench.branches.select(session_id, columns.columns[0].node_id)
         assert shown.turns[-1].variants == tuple(c.node_id for c in columns.columns)
         assert shown.turns[-1].run.ids[: len(old.run)].tolist() == old.run.ids.tolist()
-        # and back to the path as it was, not to what continues it
+        # and back to the path as it was, not to its continuation
         back = await s.workbench.branches.select(session_id, old.node_id, as_before=True)
         assert (back.turns[-1].node_id, len(back.turns[-1].run)) == (old.node_id, len(old.run))
 
     play(scene)
 
 
-def test_a_session_that_guesses_ahead_has_continuations_too(play: Play) -> None:
+def test_a_session_with_speculation_has_continuations_too(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         await s.workbench.setup.set_guess(session_id, Guess.PROMPT_LOOKUP)
         await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[4], 2)
         columns = last_columns(s)
         assert [len(column.run) for column in columns.columns] == [12, 12]
-        # and what is stored of each says that nobody guessed for it: made again exactly it is the same
+        # and each is stored as drawn without speculation: regenerated exactly it is the same
         for column in columns.columns:
             (stats,) = [n.stats for n in (await s.store.load_session(session_id)).nodes if n.id == column.node_id]
             assert stats["made"]["options"]["speculative"] is None
@@ -123,7 +123,7 @@ def test_a_session_that_guesses_ahead_has_continuations_too(play: Play) -> None:
     play(scene)
 
 
-def test_while_columns_stream_it_is_known_how_they_are_drawn(play: Play) -> None:
+def test_the_provenance_of_columns_is_known_while_they_stream(play: Play) -> None:
     engine = Engine()
 
     async def scene(s: Scene) -> None:
@@ -137,7 +137,7 @@ def test_while_columns_stream_it_is_known_how_they_are_drawn(play: Play) -> None
         await work
         ended = [await s.workbench.drawings.find(session_id, column.node_id, at) for column in columns]
         known = [(one, other) for one, other in zip(live, ended, strict=True) if one is not None and other is not None]
-        assert len(known) >= 2  # one may not have said so much yet
+        assert len(known) >= 2  # a column may be shorter yet
         for one, other in known:
             assert one.seed is not None
             assert one.sampling is not None
@@ -149,7 +149,7 @@ def test_while_columns_stream_it_is_known_how_they_are_drawn(play: Play) -> None
 
 
 @pytest.mark.parametrize("place", [0, 4])
-def test_under_a_chosen_seed_continuations_are_no_copies(play: Play, place: int) -> None:
+def test_continuations_under_a_chosen_seed_differ(play: Play, place: int) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.setup.set_option(session_id, "seed", 7)
@@ -157,10 +157,10 @@ def test_under_a_chosen_seed_continuations_are_no_copies(play: Play, place: int)
         old = await s.last(session_id)
         at = own_tokens(old)[place]
         said = [old.run.ids[at:].tolist()]
-        for _ in range(2):  # the second time as the first
+        for _ in range(2):  # the second time equals the first
             await s.workbench.continuations.continue_many(session_id, old.node_id, at, 2)
             said += [column.run.ids.tolist() for column in last_columns(s).columns]
-        # then none says what another one says, although all share the seed
+        # then no two are equal, although all share the seed
         beginnings = {tuple(ids[: 12 - place]) for ids in said}
         assert len(beginnings) == len(said) == 5
         made = [n.stats["made"]["options"] for n in (await s.store.load_session(session_id)).nodes if "made" in n.stats]
@@ -169,7 +169,7 @@ def test_under_a_chosen_seed_continuations_are_no_copies(play: Play, place: int)
     play(scene, options=GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=1.5)))
 
 
-def test_a_preview_is_what_greedy_would_say_and_leaves_no_trace(play: Play) -> None:
+def test_a_preview_is_the_greedy_continuation_and_stores_nothing(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
@@ -190,7 +190,7 @@ def test_a_preview_is_what_greedy_would_say_and_leaves_no_trace(play: Play) -> N
     play(scene)
 
 
-def test_without_a_model_what_is_stored_is_told_and_the_rest_says_what_to_do(play: Play) -> None:
+def test_without_a_model_stored_facts_are_shown_and_the_others_name_the_way_out(play: Play) -> None:
     async def first(s: Scene) -> None:
         await answered(s)
 
@@ -200,7 +200,7 @@ def test_without_a_model_what_is_stored_is_told_and_the_rest_says_what_to_do(pla
         at = own_tokens(turn)[2]
         with pytest.raises(Refusal, match="no model runs"):
             await s.workbench.drawings.whole_row(session_id, turn.node_id, at)
-        # but how it was drawn is known, and whose numbers they are
+        # but the options of the draw are known, and the model of the numbers
         drawing = await s.workbench.drawings.find(session_id, turn.node_id, at)
         assert drawing is not None
         assert drawing.model
@@ -210,7 +210,7 @@ def test_without_a_model_what_is_stored_is_told_and_the_rest_says_what_to_do(pla
         assert drawing.sampling.temperature == 0.8
         assert drawing.history.tolist() == (await s.path_ids(session_id))[: drawing.position]
         assert s.engine.starts == 1
-        # a preview starts the engine, or says why it cannot
+        # a preview starts the engine, or is refused with the reason
         s.engine.refuses.append(ModelLoadError("the folder is gone"))
         with pytest.raises(Refusal, match="the folder is gone"):
             await s.workbench.drawings.preview(session_id, turn.node_id, at, 5, 3)
@@ -222,12 +222,12 @@ def test_without_a_model_what_is_stored_is_told_and_the_rest_says_what_to_do(pla
     play(second, engine=engine)
 
 
-def test_continuations_and_beams_have_the_form_that_the_session_asks_for(play: Play) -> None:
+def test_continuations_and_beams_have_the_form_of_the_session(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[0]
         await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{3}"))
-        await s.workbench.setup.set_guess(session_id, Guess.PROMPT_LOOKUP)  # for one stream; several go without
+        await s.workbench.setup.set_guess(session_id, Guess.PROMPT_LOOKUP)  # for one stream; several do without
         for work in (s.workbench.continuations.continue_many, s.workbench.continuations.beams):
             await work(session_id, old.node_id, at, 2)
             columns = last_columns(s)
@@ -239,7 +239,7 @@ def test_continuations_and_beams_have_the_form_that_the_session_asks_for(play: P
     play(scene)
 
 
-def test_what_is_set_while_a_model_is_loaded_is_for_the_next_ones(play: Play) -> None:
+def test_a_form_set_during_a_load_does_not_affect_waiting_continuations(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         model = s.workbench.services.supervisor.running

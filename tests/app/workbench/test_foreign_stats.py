@@ -1,4 +1,4 @@
-"""What a session from elsewhere says of how its answers were made may be anything: it opens all the same."""
+"""The stored provenance of an imported session may have any content: the session opens all the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATS: Final[list[dict[str, Any]]] = [
 ]
 
 
-def test_a_session_opens_whatever_is_stored_with_its_answers(play: Play, tmp_path: Path) -> None:
+def test_a_session_with_invalid_provenance_opens(play: Play, tmp_path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         export_json(s.path, session_id, tmp_path / "good.json", lambda _done, _total: None)

@@ -1,4 +1,4 @@
-"""After each answer its KV goes to the disk; what is warm, on disk and cold is said of each turn."""
+"""After each answer its KV is saved; each turn is shown as warm, on disk or cold."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 def told(view: SessionView) -> set[Tier]:
-    """Of the turns that have tokens."""
+    """The tiers of the turns that have tokens."""
     return {turn.tier for turn in view.turns if len(turn.run)}
 
 
-def test_an_answer_is_kept_and_its_session_reopens_from_disk(
+def test_the_kv_of_an_answer_is_saved_and_its_session_reopens_from_disk(
     tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workbench_module, "KEEP_SECONDS", 20.0)
@@ -56,7 +56,7 @@ def test_an_answer_is_kept_and_its_session_reopens_from_disk(
 
     async def second(session_id: int) -> None:
         scene = Scene.open(tmp_path / "s.db", engine(request))
-        assert told(await scene.view(session_id)) == {Tier.COLD}  # nobody was asked yet
+        assert told(await scene.view(session_id)) == {Tier.COLD}  # no query was made yet
         # when the engine has started
         scene.workbench.models.warm_up()
         await until(lambda: scene.workbench.status.tiers.get(Tier.DISK))
@@ -105,7 +105,7 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
     assert shelf.closed == 1
 
 
-def test_what_waits_for_an_earlier_save_is_kept_at_the_end_too(
+def test_saves_that_wait_for_an_earlier_one_are_made_at_the_end_too(
     tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three continuations end at once: two of them wait for the first, while the window is closed."""
@@ -142,7 +142,7 @@ def test_what_waits_for_an_earlier_save_is_kept_at_the_end_too(
     assert len(saved) == 3
 
 
-def test_a_disk_that_fails_costs_nobody_an_answer(tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks) -> None:
+def test_a_failing_disk_does_not_affect_answers(tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks) -> None:
     def full(name: str) -> None:
         if name == "put":
             raise OSError(28, "No space left on device")
@@ -160,7 +160,7 @@ def test_a_disk_that_fails_costs_nobody_an_answer(tmp_path: Path, request: pytes
     assert not shelf.blocks
 
 
-def test_without_a_block_file_nothing_is_asked(tmp_path: Path) -> None:
+def test_without_a_block_file_no_query_is_made(tmp_path: Path) -> None:
     async def play() -> None:
         scene = Scene.open(tmp_path / "s.db", Engine())
         await scene.asked()
@@ -192,14 +192,14 @@ def test_continuations_and_beams_are_kept_like_answers(
             await work(session_id, turn.node_id, at, 3)
             await until(lambda: len(saved) == 3)
             assert len({tuple(ids) for ids, _ in saved}) == 3
-            # beside the answer, whose end stays
+            # in addition to the answer, whose end is kept
             assert [replaces for _, replaces in saved] == [None] * 3
-        # an answer that goes on from another one takes the place of its end
+        # the end of a continued answer is replaced by that of its continuation
         saved.clear()
         before = len(await path_of(scene, session_id))
         await scene.workbench.answers.send(session_id, "and?")
         await until(lambda: len(saved) == 1)
-        assert saved[0][1] == before - 1  # the token that was drawn last had no KV then
+        assert saved[0][1] == before - 1  # the last drawn token had no KV then
         await scene.workbench.close()
 
     asyncio.run(play())
@@ -208,10 +208,10 @@ def test_continuations_and_beams_are_kept_like_answers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restarts", [True, False])
-def test_the_short_block_at_an_earlier_end_goes(
+def test_the_short_block_at_an_earlier_end_is_deleted(
     tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks, restarts: bool
 ) -> None:
-    """Each evening a message more: of all the ends that were saved the last one's short block alone stays."""
+    """One more message at a time: of all saved ends only the last one keeps its short block."""
     text = "hello, this is a message of some length, so that it is worth a look " * 2
     held: list[int] = []
 
@@ -233,7 +233,7 @@ def test_the_short_block_at_an_earlier_end_goes(
     assert short == [(held[-1] - 1) % 64]
 
 
-def test_where_paths_were_saved_goes_with_their_session(tmp_path: Path) -> None:
+def test_saved_ends_are_deleted_with_their_session(tmp_path: Path) -> None:
     async def play() -> None:
         store = SessionStore.open(tmp_path / "s.db")
         kept, gone = await store.create_session("kept"), await store.create_session("gone")
@@ -253,10 +253,10 @@ def test_where_paths_were_saved_goes_with_their_session(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
-def test_another_token_instead_of_the_last_one_takes_nobodys_end_away(
+def test_a_branch_at_the_last_token_keeps_the_saved_end_of_the_answer(
     tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks
 ) -> None:
-    """The branch goes through what was saved of the answer, which ends there all the same."""
+    """The branch shares the saved blocks of the answer, whose end there is kept."""
 
     async def play() -> None:
         scene = Scene.open(tmp_path / "s.db", engine(request))
@@ -274,13 +274,13 @@ def test_another_token_instead_of_the_last_one_takes_nobodys_end_away(
 
 
 async def path_of(scene: Scene, session_id: int) -> list[int]:
-    """The ids of the path that is shown."""
+    """The ids of the shown path."""
     session = await scene.workbench.services.sessions.whole(session_id)
     return list(session.path_ids(session.tree.path((await scene.view(session_id)).turns[-1].node_id)))
 
 
 @pytest.mark.slow
-def test_a_pinned_session_stays_warm_however_much_others_save(tmp_path: Path) -> None:
+def test_a_pinned_session_stays_warm_however_many_blocks_others_save(tmp_path: Path) -> None:
     """A block file with room for two of three conversations: the pinned one, the oldest, is read back after a restart."""
     text = "hello, this is a message of some length, so that it is worth a look " * 4
 
@@ -343,7 +343,7 @@ def test_a_pinned_session_stays_warm_however_much_others_save(tmp_path: Path) ->
     assert asyncio.run(reopened(budget, ids[0])) < kept[0] // 2
 
 
-def test_what_a_pinned_session_says_under_adapters_is_pinned_too(
+def test_answers_of_a_pinned_session_under_adapters_are_pinned_too(
     tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks
 ) -> None:
     async def play() -> None:
@@ -356,7 +356,7 @@ def test_what_a_pinned_session_says_under_adapters_is_pinned_too(
             session_id, "hello, this is a message of some length, so that it is worth a look " * 3
         )
         await scene.workbench.services.saver.close(20.0)
-        # what was kept, and all of it has the names that it is looked for by
+        # the kept blocks, all under the keys by which they are looked up
         kept = set(shelf.blocks)
         assert len(kept) > 2
         assert kept <= set(shelf.pins[PIN])
@@ -369,7 +369,7 @@ def test_what_a_pinned_session_says_under_adapters_is_pinned_too(
 
 
 @pytest.mark.slow
-def test_where_pinned_sessions_fill_the_disk_it_is_said_until_there_is_room(tmp_path: Path) -> None:
+def test_pinned_sessions_that_fill_the_disk_are_reported_until_there_is_room(tmp_path: Path) -> None:
     text = "hello, this is a message of some length, so that it is worth a look " * 4
 
     async def play() -> None:
@@ -385,7 +385,7 @@ def test_where_pinned_sessions_fill_the_disk_it_is_said_until_there_is_room(tmp_
             await until(lambda: not len(scene.workbench.services.tasks))
         assert len(pinned) > 2
         assert "pinned sessions fill it. Unpin a session" in scene.workbench.status.disk_note
-        # the first ones are held whole, nothing that is pinned made room
+        # the first ones are held completely: no pinned block was evicted
         model = await scene.workbench.services.supervisor.model()
         ids = await scene.path_ids(pinned[0])
         assert (await model.prefix_match_async(ids)).tokens >= len(ids) - 1
@@ -394,7 +394,7 @@ def test_where_pinned_sessions_fill_the_disk_it_is_said_until_there_is_room(tmp_
         await until(lambda: not len(scene.workbench.services.tasks))
         await scene.asked("after all " + text)
         await until(lambda: not scene.workbench.status.disk_note)
-        # a path that is larger than all of it says so, too
+        # a path larger than the whole budget is reported, too
         await scene.asked(text * 8)
         await until(lambda: "this session alone is larger" in scene.workbench.status.disk_note)
         await scene.workbench.close()

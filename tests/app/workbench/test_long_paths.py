@@ -1,4 +1,4 @@
-"""What a long path costs the event loop: nothing is made of the turns that were not read."""
+"""The cost of a long path for the event loop: no objects are made for turns that were not read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TURNS, TOKENS = 1000, 7
 
 @pytest.fixture
 def session() -> OpenSession:
-    """A long session of which its end alone was read."""
+    """A long session of which only the end was read."""
     shape = NodeColumns(1)
     for number in range(1, TURNS + 1):
         role = "assistant" if number % 2 == 0 else "user"
@@ -26,7 +26,7 @@ def session() -> OpenSession:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Places of the nodes that something was made of."""
+    """Places of the nodes for which objects were made."""
     places: list[int] = []
     stub = NodeColumns.stub
 
@@ -44,16 +44,16 @@ def test_the_length_before_a_draft_is_counted_without_the_nodes(session: OpenSes
     assert len(made) < 10
 
 
-def test_a_view_is_made_of_the_turns_that_are_shown(session: OpenSession, made: list[int]) -> None:
+def test_a_view_is_made_only_of_the_shown_turns(session: OpenSession, made: list[int]) -> None:
     assert len(session.tree.turns(session.tip, session.earlier)) == AT_ONCE
     assert len(made) == AT_ONCE - 1
     assert sum(session.turn_lengths()) == session.path_length() == TURNS * TOKENS
 
 
-def test_a_turn_that_is_not_shown_is_stepped_back_to_without_the_nodes(session: OpenSession, made: list[int]) -> None:
+def test_stepping_back_to_a_hidden_turn_needs_no_nodes(session: OpenSession, made: list[int]) -> None:
     shown = session.earlier
     session.step_back_to(TURNS - 10)
-    assert session.earlier == shown  # it is shown already
+    assert session.earlier == shown  # already shown
     session.step_back_to(300)
     assert session.earlier == 300 - 1 - AT_ONCE // 2
     session.step_back_to(3)

@@ -1,4 +1,4 @@
-"""How an answer was made is stored with it, and comes back."""
+"""The provenance of an answer is stored with it, and read again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVERYTHING = GenerationOptions(
     [EVERYTHING, GenerationOptions(), replace(EVERYTHING, adapters=(), grammar=None, grammar_prefix=0, eos_token_ids=(0, 2))],
     ids=["all", "none", "base"],
 )
-def test_options_come_back_from_json(options: GenerationOptions) -> None:
+def test_options_are_restored_from_json(options: GenerationOptions) -> None:
     stored = json.loads(json.dumps({"options": plain_options(options)}, allow_nan=False))
     assert options_of(stored) == options
 
@@ -48,7 +48,7 @@ def how(s: Scene, session_id: int, turn: TurnView) -> Made:
     return made
 
 
-def test_every_option_is_told_with_who_said_so(play: Play) -> None:
+def test_every_option_is_shown_with_its_source(play: Play) -> None:
     async def first(s: Scene) -> None:
         session_id = await s.asked()
         check(s, session_id, await s.last(session_id))
@@ -76,7 +76,7 @@ def test_every_option_is_told_with_who_said_so(play: Play) -> None:
     play(second)
 
 
-def test_a_seed_that_nobody_chose_is_kept(play: Play) -> None:
+def test_a_fresh_seed_is_stored(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         first = await s.last(session_id)
@@ -92,7 +92,7 @@ def test_a_seed_that_nobody_chose_is_kept(play: Play) -> None:
     play(scene, options=replace(OPTIONS, seed=None))
 
 
-def test_another_answer_has_a_seed_of_its_own_also_where_one_is_chosen(play: Play) -> None:
+def test_another_answer_has_a_seed_of_its_own_also_under_a_chosen_seed(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.setup.set_option(session_id, "seed", 7)
@@ -107,7 +107,7 @@ def test_another_answer_has_a_seed_of_its_own_also_where_one_is_chosen(play: Pla
             seed, drawn = how(s, session_id, other).facts["seed"].split()
             assert (seed != "7", drawn) == (True, "(drawn)")
         assert len(texts) == 3
-        # and exactly is with the one that is stored; what is said next is with the chosen one
+        # regenerating exactly uses the stored seed; the next answer uses the chosen one
         await s.workbench.answers.regenerate_exactly(session_id, other.node_id)
         assert_same_run((await s.last(session_id)).run, other.run)
         await s.workbench.answers.send(session_id, "and?")
@@ -122,7 +122,7 @@ def test_another_answer_has_a_seed_of_its_own_also_where_one_is_chosen(play: Pla
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("sampling", WAYS, ids=str)
 @pytest.mark.parametrize("reopened", [False, True])
-def test_the_same_answer_once_more(play: Play, sampling: SamplingOptions, reopened: bool) -> None:
+def test_regenerating_exactly_gives_the_same_answer(play: Play, sampling: SamplingOptions, reopened: bool) -> None:
     async def first(s: Scene) -> None:
         session_id = await s.asked()
         if not reopened:
@@ -141,7 +141,7 @@ def test_the_same_answer_once_more(play: Play, sampling: SamplingOptions, reopen
         assert new.run.stages is not None
 
     async def second(s: Scene) -> None:
-        # given other settings than the answer was made with
+        # given settings other than those of the answer
         session_id = (await s.workbench.sessions.list())[0].session_id
         await again(s, session_id)
         assert (await s.last(session_id)).note.startswith("the same, token for token")
@@ -151,13 +151,13 @@ def test_the_same_answer_once_more(play: Play, sampling: SamplingOptions, reopen
         play(second, options=replace(OPTIONS, sampling=SamplingOptions(temperature=0.1), seed=77, max_tokens=3))
 
 
-def test_it_says_where_the_two_part(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regenerating_exactly_names_the_first_token_that_differs(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         old = await s.last(session_id)
         read = Repeat.read
 
-        def other(node: Any, run: TokenRun) -> Repeat:  # an original whose fifth token was another one
+        def other(node: Any, run: TokenRun) -> Repeat:  # an original with another fifth token
             repeat = read(node, run)
             ids = repeat.ids.copy()
             ids[4] += 1
@@ -175,7 +175,7 @@ def test_it_says_where_the_two_part(play: Play, monkeypatch: pytest.MonkeyPatch)
     play(later)
 
 
-def test_a_branch_and_what_goes_on_are_repeated_from_where_they_begin(play: Play) -> None:
+def test_a_branch_and_a_continuation_are_repeated_from_their_starts(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         old = await s.last(session_id)
@@ -212,7 +212,7 @@ def test_one_of_several_continuations_is_repeated_by_itself(play: Play) -> None:
     play(scene, options=replace(OPTIONS, seed=None))
 
 
-def test_a_stopped_answer_is_repeated_as_far_as_it_was_written(play: Play) -> None:
+def test_a_stopped_answer_is_repeated_up_to_its_end(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.stopped_after(5)
         s.engine.holds_after = None
@@ -224,7 +224,7 @@ def test_a_stopped_answer_is_repeated_as_far_as_it_was_written(play: Play) -> No
         await s.workbench.answers.regenerate_exactly(session_id, again.node_id)
         again = await s.last(session_id)
         assert again.run.ids.tolist() == stopped.run.ids.tolist()
-        # and one that is stopped itself is compared as far as it came
+        # and one that is stopped itself is compared up to its end
         s.engine.holds_after = 2
         sending = asyncio.create_task(s.workbench.answers.regenerate_exactly(session_id, again.node_id))
         await until(lambda: s.arrived(session_id) == 5 + 5 + 5 + 2)
@@ -235,7 +235,7 @@ def test_a_stopped_answer_is_repeated_as_far_as_it_was_written(play: Play) -> No
     play(scene, engine=Engine(holds_after=5))
 
 
-def test_what_cannot_be_repeated_is_refused_with_a_reason(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_cannot_be_repeated_are_refused_with_the_reason(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def first(s: Scene) -> None:
         session_id = await s.asked()
         with pytest.raises(Refusal, match="only the model's turns"):
@@ -251,7 +251,7 @@ def test_what_cannot_be_repeated_is_refused_with_a_reason(play: Play, monkeypatc
         assert (await s.view(session_id)).turns[-1].variants == before.turns[-1].variants
 
     async def third(s: Scene) -> None:
-        # given an answer from before it was stored
+        # given an answer from before provenance was stored
         monkeypatch.setattr("app.workbench.answers.resolve_options.made_with", lambda *_, **__: {})
         session_id = await s.asked()
         turn = await s.last(session_id)
@@ -265,7 +265,7 @@ def test_what_cannot_be_repeated_is_refused_with_a_reason(play: Play, monkeypatc
     play(third)
 
 
-def test_nothing_is_begun_where_no_model_comes(play: Play) -> None:
+def test_nothing_is_added_if_no_model_can_be_loaded(play: Play) -> None:
     async def first(s: Scene) -> None:
         await s.asked()
 

@@ -1,4 +1,4 @@
-"""What single models are loaded with, remembered with each; quantising; the hub's token."""
+"""Load options of single models, remembered for each; quantising; the hub's token."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_plan_says_what_a_choice_takes_and_costs(play: Play) -> None:
+def test_a_load_plan_shows_the_memory_and_the_cost_of_a_choice(play: Play) -> None:
     ModelShelf().verify("org/one")
     digest = ModelShelf().find("org/one").fingerprint
     assert digest is not None
@@ -60,7 +60,7 @@ def test_a_plan_says_what_a_choice_takes_and_costs(play: Play) -> None:
         assert (short.fit.context, short.fit.fits) == (1024, True)
         assert short.fit.weights != plan.fit.weights
         assert short.fit.kv == plan.fit.kv // 4
-        # what holds for all models is reckoned with too, and what is read from disk cannot be told
+        # settings for all models are taken into account too, and weights read from disk have no estimate
         await s.workbench.settings.change("context_length", 512)
         plan = await s.workbench.models.load_plan("org/one")
         assert plan.fit is not None
@@ -73,7 +73,7 @@ def test_a_plan_says_what_a_choice_takes_and_costs(play: Play) -> None:
     play(scene)
 
 
-def test_what_is_chosen_for_a_model_is_loaded_and_remembered_with_it(play: Play) -> None:
+def test_load_options_chosen_for_a_model_are_used_and_remembered(play: Play) -> None:
     engine = Engine()
 
     async def first(s: Scene) -> None:
@@ -86,16 +86,16 @@ def test_what_is_chosen_for_a_model_is_loaded_and_remembered_with_it(play: Play)
         ) == (1024, "int8")
         found = {model.name: model.own_load for model in await s.workbench.shelf.list()}
         assert found == {"org/one": "1,024 tokens, int8 weights", "org/two": ""}
-        # another model has what holds for all
+        # another model uses the settings for all
         await s.workbench.models.choose("org/two")
         await ready(s)
         assert s.workbench.services.supervisor.options["context_length"] == 2048
         assert "weights" not in s.workbench.services.supervisor.options
-        # and the first its own again, whichever way it is opened
+        # and the first one uses its own again, however it is opened
         await s.workbench.models.choose("org/one")
         await ready(s)
         assert s.workbench.services.supervisor.options["weights"] == "int8"
-        # a change for all does not reach it
+        # a change for all does not affect it
         await s.workbench.settings.change("context_length", 4096)
         assert s.workbench.services.supervisor.options["context_length"] == 1024
         with pytest.raises(Refusal, match="int9"):
@@ -111,7 +111,7 @@ def test_what_is_chosen_for_a_model_is_loaded_and_remembered_with_it(play: Play)
         await ready(s)
         assert "context_length" not in s.workbench.services.supervisor.options
         assert (await s.workbench.models.load_plan("org/one")).choice == LoadChoice(None, "int8")
-        # gone with the model
+        # deleted with the model
         await s.workbench.models.choose("org/two")
         await ready(s)
         await s.workbench.shelf.remove("org/one")
@@ -121,9 +121,9 @@ def test_what_is_chosen_for_a_model_is_loaded_and_remembered_with_it(play: Play)
     play(second, engine=Engine())
 
 
-def test_what_is_set_for_all_models_is_wished_for_and_what_is_chosen_for_one_is_asked_for(play: Play, shelf: Path) -> None:
+def test_settings_for_all_models_are_optional_and_those_for_one_are_mandatory(play: Play, shelf: Path) -> None:
     mlx = json.loads((shelf / "org--two" / "config.json").read_text()) | {"quantization": {"bits": 4, "group_size": 64}}
-    (shelf / "org--two" / "config.json").write_text(json.dumps(mlx))  # nothing but mlx could run it
+    (shelf / "org--two" / "config.json").write_text(json.dumps(mlx))  # only mlx could run it
 
     async def scene(s: Scene) -> None:
         await s.workbench.settings.change("weights", "int8")
@@ -135,21 +135,21 @@ def test_what_is_set_for_all_models_is_wished_for_and_what_is_chosen_for_one_is_
         plan = await s.workbench.models.load_plan("org/two")
         assert (plan.forms, plan.set_weights) == ([], "int8")
         assert plan.fit is not None
-        assert (plan.fit.engine, plan.fit.context) == ("mlx", 4096)  # as many as it has
-        # chosen for one of them it is no wish
+        assert (plan.fit.engine, plan.fit.context) == ("mlx", 4096)  # the model's maximum
+        # chosen for one model it is mandatory
         await s.workbench.models.open("org/one", LoadChoice(None, "int8"))
         await ready(s)
         assert s.workbench.services.supervisor.options["wishes"] == ["context_length"]
         beside = s.workbench.services.supervisor.beside("org/one", "hf", {"weights": "int4"}).options
         assert (beside["weights"], beside["wishes"]) == ("int4", [])
-        # nothing set, nothing wished
+        # without settings, no wishes
         await s.workbench.settings.change("context_length", None)
         assert "wishes" not in s.workbench.services.supervisor.options
 
     play(scene)
 
 
-def test_every_window_hears_of_another_model_while_it_is_being_loaded(play: Play) -> None:
+def test_every_window_is_notified_of_another_model_while_it_is_loaded(play: Play) -> None:
     async def scene(s: Scene) -> None:
         told: list[Event] = []
         other = AppWorkbench(s.workbench.services)
@@ -163,7 +163,7 @@ def test_every_window_hears_of_another_model_while_it_is_being_loaded(play: Play
     play(scene)
 
 
-def test_a_context_is_remembered_for_a_model_that_is_not_here_yet(play: Play) -> None:
+def test_a_context_is_remembered_for_a_model_that_is_not_on_the_shelf_yet(play: Play) -> None:
     async def scene(s: Scene) -> None:
         await s.workbench.models.remember_context("org/new@0123", 512)
         assert ModelsChanged() in s.events
@@ -180,7 +180,7 @@ def test_a_context_is_remembered_for_a_model_that_is_not_here_yet(play: Play) ->
     play(scene)
 
 
-def test_two_models_whose_contexts_are_remembered_at_once_both_keep_theirs(play: Play) -> None:
+def test_contexts_of_two_models_that_are_stored_concurrently_are_both_kept(play: Play) -> None:
     async def scene(s: Scene) -> None:
         await s.workbench.settings.load()
         remember = s.workbench.models.remember_context
@@ -192,7 +192,7 @@ def test_two_models_whose_contexts_are_remembered_at_once_both_keep_theirs(play:
 
 
 @pytest.mark.parametrize("held", [7, {"org/one": 3}, {"org/one": {"context_length": -1}}, {"org/one": {"weights": ["int8"]}}])
-def test_what_was_stored_and_cannot_be_taken_is_left_out(play: Play, held: object) -> None:
+def test_invalid_stored_load_options_are_ignored(play: Play, held: object) -> None:
     async def scene(s: Scene) -> None:
         await s.workbench.services.store.set_setting("models", held)
         assert (await s.workbench.models.load_plan("org/one")).choice == LoadChoice()
@@ -201,7 +201,7 @@ def test_what_was_stored_and_cannot_be_taken_is_left_out(play: Play, held: objec
 
 
 @pytest.mark.slow
-def test_a_model_is_quantised_beside_itself(play: Play) -> None:
+def test_a_quantised_model_is_added_beside_the_original(play: Play) -> None:
     async def scene(s: Scene) -> None:
         assert [model.convertible for model in await s.workbench.shelf.list()] == [True, True]
         steps: list[tuple[int, int]] = []
@@ -242,7 +242,9 @@ def keychain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keychain]:
     keyring.set_keyring(before)
 
 
-def test_a_token_is_kept_told_of_and_deleted(play: Play, keychain: Keychain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_stored_shown_as_present_and_deleted(
+    play: Play, keychain: Keychain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scene(s: Scene) -> None:
         assert not (await s.workbench.shelf.hub_token()).kept
         view = await s.workbench.shelf.keep_hub_token("hf_secret")
@@ -289,7 +291,7 @@ def test_the_model_that_wrote_a_session_is_named_while_another_runs(play: Play) 
         await ready(s)
         status = s.workbench.status
         assert (status.model, status.written_by) == ("two", "one")
-        # and not any more once that one has answered
+        # and no longer once that one has answered
         await s.workbench.answers.send(session_id, "and again")
         assert s.workbench.status.written_by == ""
 

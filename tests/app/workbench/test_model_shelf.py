@@ -1,4 +1,4 @@
-"""The shelf of models as the window asks for it, with real folders."""
+"""The shelf of models in the window, with real folders."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_model_is_listed_verified_and_removed(play: Play, shelf: Path, tiny: P
         fit = (await s.workbench.models.load_plan("org/tiny")).fit
         assert fit is not None
         assert (fit.fits, fit.context, fit.weights) == (True, 4096, weights_of([weights], {}).bytes)  # float32 on a processor
-        # verified: what is read is remembered, and compared
+        # verified: the digests are stored, and compared
         steps: list[tuple[int, int]] = []
         await s.workbench.shelf.verify("org/tiny", lambda done, total: steps.append((done, total)))
         assert steps
@@ -55,11 +55,11 @@ def test_a_model_is_listed_verified_and_removed(play: Play, shelf: Path, tiny: P
         data[-1] ^= 1
         noted = weights.stat()
         weights.write_bytes(data)
-        os.utime(weights, ns=(noted.st_atime_ns, noted.st_mtime_ns))  # it rotted: nobody wrote it
+        os.utime(weights, ns=(noted.st_atime_ns, noted.st_mtime_ns))  # damaged: changed without a write
         with pytest.raises(Refusal, match=r"model\.safetensors"):
             await s.workbench.shelf.verify("org/tiny", lambda _done, _total: None)
-        # one that is loaded stays
-        held = lock_model(shelf / "org--tiny")  # as loading does
+        # a loaded one is kept
+        held = lock_model(shelf / "org--tiny")  # like loading
         with pytest.raises(Refusal, match="is loaded"):
             await s.workbench.shelf.remove("org/tiny")
         held.release()
@@ -73,7 +73,7 @@ def test_a_model_is_listed_verified_and_removed(play: Play, shelf: Path, tiny: P
     play(scene)
 
 
-def test_one_that_is_on_its_way_into_the_engine_stays(play: Play, shelf: Path, tiny: Path) -> None:
+def test_a_model_that_is_being_loaded_cannot_be_removed(play: Play, shelf: Path, tiny: Path) -> None:
     shutil.copytree(tiny, shelf / "org--tiny")
     engine = Engine(loading=asyncio.Event())
 
@@ -104,15 +104,15 @@ def test_verifying_can_be_stopped(play: Play, shelf: Path, tiny: Path, monkeypat
         await s.workbench.shelf.list()
         assert len(steps) == told
 
-    play(scene)  # which finds no thread left
+    play(scene)  # which checks that no thread is left
 
 
 def _forever(_file: Path, tell: object) -> str:
     while True:
-        tell(1)  # type: ignore[operator]  # it raises once nobody wants to know
+        tell(1)  # type: ignore[operator]  # it raises after the stop
 
 
-def test_folders_and_files_come_onto_the_shelf(play: Play, tmp_path: Path, tiny: Path) -> None:
+def test_folders_and_files_are_added_to_the_shelf(play: Play, tmp_path: Path, tiny: Path) -> None:
     gguf = small_llama().write(tmp_path / "small.gguf")
     own = tmp_path / "own"
     shutil.copytree(tiny, own)
@@ -139,7 +139,7 @@ def test_folders_and_files_come_onto_the_shelf(play: Play, tmp_path: Path, tiny:
 
 
 @pytest.mark.slow
-def test_a_gguf_stays_quantised_where_that_is_chosen(play: Play, tmp_path: Path) -> None:
+def test_a_gguf_stays_quantised_on_request(play: Play, tmp_path: Path) -> None:
     path = packed(tiny_path("llama"), lambda name: "Q4_0").write(tmp_path / "one.gguf")
 
     async def scene(s: Scene) -> None:
@@ -159,7 +159,7 @@ def test_a_gguf_stays_quantised_where_that_is_chosen(play: Play, tmp_path: Path)
     play(scene)
 
 
-def test_proposals_come_without_a_network(play: Play, shelf: Path, tiny: Path) -> None:
+def test_proposals_need_no_network(play: Play, shelf: Path, tiny: Path) -> None:
     shutil.copytree(tiny, shelf / "HuggingFaceTB--SmolLM2-135M-Instruct@0123456789ab")
 
     async def scene(s: Scene) -> None:
@@ -174,7 +174,7 @@ def test_proposals_come_without_a_network(play: Play, shelf: Path, tiny: Path) -
 
 
 def test_an_imported_model_is_not_proposed_again(play: Play, shelf: Path, tiny: Path, tmp_path: Path) -> None:
-    """Whatever it was named: its file or folder keeps the name of the repository."""
+    """Whatever its name: its file or folder keeps the name of the repository."""
     shutil.copytree(tiny, tmp_path / "SmolLM2-135M-Instruct")
     import_model(tmp_path / "SmolLM2-135M-Instruct", "mine/small")
 
@@ -187,7 +187,7 @@ def test_an_imported_model_is_not_proposed_again(play: Play, shelf: Path, tiny: 
     play(scene)
 
 
-def test_where_no_model_is_here_the_smallest_is_proposed_too(play: Play, shelf: Path) -> None:
+def test_without_any_model_the_smallest_is_proposed_too(play: Play, shelf: Path) -> None:
     async def scene(s: Scene) -> None:
         offers = await s.workbench.shelf.offers()
         assert not any(offer.here for offer in offers)
@@ -209,7 +209,7 @@ def test_hints_are_dismissed_for_good(play: Play) -> None:
         await s.workbench.settings.dismiss_hint("models")
         assert await s.workbench.settings.hints() == set()
         sql(s.store.path, "UPDATE settings SET value = '0' WHERE key = 'hints'")
-        assert await s.workbench.settings.dismiss_hint("tokens")  # what was damaged is shown once more
+        assert await s.workbench.settings.dismiss_hint("tokens")  # damaged settings show the hints once more
         assert await s.workbench.settings.hints() == {"models"}
 
     play(first)

@@ -1,4 +1,4 @@
-"""The window's use cases with a model on a server: Elsewise's own, over HTTP, with a real little model."""
+"""The window's use cases with a model on a server: Elsewise's own, over HTTP, with a real small model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own(turn: TurnView) -> list[int]:
     return [int(i) for i, origin in zip(turn.run.ids, turn.run.origin, strict=True) if origin != Origin.TEMPLATE]
 
 
-def test_a_session_goes_on_with_a_model_on_a_server(play: Play, served: Served) -> None:
+def test_a_session_continues_with_a_model_on_a_server(play: Play, served: Served) -> None:
     async def scene(s: Scene) -> None:
         await connected(s, served)
         assert [(each.name, each.kind, each.loaded) for each in await s.workbench.shelf.list()] == [("big", "server", True)]
@@ -50,7 +50,7 @@ def test_a_session_goes_on_with_a_model_on_a_server(play: Play, served: Served) 
         _, *rest = [turn.run for turn in (await s.view(session_id)).turns]
         assert all(np.isfinite(run.logprob[1:]).all() and run.top_ids.shape[1] == 10 for run in rest)
         assert (rest[0].rank[1:] > 0).all()
-        # every alternative has its bytes, also where a token is a part of a character
+        # every alternative has its bytes, also if a token is a part of a character
         pieces = s.workbench.answers.token_text(session_id, range(served.model.info.vocab_size))
         assert list(pieces) == served.model.byte_vocab
         # the numbers name the model and the server
@@ -70,7 +70,7 @@ def test_a_session_goes_on_with_a_model_on_a_server(play: Play, served: Served) 
         branch = await s.last(session_id)
         assert branch.run.ids[at] == other
         assert branch.run.ids[:at].tolist() == again.run.ids[:at].tolist()
-        # why, with the whole row of the server
+        # the Why tab, with the whole row of the server
         drawing = await s.workbench.drawings.find(session_id, again.node_id, at)
         row = await s.workbench.drawings.whole_row(session_id, again.node_id, at)
         assert drawing is not None
@@ -112,7 +112,7 @@ def test_one_session_is_written_by_a_model_here_and_on_a_server_and_both_are_com
         await s.workbench.sessions.open(session_id)
         await s.workbench.services.supervisor.model()
         s.workbench.services.windows.refresh_status()
-        # who wrote it and who would go on, as the notice says
+        # the model that wrote it and the one that would continue it, as the notice shows
         assert (s.workbench.status.written_by, s.workbench.status.model) == (here, there)
         await s.workbench.answers.send(session_id, "and then?")
         assert s.workbench.status.written_by == ""
@@ -123,7 +123,7 @@ def test_one_session_is_written_by_a_model_here_and_on_a_server_and_both_are_com
         stored = np.concatenate([turn.run.logprob for turn in turns])
         scored = await served.model.score_run(await s.path_ids(session_id))
         np.testing.assert_allclose(stored[1:], scored.logprob[1:], atol=1e-4)
-        # the model on the server beside the one of this machine
+        # the model on the server compared with the local one
         (choice,) = await s.workbench.comparison.choices(session_id)
         assert choice.source == here
         found = await s.workbench.comparison.compare(session_id, choice, lambda *_: None, anyway=True)
@@ -146,12 +146,12 @@ def test_one_session_is_written_by_a_model_here_and_on_a_server_and_both_are_com
 
 
 @pytest.mark.slow
-def test_the_context_of_an_imported_session_is_counted_once_the_server_has_read_it(play: Play, served: Served) -> None:
+def test_the_context_of_an_imported_session_is_counted_after_the_server_has_read_it(play: Play, served: Served) -> None:
     async def scene(s: Scene) -> None:
         await connected(s, served)
-        await s.asked()  # the server has said how long its context is
+        await s.asked()  # the server has reported the length of its context
         session_id = await imported(s)
-        # given turns that are text so far: what they come to is not known here
+        # given turns without tokens: their count is not known here
         assert (await s.workbench.drafts.compose(session_id, "")).context_length is None
         assert await s.workbench.answers.score(session_id, lambda _done, _total: None) > 0
         counted = await s.workbench.drafts.compose(session_id, "")
@@ -162,7 +162,7 @@ def test_the_context_of_an_imported_session_is_counted_once_the_server_has_read_
 
 
 @pytest.mark.slow
-def test_what_a_server_cannot_do_is_said_where_it_is_asked_for(play: Play, served: Served) -> None:
+def test_functions_that_a_server_lacks_are_refused_with_the_reason(play: Play, served: Served) -> None:
     async def scene(s: Scene) -> None:
         await connected(s, served)
         session_id = await s.asked()
@@ -179,17 +179,17 @@ def test_what_a_server_cannot_do_is_said_where_it_is_asked_for(play: Play, serve
         ):
             with pytest.raises(Refusal, match=r"server|KV cache that can be looked into"):
                 await refused
-        # what is typed is not sent before it is sent
+        # a draft does not go to the server before it is sent
         requests = sum(served.engine.responses.values())
         assert await s.workbench.drafts.score(session_id, "secret") is None
         assert (await s.workbench.drafts.compose(session_id, "secret")).tokens is None
         with pytest.raises(Refusal, match="asked only on request"):
             await s.workbench.drawings.whole_row(session_id, answer.node_id, 10, here=True)
         assert sum(served.engine.responses.values()) == requests
-        # it is compared with models of this machine alone
+        # it can be compared with local models only
         assert await s.workbench.comparison.choices(session_id) == []
         assert not any(choice.chosen for choice in s.workbench.models.backends())
-        await s.workbench.settings.change("kv_cache_bytes", 1 << 30)  # holds for models of this machine
+        await s.workbench.settings.change("kv_cache_bytes", 1 << 30)  # applies to local models
 
     play(scene, engine=open_model)
 
@@ -209,7 +209,7 @@ def test_a_lost_connection_keeps_the_text_and_waits_for_a_click(play: Play, serv
         assert len(own(answer)) > 5
         assert answer.can_retry
         assert s.workbench.status.engine is EngineState.READY
-        # nothing was tried again meanwhile; a click does, on the same connection
+        # no automatic retry; a click retries, on the same connection
         s.call["max_tokens"] = 30
         await s.workbench.answers.continue_turn(session_id, answer.node_id)
         assert len(own(await s.last(session_id))) > len(own(answer))
@@ -218,7 +218,7 @@ def test_a_lost_connection_keeps_the_text_and_waits_for_a_click(play: Play, serv
 
 
 @pytest.mark.slow
-def test_a_server_that_is_given_up_is_not_kept(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_connection_is_not_saved(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
 
     async def scene(s: Scene) -> None:
@@ -228,7 +228,7 @@ def test_a_server_that_is_given_up_is_not_kept(play: Play, tmp_path: Path, monke
             task = asyncio.current_task()
             assert task is not None
             calls.add(task)
-            await reader.read()  # to its end: the client closes the socket
+            await reader.read()  # read to its end: the client closes the socket
             writer.close()
 
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
@@ -246,7 +246,7 @@ def test_a_server_that_is_given_up_is_not_kept(play: Play, tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_a_server_that_is_not_there_is_refused_and_nothing_is_kept(play: Play, tmp_path: Path, served: Served) -> None:
+def test_an_unreachable_server_is_refused_and_not_saved(play: Play, tmp_path: Path, served: Served) -> None:
     models_dir = tmp_path / "models"
 
     async def scene(s: Scene) -> None:
@@ -255,19 +255,19 @@ def test_a_server_that_is_not_there_is_refused_and_nothing_is_kept(play: Play, t
         with pytest.raises(Refusal, match="unencrypted"):
             await s.workbench.shelf.connect(Server("http://vllm.example:8000"))
         assert connections() == []
-        # a name is made of the address; taking it off the list leaves the server alone
+        # the name is made from the address; removing it from the list does not affect the server
         await s.workbench.shelf.connect(Server(served.url))
         name = served.url.partition("://")[2].replace(":", "-")  # "127.0.0.1-8000"
         assert [each.name for each in connections()] == [name]
         assert await s.workbench.shelf.remove(name) == 0
         assert connections() == []
-        # a model of the shelf keeps its name, also where it came later
+        # a model of the shelf keeps its name, also if it was added later
         await s.workbench.shelf.connect(Server(served.url, "big"))
         (models_dir / "big").mkdir()
         with pytest.raises(Refusal, match="model of the shelf"):
             await s.workbench.shelf.connect(Server(served.url, "big"))
         assert find_connection("big") is None
-        # a list that is damaged keeps no other model from being loaded
+        # a damaged list does not prevent loading other models
         (models_dir / "connections.json").write_text("{")
         assert [each.name for each in await s.workbench.shelf.list()] == ["big"]
         assert [each.source for each in await s.workbench.models.list()] == ["big"]

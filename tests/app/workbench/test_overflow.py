@@ -1,4 +1,4 @@
-"""A message too long for the context: refused, kept, and in nobody's way."""
+"""A message too long for the context: refused, kept, and no obstacle to later ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def small() -> Engine:
 
 
 async def refused(s: Scene, session_id: int) -> SessionView:
-    """Sends what does not fit; the view after it."""
+    """Sends a message that does not fit; returns the view after it."""
     await s.workbench.answers.send(session_id, LONG)
     view = await s.view(session_id)
     assert "do not fit into the context of 96" in view.turns[-1].note
@@ -27,7 +27,7 @@ async def refused(s: Scene, session_id: int) -> SessionView:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_the_next_message_takes_the_place_of_one_that_was_too_long(play: Play, first: bool) -> None:
+def test_the_next_message_is_a_sibling_of_a_too_long_one(play: Play, first: bool) -> None:
     async def scene(s: Scene) -> None:
         # given
         session_id = await (s.new() if first else s.asked("hi"))
@@ -37,14 +37,14 @@ def test_the_next_message_takes_the_place_of_one_that_was_too_long(play: Play, f
         assert (await s.last(session_id)).can_retry is False
         # when
         await s.workbench.answers.send(session_id, "ok")
-        # then it stands beside the long one, and is answered
+        # then it is a sibling of the long one, and is answered
         view = await s.view(session_id)
         short = view.turns[-2]
         assert short.variants == (long.node_id, short.node_id)
         assert own_tokens(view.turns[-1])
         assert [turn.node_id for turn in view.turns][: len(before)] == before
         assert len(s.engine.prompts[-1]) < SMALL
-        # and the long one is on the disk, with what was said of it
+        # and the long one is saved, with its note
         assert rows(s.path, "SELECT text FROM nodes WHERE id = ?", long.node_id) == [(LONG,)]
         back = await s.workbench.branches.select(session_id, long.node_id)
         assert "do not fit" in back.turns[-1].note
@@ -53,14 +53,14 @@ def test_the_next_message_takes_the_place_of_one_that_was_too_long(play: Play, f
     play(scene, engine=small())
 
 
-def test_one_after_the_other_they_all_stand_beside_each_other(play: Play) -> None:
+def test_several_too_long_messages_are_siblings(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         for _ in range(3):
             view = await refused(s, session_id)
         assert [turn.role for turn in view.turns] == ["system", "user", "assistant"]
         assert len(view.turns[1].variants) == 3
-        # and whoever goes back to one of them goes on from the same place
+        # and a message after selecting one of them starts at the same place
         await s.workbench.branches.select(session_id, view.turns[1].variants[0])
         await s.workbench.answers.send(session_id, "ok")
         assert own_tokens(await s.last(session_id))
@@ -68,7 +68,7 @@ def test_one_after_the_other_they_all_stand_beside_each_other(play: Play) -> Non
     play(scene, engine=small())
 
 
-def test_it_is_so_after_another_start_too(play: Play) -> None:
+def test_the_next_message_is_answered_after_a_restart_too(play: Play) -> None:
     async def first(s: Scene) -> None:
         await refused(s, await s.new())
 
@@ -82,7 +82,7 @@ def test_it_is_so_after_another_start_too(play: Play) -> None:
     play(second, engine=small())
 
 
-def test_with_a_larger_context_the_long_message_can_be_answered_after_all(play: Play) -> None:
+def test_with_a_larger_context_the_long_message_can_be_answered(play: Play) -> None:
     async def first(s: Scene) -> None:
         await refused(s, await s.new())
 
@@ -92,7 +92,7 @@ def test_with_a_larger_context_the_long_message_can_be_answered_after_all(play: 
         await s.workbench.answers.regenerate(session_id, failed.node_id)
         view = await s.view(session_id)
         assert own_tokens(view.turns[-1])
-        assert view.turns[-1].variants == (view.turns[-1].node_id,)  # what failed has left
+        assert view.turns[-1].variants == (view.turns[-1].node_id,)  # the failed answer was removed
         await s.workbench.answers.send(session_id, "more")
         assert [turn.role for turn in (await s.view(session_id)).turns] == ["system", *["user", "assistant"] * 2]
 
@@ -100,9 +100,9 @@ def test_with_a_larger_context_the_long_message_can_be_answered_after_all(play: 
     play(second)
 
 
-def test_a_conversation_that_fills_the_context_says_so(play: Play) -> None:
+def test_a_conversation_that_fills_the_context_has_a_note(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        session_id = await s.asked("x" * 70)  # its answer is cut by the context
+        session_id = await s.asked("x" * 70)  # its answer ends at the context limit
         assert (await s.last(session_id)).note == "the context is full"
         await s.workbench.answers.send(session_id, "ok")
         assert "Go back to an earlier turn, or start a new session" in (await s.last(session_id)).note
@@ -110,7 +110,7 @@ def test_a_conversation_that_fills_the_context_says_so(play: Play) -> None:
     play(scene, engine=small())
 
 
-def test_the_draft_is_counted_where_it_would_stand(play: Play) -> None:
+def test_the_draft_is_counted_at_the_place_where_it_will_be_sent(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")
         assert s.workbench.status.engine is EngineState.READY
@@ -118,10 +118,10 @@ def test_the_draft_is_counted_where_it_would_stand(play: Play) -> None:
         whole, question = view.context_used, view.turns[1]
         assert whole == sum(len(turn.run) for turn in view.turns)
         assert (await s.workbench.drafts.compose(session_id, "12345")).context_used == whole + 5
-        # another version of the first question stands after the system prompt alone
+        # another version of the first question follows only the system prompt
         edited = await s.workbench.drafts.compose(session_id, "12345", question.node_id)
         assert (edited.tokens, edited.context_used) == (5, len(view.turns[0].run) + 5)
-        # after a message that was too long: in its place
+        # after a message that was too long: as its sibling
         await refused(s, session_id)
         assert (await s.workbench.drafts.compose(session_id, "12345")).context_used == whole + 5
 
@@ -144,8 +144,8 @@ def test_an_answer_that_reaches_the_limit_ends_there_and_is_kept(play: Play) -> 
     play(scene, engine=small())
 
 
-def test_a_message_that_was_sent_before_an_engine_ran_can_still_have_turns_left_out_for_it(play: Play) -> None:
-    """Without an engine nobody can count it: it is kept, it says that it does not fit, and the choice is there then."""
+def test_turns_can_be_left_out_for_a_message_sent_before_an_engine_ran(play: Play) -> None:
+    """Without an engine it is not counted: it is kept, marked as too long later, and turns can be left out then."""
     text = "one more that is rather long"
 
     async def first(s: Scene) -> None:
@@ -172,7 +172,7 @@ def test_a_message_that_was_sent_before_an_engine_ran_can_still_have_turns_left_
         assert sum(text in turn.run.text for turn in view.turns) == 1
         assert own_tokens(view.turns[-1])
         assert not view.turns[-1].overflowed
-        # what was said, and the first try, stand where they stood
+        # the earlier turns and the first try are unchanged
         back = await s.workbench.branches.select(session_id, failed.node_id)
         assert [turn.node_id for turn in back.turns][: len(before)] == [turn.node_id for turn in before]
 

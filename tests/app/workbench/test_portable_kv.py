@@ -1,4 +1,4 @@
-"""A session goes out with its KV while the engine runs, and goes on elsewhere without computing it again."""
+"""A session is exported with its KV while the engine runs, and continued elsewhere without computing it again."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def scene(folder: Path) -> Scene:
 
 
 def heard(_done: int, _total: int) -> None:
-    """Nobody listens."""
+    """Ignores the progress."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [True, False])
-def test_it_is_warm_elsewhere(tmp_path: Path, running: bool) -> None:
+def test_an_exported_session_is_warm_after_the_import(tmp_path: Path, running: bool) -> None:
     file = tmp_path / "trip.kv.elsewise"
 
     async def out() -> tuple[int, list[int]]:
@@ -79,7 +79,7 @@ def test_it_is_warm_elsewhere(tmp_path: Path, running: bool) -> None:
     asyncio.run(elsewhere(tokens, path))
 
 
-def test_a_file_whose_blocks_are_an_endless_query_has_none(tmp_path: Path) -> None:
+def test_a_file_whose_blocks_are_an_endless_view_is_treated_as_one_without_blocks(tmp_path: Path) -> None:
     file = tmp_path / "endless.elsewise"
     with closing(sqlite3.connect(file)) as conn:
         endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS rowid, i AS x FROM n WHERE i < 0"
@@ -88,7 +88,7 @@ def test_a_file_whose_blocks_are_an_endless_query_has_none(tmp_path: Path) -> No
     assert not carries_blocks(file)
 
 
-def test_a_block_file_that_fails_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_block_file_leaves_no_incomplete_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "trip.kv.elsewise"
     file.write_bytes(b"mine")
 
@@ -111,7 +111,7 @@ def test_a_block_file_that_fails_leaves_no_half_of_a_file(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("form", ["json", "portable-kv"])
 @pytest.mark.parametrize("name", ["s.db", "s.db-wal"])
-def test_a_file_of_the_store_is_never_replaced(tmp_path: Path, form: str, name: str) -> None:
+def test_an_export_never_replaces_a_file_of_the_store(tmp_path: Path, form: str, name: str) -> None:
     async def out() -> None:
         here = scene(tmp_path / "here")
         session_id = await here.asked(TEXT)
@@ -127,7 +127,7 @@ def test_a_file_of_the_store_is_never_replaced(tmp_path: Path, form: str, name: 
 
 @pytest.fixture
 def no_block_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process opens none."""
+    """Fails if this process opens a block file."""
 
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("the window opened the block file")
@@ -138,7 +138,7 @@ def no_block_file(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_block_file")
 def test_the_window_opens_no_block_file_itself(tmp_path: Path) -> None:
-    """Without an engine a process of its own does: what it fails of is an error here, and no more."""
+    """Without an engine a process of its own opens it: its failure is only an error here."""
     blocks, file = tmp_path / "blocks.db", tmp_path / "a.elsewise"
     assert apart(file, blocks, [b"k" * 32]) == 0, "there is none yet"
     blocks.mkdir()
@@ -148,7 +148,7 @@ def test_the_window_opens_no_block_file_itself(tmp_path: Path) -> None:
         put_into(file, blocks, [b"k" * 32])
 
 
-def test_a_process_that_dies_of_a_block_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_on_a_block_file_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.block_files.child_command", lambda _: child_command("tests.no_such_module"))
     with pytest.raises(OSError, match="the process that reads it has ended"):
         apart(tmp_path / "a.elsewise", tmp_path / "blocks.db", [])
@@ -172,8 +172,8 @@ def exported(tmp_path: Path) -> tuple[Path, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [True, False])
-def test_the_window_takes_kv_in(tmp_path: Path, running: bool) -> None:
-    """While the engine runs it does it itself: the block file is its own."""
+def test_the_window_imports_kv(tmp_path: Path, running: bool) -> None:
+    """While the engine runs, it imports the blocks itself, since it holds the block file."""
     file, tokens = exported(tmp_path)
     told: list[tuple[int, int]] = []
 
@@ -192,7 +192,7 @@ def test_the_window_takes_kv_in(tmp_path: Path, running: bool) -> None:
         assert match.tokens == tokens
         await model.next_token_logprobs(path)
         after = model.metrics()
-        # what every conversation begins with may be in memory already
+        # the common beginning of conversations may be in memory already
         assert after.tokens_restored - before.tokens_restored == tokens - (match.warm or 0) > tokens - 64
         assert after.tokens_computed - before.tokens_computed == 1
         await there.workbench.close()
@@ -200,8 +200,8 @@ def test_the_window_takes_kv_in(tmp_path: Path, running: bool) -> None:
     asyncio.run(take())
 
 
-def test_taking_kv_is_stopped_between_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was taken stays, the session too; and nothing waits for the rest."""
+def test_the_import_of_kv_can_be_stopped_between_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imported blocks and the session are kept, and nothing waits for the rest."""
     file, tokens = exported(tmp_path)
     monkeypatch.setattr("app.portable_kv.AT_ONCE", 1)
 
@@ -213,7 +213,7 @@ def test_taking_kv_is_stopped_between_two_blocks(tmp_path: Path, monkeypatch: py
         work: asyncio.Task[int] | None = None
 
         def progress(done: int, _total: int) -> None:
-            if done == 3:  # the first block of the grid, the checkpoint that it might have, the second block
+            if done == 3:  # the first block of the grid, its possible checkpoint, the second block
                 assert work is not None
                 work.cancel()
 

@@ -1,4 +1,4 @@
-"""Branches out of sight: hidden in the outline and among the variants, nothing lost, back on request."""
+"""Pruned branches: hidden in the outline and among the variants, kept in the store, shown again on request."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def row_of(view: SessionView, node_id: int, *, inner: bool = False) -> BranchRow
     return next(row for row in view.branches if row.node_id == node_id and (row.start > 0) == inner)
 
 
-def test_a_pruned_branch_is_no_variant_and_marked_in_the_outline(play: Play) -> None:
+def test_a_pruned_branch_is_not_a_variant_and_marked_in_the_outline(play: Play) -> None:
     async def scene(s: Scene) -> None:
         view, old, new = await branched(s)
-        rest = row_of(view, old, inner=True)  # what the old answer said from the fork on
+        rest = row_of(view, old, inner=True)  # the old answer after the fork
         await s.workbench.branches.prune(view.session_id, rest.node_id, rest.start, True)
         pruned = await s.view(view.session_id)
         assert pruned.turns[-1].variants == (new,)
         assert [row.pruned for row in pruned.branches] == [row == rest for row in view.branches]
-        # nothing is gone: it comes back as it was
+        # nothing is lost: it is restored unchanged
         await s.workbench.branches.prune(view.session_id, rest.node_id, rest.start, False)
         back = await s.view(view.session_id)
         assert back.turns[-1].variants == view.turns[-1].variants == (old, new)
@@ -39,14 +39,14 @@ def test_a_pruned_branch_is_no_variant_and_marked_in_the_outline(play: Play) -> 
     play(scene)
 
 
-def test_pruning_what_is_shown_shows_the_latest_that_is_left(play: Play) -> None:
+def test_pruning_the_shown_branch_shows_the_latest_remaining_one(play: Play) -> None:
     async def scene(s: Scene) -> None:
         view, old, new = await branched(s)
         await s.workbench.branches.prune(view.session_id, new, 0, True)
         shown = await s.view(view.session_id)
         assert shown.turns[-1].node_id == old
         assert shown.turns[-1].variants == (old,)
-        # the last one cannot go
+        # the last one cannot be pruned
         rest = row_of(shown, old, inner=True)
         with pytest.raises(Refusal, match="the only branch"):
             await s.workbench.branches.prune(view.session_id, old, rest.start, True)
@@ -56,8 +56,8 @@ def test_pruning_what_is_shown_shows_the_latest_that_is_left(play: Play) -> None
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_leaves_a_branch_inside_goes_with_the_whole_of_it_alone(play: Play, whole: bool) -> None:
-    # given a branch that others leave behind its second token: beams, some of which may begin with the same ones
+def test_branches_inside_a_branch_are_pruned_only_with_the_whole_of_it(play: Play, whole: bool) -> None:
+    # given a branch that others leave after its second token: beams, some of which may begin alike
     async def scene(s: Scene) -> None:
         view, old, new = await branched(s)
         at = own_tokens(view.turns[-1])[6]
@@ -68,9 +68,9 @@ def test_what_leaves_a_branch_inside_goes_with_the_whole_of_it_alone(play: Play,
         rest = row_of(before, new, inner=True)
         assert len(beams) == 3
         assert rest.current
-        # when all of it is pruned, or what it says from there on
+        # when all of it is pruned, or only its part from there on
         await s.workbench.branches.prune(view.session_id, new, 0 if whole else rest.start, True)
-        # then they go with it, or one of them is shown
+        # then they are pruned with it, or one of them is shown
         pruned = await s.view(view.session_id)
         gone = [(new, 0), (new, rest.start), *((beam, 0) for beam in beams)] if whole else [(new, rest.start)]
         assert [(row.node_id, row.start) for row in pruned.branches if row.pruned] == gone
@@ -80,12 +80,12 @@ def test_what_leaves_a_branch_inside_goes_with_the_whole_of_it_alone(play: Play,
     play(scene)
 
 
-def test_what_was_pruned_stays_so_after_a_restart_and_takes_its_branches_along(play: Play) -> None:
+def test_a_pruned_branch_and_its_descendants_stay_pruned_after_a_restart(play: Play) -> None:
     kept: dict[str, int] = {}
 
     async def evening(s: Scene) -> None:
         view, old, new = await branched(s)
-        await s.workbench.answers.send(view.session_id, "and then?")  # goes on from the new version
+        await s.workbench.answers.send(view.session_id, "and then?")  # continues the new version
         await s.workbench.branches.select(view.session_id, old)
         await s.workbench.branches.prune(view.session_id, new, 0, True)
         kept.update(session=view.session_id, new=new)
@@ -95,7 +95,7 @@ def test_what_was_pruned_stays_so_after_a_restart_and_takes_its_branches_along(p
         row = next(row for row in view.branches if row.node_id == kept["new"])
         assert row.pruned
         assert len(view.turns[-1].variants) == 1
-        # a path under it can still be looked at, on purpose
+        # a path under it can still be selected
         shown = await s.workbench.branches.select(kept["session"], kept["new"])
         assert shown.turns[-1].role == "assistant"
         assert len(shown.turns) == 5
@@ -105,7 +105,7 @@ def test_what_was_pruned_stays_so_after_a_restart_and_takes_its_branches_along(p
     play(morning)
 
 
-def test_bad_branches_are_refused(play: Play) -> None:
+def test_invalid_branches_are_refused(play: Play) -> None:
     async def scene(s: Scene) -> None:
         view, _, new = await branched(s)
         for node_id, start in ((9999, 0), (new, -1)):

@@ -1,4 +1,4 @@
-"""Quitting in the middle, or not even that: what was written is kept, and nobody is waited for beyond a limit."""
+"""Quitting or a crash during an answer: the text is kept, and no wait exceeds its limit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, PATIENCE_SECONDS, Engine, Scene, own_tokens, rows, until
 from ui import TurnStatus
 
-QUIT_SECONDS = 2.0  # promised
+QUIT_SECONDS = 2.0  # the documented limit
 
 
 @pytest.mark.parametrize("when", ["saving", "loading", "streaming"])
-def test_quitting_in_the_middle_waits_for_no_limit_and_keeps_the_text(
+def test_quitting_during_an_answer_ends_before_any_limit_and_keeps_the_text(
     play: Play, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    # given limits that nobody would sit out
+    # given limits too long to wait for
     for limit in ("PATIENCE_SECONDS", "KEEP_SECONDS"):
         monkeypatch.setattr(f"app.workbench.workbench.{limit}", 1000.0)
     monkeypatch.setattr("app.supervisor.CANCEL_SECONDS", 1000.0)
@@ -40,7 +40,7 @@ def test_quitting_in_the_middle_waits_for_no_limit_and_keeps_the_text(
         else:
             await until(lambda: s.arrived(session_id) == 7)
         await asyncio.wait_for(s.workbench.close(), PATIENCE_SECONDS)
-        await sending  # it has ended, without a complaint
+        await sending  # it has ended, without a warning
         kept.append(7 if when == "streaming" else 0)
 
     async def later(s: Scene) -> None:
@@ -55,19 +55,19 @@ def test_quitting_in_the_middle_waits_for_no_limit_and_keeps_the_text(
     play(later)
 
 
-def test_the_steps_of_quitting_together_keep_the_promise() -> None:
+def test_the_limits_of_the_steps_of_quitting_add_up_to_less_than_the_promise() -> None:
     answers, kv, engine = workbench.PATIENCE_SECONDS, workbench.KEEP_SECONDS, EngineLimits().close_seconds
-    # answers of an engine that answers end when they are stopped: KV is written then, and it ends by itself
+    # answers of a working engine end when they are stopped: then KV is written, and the engine ends by itself
     assert kv + engine < QUIT_SECONDS
-    # while one that starts is given up nothing is written
+    # when a start is cancelled no KV is written
     assert answers + supervisor.CANCEL_SECONDS < QUIT_SECONDS
-    # one that hangs is waited for in vain each time, and has what is left
+    # one that hangs uses each limit up, and is ended within the rest
     assert answers + kv + link._TERM_SECONDS + link._EXIT_SECONDS < workbench.ENGINE_SECONDS < QUIT_SECONDS
 
 
 @pytest.mark.slow
-def test_an_engine_has_the_time_that_is_left(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given one that does not hear that its answer is to stop
+def test_the_limit_for_closing_an_engine_is_reduced_by_earlier_waits(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given an engine that ignores the stop of its answer
     told: list[float | None] = []
     asking: list[asyncio.Task[None]] = []
     hangs = asyncio.Event()
@@ -92,7 +92,7 @@ def test_an_engine_has_the_time_that_is_left(play: Play, monkeypatch: pytest.Mon
 
     # when the window ends
     play(scene, engine=Engine(holds_after=3))
-    # then it has been waited for, and has so much less
+    # then the time of that wait was subtracted
     (within,) = told
     assert within is not None
     assert within <= workbench.ENGINE_SECONDS - workbench.PATIENCE_SECONDS

@@ -1,4 +1,4 @@
-"""At most a second of a streamed answer can be lost: told by a clock that runs only while everybody waits."""
+"""At most a second of a streamed answer can be lost: measured by a clock that runs only while all tasks wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMISED = 1.0  # seconds
 
 
 class Clock(asyncio.SelectorEventLoop):
-    """A loop whose seconds pass at once: whoever sleeps is woken as soon as nobody has anything else to do."""
+    """A loop whose seconds pass at once: a sleeping task wakes as soon as no other task is ready."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,7 +36,7 @@ class Clock(asyncio.SelectorEventLoop):
 
 
 class Disk:
-    """Takes `seconds` for a write, and refuses the first `refusals`; remembers when how many tokens were on it."""
+    """Takes `seconds` for a write, and refuses the first `refusals`; records the number of saved tokens with the time."""
 
     def __init__(self, seconds: float, refusals: int = 0) -> None:
         self.seconds, self.refusals = seconds, refusals
@@ -57,7 +57,7 @@ def token(number: int) -> TokenRun:
 
 
 def streamed(disk: Disk, *, every: float, tokens: int) -> list[float]:
-    """How long each token was on the screen before it was on the disk."""
+    """The time between showing and saving each token."""
     arrived: list[float] = []
 
     async def stream() -> None:
@@ -77,20 +77,20 @@ def streamed(disk: Disk, *, every: float, tokens: int) -> list[float]:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("every", [0.001, 0.03, 0.7, 3.0])
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.25])
-def test_no_token_is_on_the_screen_for_a_second_before_it_is_on_the_disk(every: float, seconds: float) -> None:
+def test_every_token_is_saved_within_a_second_of_being_shown(every: float, seconds: float) -> None:
     disk = Disk(seconds)
     late = streamed(disk, every=every, tokens=300)
     assert max(late) <= PROMISED
     assert disk.first == [0, *(held for _, held in disk.held[:-1])], "in order, each token once"
 
 
-def test_it_is_no_write_for_every_token() -> None:
+def test_many_tokens_share_one_write() -> None:
     disk = Disk(0.01)
     streamed(disk, every=0.001, tokens=2_000)
     assert len(disk.held) < 10
 
 
-def test_what_a_full_disk_refused_comes_with_the_next_write(caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_that_a_full_disk_refused_are_part_of_the_next_write(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     disk = Disk(0.01, refusals=2)
     late = streamed(disk, every=0.05, tokens=100)

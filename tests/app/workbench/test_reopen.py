@@ -1,4 +1,4 @@
-"""What stands on the disk is what was shown."""
+"""Reopened sessions are equal to the shown ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.app.workbench.scene import Engine, Scene, alternative, assert_same_vi
 from ui import SessionView, TurnStatus
 
 
-def test_a_session_reopened_without_an_engine_is_what_was_shown(play: Play) -> None:
+def test_a_session_reopened_without_an_engine_equals_the_shown_one(play: Play) -> None:
     shown: list[SessionView] = []
     texts: list[list[bytes]] = []
 
@@ -38,7 +38,7 @@ def test_a_session_reopened_without_an_engine_is_what_was_shown(play: Play) -> N
     play(second)
 
 
-def test_every_branch_comes_back(play: Play) -> None:
+def test_every_branch_is_read_after_a_restart(play: Play) -> None:
     shown: list[SessionView] = []
 
     async def first(s: Scene) -> None:
@@ -59,7 +59,7 @@ def test_every_branch_comes_back(play: Play) -> None:
     play(second)
 
 
-def test_a_conversation_goes_on_after_a_restart(play: Play) -> None:
+def test_a_conversation_continues_after_a_restart(play: Play) -> None:
     async def first(s: Scene) -> None:
         await s.asked("one")
 
@@ -78,7 +78,7 @@ def test_a_conversation_goes_on_after_a_restart(play: Play) -> None:
     play(second)
 
 
-def test_looking_at_another_session_while_the_engine_loads_loses_nothing(play: Play) -> None:
+def test_showing_another_session_while_the_engine_loads_loses_nothing(play: Play) -> None:
     async def scene(s: Scene) -> None:
         s.engine.loading = asyncio.Event()
         other = await s.new()
@@ -98,7 +98,7 @@ def test_looking_at_another_session_while_the_engine_loads_loses_nothing(play: P
     play(scene)
 
 
-def test_what_the_store_read_too_late_does_not_replace_what_is_being_written(play: Play) -> None:
+def test_tokens_read_late_do_not_replace_those_of_a_running_answer(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         view = await s.view(session_id)
@@ -130,7 +130,7 @@ def test_opening_a_session_while_it_streams_shows_the_stream(play: Play) -> None
     play(scene, engine=Engine(holds_after=4))
 
 
-def test_the_sample_is_there_without_a_model(play: Play) -> None:
+def test_the_sample_can_be_read_without_a_model(play: Play) -> None:
     async def scene(s: Scene) -> None:
         sample = await ensure_sample(s.store)
         assert await ensure_sample(s.store) == sample
@@ -149,7 +149,7 @@ def test_the_sample_is_there_without_a_model(play: Play) -> None:
     play(scene)
 
 
-def test_a_session_in_the_trash_is_out_of_the_list_and_comes_back(play: Play) -> None:
+def test_a_session_in_the_trash_is_not_listed_and_can_be_restored(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         await s.workbench.sessions.trash(session_id)
@@ -160,7 +160,7 @@ def test_a_session_in_the_trash_is_out_of_the_list_and_comes_back(play: Play) ->
     play(scene)
 
 
-def test_an_answer_beside_the_shown_path_is_read_when_somebody_goes_on_from_it(play: Play) -> None:
+def test_an_answer_outside_the_shown_path_is_read_when_it_is_continued(play: Play) -> None:
     kept: dict[str, int] = {}
 
     async def evening(s: Scene) -> None:
@@ -181,10 +181,8 @@ def test_an_answer_beside_the_shown_path_is_read_when_somebody_goes_on_from_it(p
     play(morning)
 
 
-def test_what_happens_to_a_session_just_before_it_is_shown_is_in_what_is_shown(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given a moment between making what is shown and showing it
+def test_a_change_just_before_a_session_is_shown_is_in_its_view(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a pause between making the view and showing it
     made, go_on = asyncio.Event(), asyncio.Event()
 
     async def moment() -> None:
@@ -195,11 +193,11 @@ def test_what_happens_to_a_session_just_before_it_is_shown_is_in_what_is_shown(
         session_id = await s.asked()
         monkeypatch.setattr("app.workbench.sessions.session_list.let_window_paint", moment)
         opening = asyncio.create_task(s.workbench.sessions.open(session_id))
-        # when it is renamed in that moment
+        # when the session is renamed in that pause
         await made.wait()
         await s.workbench.sessions.rename(session_id, "renamed")
         go_on.set()
-        # then the window is shown all of it: what it was told before it knew of that session is lost on it
+        # then the view has the change: the window ignores events of a session that it does not know yet
         view = await opening
         assert view.title == "renamed"
         assert_same_view(view, await s.view(session_id))

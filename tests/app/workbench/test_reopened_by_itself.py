@@ -1,4 +1,4 @@
-"""An engine that dies under an answer is started again for its session: once, and the turn says what happened."""
+"""An engine that dies during an answer is restarted for its session: once, with a note at the turn."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ui import ColumnsChanged, EngineState, Refusal, SessionChanged, Tier, TurnS
 
 
 def watched(s: Scene) -> Scene:
-    """As the window's."""
+    """Attaches the automatic restart of the engine, as a window does."""
     each = s.workbench.services
     Reopening(each.sessions, each.supervisor, each.adapters, each.running, each.tasks, each.windows)
     return s
 
 
 def noted(s: Scene) -> list[str]:
-    """What the last turn said, in order."""
+    """The notes of the last turn, in order."""
     notes = [event.view.turns[-1].note for event in s.events if isinstance(event, SessionChanged) and event.view.turns]
     return [note for note, before in zip(notes, ["", *notes], strict=False) if note != before]
 
 
-def test_the_session_is_warm_again_and_says_so(play: Play) -> None:
+def test_the_session_is_warm_again_with_a_note(play: Play) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
         session_id = await s.asked("one")
@@ -43,7 +43,7 @@ def test_the_session_is_warm_again_and_says_so(play: Play) -> None:
         assert len(own_tokens(turn)) == 5
         assert s.engine.starts == 2
         assert s.workbench.status.engine is EngineState.READY
-        # nothing was said by itself, and the answer goes on from where it was
+        # no answer was generated automatically, and the answer continues at its end
         assert len(s.engine.prompts) == 2
         await s.workbench.answers.continue_turn(session_id, turn.node_id)
         assert len(own_tokens(await s.last(session_id))) == 5 + 12
@@ -52,7 +52,7 @@ def test_the_session_is_warm_again_and_says_so(play: Play) -> None:
     play(scene)
 
 
-def test_exactly_once_until_something_goes_well(play: Play) -> None:
+def test_the_engine_is_restarted_only_once_until_an_answer_succeeds(play: Play) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
         session_id = await s.new()
@@ -67,11 +67,11 @@ def test_exactly_once_until_something_goes_well(play: Play) -> None:
             if count == 1:
                 await until(lambda: noted(s)[-1:] == [DONE])
             assert s.engine.starts == starts
-        # the second time the error stands, and the way on with it
+        # the second time the error is shown, with the way out
         stands = await s.last(session_id)
         assert stands.note == STOPPED
         assert s.workbench.status.engine is EngineState.DIED
-        # whoever asks again gets an engine, and after an answer it is reopened once more
+        # the next request starts an engine, and after an answer it is restarted automatically again
         await s.workbench.answers.continue_turn(session_id, stands.node_id)
         assert s.engine.starts == 3
         s.engine.dies_after = 3
@@ -82,7 +82,7 @@ def test_exactly_once_until_something_goes_well(play: Play) -> None:
     play(scene)
 
 
-def test_an_engine_that_dies_of_this_very_session_is_left_alone(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_dies_on_reading_the_session_again_is_not_restarted(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
         session_id = await s.asked("one")
@@ -100,7 +100,7 @@ def test_an_engine_that_dies_of_this_very_session_is_left_alone(play: Play, monk
     play(scene)
 
 
-def test_an_engine_that_does_not_start_again_says_why(play: Play) -> None:
+def test_an_engine_that_cannot_be_restarted_is_reported_with_the_reason(play: Play) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
         session_id = await s.asked("one")
@@ -113,7 +113,7 @@ def test_an_engine_that_does_not_start_again_says_why(play: Play) -> None:
     play(scene)
 
 
-def test_continuations_side_by_side_say_it_once_for_all_and_each_as_a_turn(play: Play) -> None:
+def test_continuations_have_one_common_note_and_one_for_each_turn(play: Play) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
         session_id, old = await answered(s)
@@ -128,18 +128,18 @@ def test_continuations_side_by_side_say_it_once_for_all_and_each_as_a_turn(play:
         assert {column.note for column in columns.columns} == {CUT_OFF}
         assert sum(len(column.run) for column in columns.columns) == 6
         assert s.engine.starts == 2
-        for column in columns.columns:  # each is a version of the turn, and its turn says so too
+        for column in columns.columns:  # each is a version of the turn, and has the note too
             assert (await s.workbench.branches.select(session_id, column.node_id)).turns[-1].note == DONE
-        # what had ended by itself did so before
+        # a continuation that had ended by itself has no note
         s.engine.dies_after = 6
         await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 2)
         assert {column.note for column in last_columns(s).columns} == {STOPPED}
-        assert s.engine.starts == 2  # once, until something goes well
+        assert s.engine.starts == 2  # once, until an answer succeeds
 
     play(scene)
 
 
-def test_of_continuations_that_said_nothing_the_turn_shown_says_it(play: Play) -> None:
+def test_the_shown_turn_has_the_note_of_continuations_without_tokens(play: Play) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
         session_id, old = await answered(s)
@@ -154,13 +154,13 @@ def test_of_continuations_that_said_nothing_the_turn_shown_says_it(play: Play) -
 
 
 @pytest.mark.slow
-def test_a_continuation_that_ended_before_the_engine_did_is_no_answer_that_went_well(play: Play) -> None:
+def test_a_continuation_that_ended_before_the_engine_does_not_count_as_a_success(play: Play) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
         session_id, old = await answered(s)
 
         async def cut_short() -> set[str]:
-            """Of three, some have come to their end when the engine dies; what the others say."""
+            """Of three, some have ended when the engine dies; returns the notes of the others."""
             s.engine.dies_after = 3 * 12 - 1
             await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 3)
             notes = [column.note for column in last_columns(s).columns]
@@ -173,13 +173,13 @@ def test_a_continuation_that_ended_before_the_engine_did_is_no_answer_that_went_
         assert await cut_short() == {STOPPED}
         await until(lambda: not len(s.workbench.services.tasks))
         assert (s.engine.starts, s.workbench.status.engine) == (2, EngineState.DIED)
-        # whoever asks again gets an engine; continuations that all come to their end have gone well
+        # the next request starts an engine; continuations that all end by themselves count as a success
         await s.workbench.continuations.continue_many(session_id, old.node_id, own_tokens(old)[2], 3)
         assert s.engine.starts == 3
         assert await cut_short() == {CUT_OFF}
         await until(lambda: last_columns(s).note == DONE)
         assert s.engine.starts == 4
-        # and so has an answer after a fan, and a fan after an answer
+        # and so do an answer after a fan, and a fan after an answer
         assert await cut_short() == {STOPPED}
         await s.workbench.answers.send(session_id, "two")
         s.engine.dies_after = 3
@@ -192,7 +192,7 @@ def test_a_continuation_that_ended_before_the_engine_did_is_no_answer_that_went_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "failed"])
-def test_an_answer_that_says_nothing_has_not_gone_well(play: Play, how: str) -> None:
+def test_an_empty_answer_does_not_count_as_a_success(play: Play, how: str) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
         s.engine.options["context_length"] = 1_000
@@ -200,7 +200,7 @@ def test_an_answer_that_says_nothing_has_not_gone_well(play: Play, how: str) -> 
         s.engine.dies_after = 3
         await s.workbench.answers.send(session_id, "two")
         await until(lambda: noted(s)[-1:] == [DONE])
-        # given a message that comes to nothing
+        # given a message whose answer fails
         if how == "stopped":
             s.engine.holds_after = 0
             sending = asyncio.create_task(s.workbench.answers.send(session_id, "three"))
@@ -211,7 +211,7 @@ def test_an_answer_that_says_nothing_has_not_gone_well(play: Play, how: str) -> 
         else:
             await s.workbench.answers.send(session_id, "x" * 2_000)
             assert "context" in (await s.last(session_id)).note
-        # when the engine dies once more, it is not started by itself
+        # when the engine dies once more, it is not restarted automatically
         s.engine.dies_after = 3
         await s.workbench.answers.send(session_id, "four")
         assert (await s.last(session_id)).note == STOPPED
@@ -220,7 +220,7 @@ def test_an_answer_that_says_nothing_has_not_gone_well(play: Play, how: str) -> 
     play(scene)
 
 
-def test_what_is_gone_before_the_engine_has_started_again_is_not_asked_for(play: Play) -> None:
+def test_an_answer_removed_before_the_restart_is_not_read_again(play: Play) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
         session_id = await s.asked("one")
@@ -228,21 +228,21 @@ def test_what_is_gone_before_the_engine_has_started_again_is_not_asked_for(play:
         await s.workbench.answers.send(session_id, "two")
         assert (await s.last(session_id)).note == UNDER_WAY
         lost = (await s.last(session_id)).node_id
-        # when somebody leaves the answer that said nothing, it is taken away
+        # when another branch is selected, the empty answer is removed
         (task,) = s.workbench.services.tasks
         session = s.workbench.services.sessions.opened(session_id)
         await s.workbench.services.sessions.take_back(session, lost)
         assert lost not in session.tree.nodes
         s.engine.loading.set()
         await task
-        # then what is shown instead is read
+        # then the shown path is read instead
         assert (s.workbench.status.engine, s.engine.starts) == (EngineState.READY, 2)
         assert {turn.tier for turn in (await s.view(session_id)).turns if len(turn.run)} == {Tier.WARM}
 
     play(scene)
 
 
-def test_a_command_has_nobody_to_reopen_it_for(play: Play) -> None:
+def test_without_a_window_the_engine_is_not_restarted(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("one")
         s.engine.dies_after = 5

@@ -1,4 +1,4 @@
-"""The model's turn in other words, and a whole path as text: beside what stands there, and any model goes on from it."""
+"""Edited answers, and a whole path as text: added as siblings, and continued by any model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def said(turn: TurnView) -> str:
 # ---- the model's turn ---------------------------------------------------------------------------------------------------
 
 
-def test_another_version_of_an_answer_stands_beside_it_and_nothing_is_streamed(play: Play) -> None:
+def test_an_edited_answer_is_a_sibling_and_nothing_is_generated(play: Play) -> None:
     shown: list[SessionView] = []
 
     async def first(s: Scene) -> None:
@@ -39,7 +39,7 @@ def test_another_version_of_an_answer_stands_beside_it_and_nothing_is_streamed(p
         assert own_tokens(new), "it has tokens, for a model runs"
         header = [token for token, origin in zip(new.run.ids, new.run.origin, strict=True) if origin == int(Origin.TEMPLATE)]
         assert header == [token for token, origin in zip(old.run.ids, old.run.origin, strict=True) if origin == 0]
-        # the old one is what it was
+        # the old one is unchanged
         back = await s.workbench.branches.select(session_id, old.node_id)
         assert said(back.turns[-1]) == said(old)
         await s.workbench.branches.select(session_id, new.node_id)
@@ -54,7 +54,7 @@ def test_another_version_of_an_answer_stands_beside_it_and_nothing_is_streamed(p
     play(second)
 
 
-def test_the_model_goes_on_with_those_words(play: Play) -> None:
+def test_the_model_continues_after_the_edited_answer(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         await s.workbench.answers.send(session_id, WORDS, old.node_id)
@@ -63,7 +63,7 @@ def test_the_model_goes_on_with_those_words(play: Play) -> None:
         assert said(new).startswith(WORDS)
         assert len(own_tokens(new)) == len(words(WORDS)) + 12
         assert s.engine.prompts[-1][-len(words(WORDS)) :] == words(WORDS)
-        # each of them with what the model thought of it
+        # each of them with its log-probability
         at = np.array(own_tokens(new))
         assert (new.run.rank[at] > 0).all()
         await s.workbench.answers.send(session_id, "why?")
@@ -102,7 +102,7 @@ def test_without_an_engine_the_words_are_kept_and_get_their_tokens_later(play: P
     play(third)
 
 
-def test_what_is_refused_of_an_edit_changes_nothing(play: Play) -> None:
+def test_a_refused_edit_changes_nothing(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         before = rows(s.path, "SELECT * FROM nodes")
@@ -115,7 +115,7 @@ def test_what_is_refused_of_an_edit_changes_nothing(play: Play) -> None:
     play(scene)
 
 
-def test_a_failing_engine_costs_nobody_their_words(play: Play) -> None:
+def test_the_text_of_an_edit_is_kept_if_the_engine_fails(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         model = s.workbench.services.supervisor.running
@@ -155,7 +155,7 @@ class Shifted:
 
 
 def shifted(s: Scene) -> None:
-    """From now on that model answers."""
+    """Makes that model the answering one."""
 
     async def start(*_: object, **__: object) -> LanguageModel:
         return cast("LanguageModel", Shifted(await asyncio.to_thread(load, "x", backend="fake")))
@@ -163,7 +163,7 @@ def shifted(s: Scene) -> None:
     s.workbench.services.supervisor.start_engine = start
 
 
-def test_a_session_of_another_tokenizer_goes_on_as_text(play: Play) -> None:
+def test_a_session_of_another_tokenizer_continues_as_text(play: Play) -> None:
     kept: dict[str, Any] = {}
 
     async def first(s: Scene) -> None:
@@ -175,7 +175,7 @@ def test_a_session_of_another_tokenizer_goes_on_as_text(play: Play) -> None:
         await s.view(kept["id"])
         await s.workbench.answers.send(kept["id"], "and then?")
         failed = await s.last(kept["id"])
-        # then it says what can be taken, and from whom
+        # then the note names the way out, and the model of the session
         assert failed.is_foreign
         assert "Only its text can be used, not its tokens, numbers and KV" in failed.note
         assert "Choose the model it was written with, " in failed.note
@@ -194,13 +194,13 @@ def test_a_session_of_another_tokenizer_goes_on_as_text(play: Play) -> None:
         assert "and then?" in question.run.text
         assert own_tokens(new)
         assert not new.is_foreign
-        # the question is answered by what the model read: all of it, in its own tokens
+        # the model has read the whole path in its own tokens
         ids = await s.path_ids(kept["id"])
         assert rows(s.path, "SELECT DISTINCT kv_fingerprint FROM nodes WHERE id > ? AND token_count > 0", max(before)) == [
             ("another",)
         ]
         assert ids
-        # and what it came from stands beside it, byte for byte
+        # and the original is its sibling, unchanged
         after = dict(rows(s.path, "SELECT id, sha256 FROM nodes"))
         assert {node: after[node] for node in before} == before
         back = await s.workbench.branches.select(kept["id"], kept["answer"])
@@ -212,7 +212,7 @@ def test_a_session_of_another_tokenizer_goes_on_as_text(play: Play) -> None:
     play(third)
 
 
-def test_another_tokenizers_answer_gets_no_branch_of_other_words(play: Play) -> None:
+def test_a_branch_by_words_is_refused_in_an_answer_of_another_tokenizer(play: Play) -> None:
     kept: dict[str, Any] = {}
 
     async def first(s: Scene) -> None:
@@ -233,8 +233,8 @@ def test_another_tokenizers_answer_gets_no_branch_of_other_words(play: Play) -> 
     play(second)
 
 
-def test_what_a_model_reads_of_a_path_that_was_opened_as_text(play: Play) -> None:
-    """The same words in the same roles: with the same tokenizer its prompt is the one that would have been made anyway."""
+def test_a_path_opened_as_text_gives_the_model_the_same_words_in_order(play: Play) -> None:
+    """The same words in the same roles: with the same tokenizer the prompt is the one of the original path."""
 
     async def scene(s: Scene) -> None:
         session_id, answer = await answered(s)
@@ -248,7 +248,7 @@ def test_what_a_model_reads_of_a_path_that_was_opened_as_text(play: Play) -> Non
     play(scene)
 
 
-def test_another_beginning_is_not_taken_for_one_that_is_text(play: Play) -> None:
+def test_a_root_that_is_text_is_not_reused_for_another_system_prompt(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, answer = await answered(s)
         root = rows(s.path, "SELECT id FROM nodes WHERE role = 'system'")[0][0]
@@ -261,7 +261,7 @@ def test_another_beginning_is_not_taken_for_one_that_is_text(play: Play) -> None
     play(scene)
 
 
-def test_without_words_there_is_nothing_to_open(play: Play) -> None:
+def test_an_empty_path_cannot_be_opened_as_text(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         with pytest.raises(Refusal, match="not part of this session"):

@@ -1,4 +1,4 @@
-"""What a person tries first works: a change of the sample goes into a copy, and the sample stays as it was shipped."""
+"""A change of the sample goes into a copy, and the sample is not changed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def recorded(s: Scene) -> SessionView:
 
 
 def copied(s: Scene) -> SessionView:
-    """The one copy the window was told of."""
+    """The one copy that was reported to the window."""
     [event] = [event for event in s.events if isinstance(event, SessionCopied)]
     return event.view
 
@@ -98,7 +98,7 @@ def test_a_change_of_the_sample_goes_into_a_copy(play: Play, change: Change, tur
         before = rows(s.path, "SELECT * FROM nodes WHERE session_id = ?", sample.session_id)
         # when
         await change(s, sample.session_id, sample.turns[-1])
-        # then the copy began as what was shown, and went on
+        # then the copy begins with the shown path, and continues
         began = copied(s)
         assert (began.title, began.is_sample) == (f"{sample.title} (copy)", False)
         assert [turn.run.text for turn in began.turns] == [turn.run.text for turn in sample.turns]
@@ -108,7 +108,7 @@ def test_a_change_of_the_sample_goes_into_a_copy(play: Play, change: Change, tur
         assert view.turns[-1].status is TurnStatus.PARTIAL  # the length limit of these tests
         assert view.turns[-1].note == "reached the length limit"
         assert [row.title for row in await s.workbench.sessions.list()].count(began.title) == 1
-        # and the sample is what it was
+        # and the sample is unchanged
         assert rows(s.path, "SELECT * FROM nodes WHERE session_id = ?", sample.session_id) == before
         assert_same_view(await s.view(sample.session_id), sample)
         assert await s.store.verify() == []
@@ -116,7 +116,7 @@ def test_a_change_of_the_sample_goes_into_a_copy(play: Play, change: Change, tur
     play(scene)
 
 
-def test_only_what_is_new_is_computed_in_the_copy(play: Play) -> None:
+def test_only_new_tokens_are_computed_in_the_copy(play: Play) -> None:
     async def scene(s: Scene) -> None:
         sample = await recorded(s)
         answer = sample.turns[-1]
@@ -145,7 +145,7 @@ def test_a_double_click_makes_one_copy_and_one_answer(play: Play, change: Change
     play(scene)
 
 
-def test_what_cannot_be_done_makes_no_copy(play: Play) -> None:
+def test_a_refused_change_makes_no_copy(play: Play) -> None:
     async def scene(s: Scene) -> None:
         sample = await recorded(s)
         question, answer = sample.turns[-2:]
@@ -181,7 +181,7 @@ def test_a_model_that_cannot_read_the_sample_is_named_and_nothing_is_copied(play
     play(scene)
 
 
-def test_without_a_model_the_click_is_kept_and_the_turn_says_what_to_do(play: Play) -> None:
+def test_without_a_model_the_click_is_kept_and_the_turn_names_the_way_out(play: Play) -> None:
     async def scene(s: Scene) -> None:
         sample = await s.view(await ensure_sample(s.store))
         s.engine.refuses = [ModelLoadError("no model 'smollm2' here; fetch it with: `elsewise models get smollm2`")]
@@ -201,7 +201,7 @@ def test_copies_have_titles_of_their_own() -> None:
     assert copy_title("Rain (copy 2)", ["Rain", "Rain (copy)", "Rain (copy 2)"]) == "Rain (copy 3)"
 
 
-def test_the_copy_stands_where_the_sample_stood_and_hides_what_was_pruned_there(play: Play) -> None:
+def test_the_copy_has_the_folder_tags_and_pruned_branches_of_the_sample(play: Play) -> None:
     async def scene(s: Scene) -> None:
         sample = await recorded(s)
         folder = await s.workbench.sessions.create_folder("Seas")
@@ -221,7 +221,7 @@ def test_the_copy_stands_where_the_sample_stood_and_hides_what_was_pruned_there(
         assert [each.pruned for each in (await s.view(copy)).branches] == hidden
         assert sum(each.bookmarked for each in await s.workbench.branches.tree(copy)) == 1
         assert rows(s.path, "SELECT count(*) FROM settings WHERE key LIKE 'pruned/%'") == [(0,)]
-        # and what was hidden goes with its session
+        # and the pruned branches are deleted with their session
         await s.workbench.sessions.trash(copy)
         await s.workbench.sessions.empty_trash([copy])
         assert rows(s.path, "SELECT count(*) FROM settings WHERE key = ?", f"session/{copy}") == [(0,)]

@@ -33,14 +33,14 @@ async def said_in(s: Scene, session_id: int) -> list[tuple[str, str]]:
     return [(turn.role, content_of(turn.run)) for turn in turns if turn.role != "system"]
 
 
-def test_every_token_of_an_imported_session_is_scored_and_stays_so(play: Play) -> None:
+def test_every_token_of_an_imported_session_is_scored_and_saved(play: Play) -> None:
     async def first(s: Scene) -> None:
         session_id = await imported(s)
         before = await said_in(s, session_id)
         told: list[tuple[int, int]] = []
         count = await s.workbench.answers.score(session_id, lambda done, total: told.append((done, total)))
         turns = (await s.view(session_id)).turns
-        # then each turn, the answers too, has its own tokens with the model's numbers, and says what it said
+        # then each turn, answers included, has its own tokens with the model's numbers, and the same text
         assert await said_in(s, session_id) == before
         assert [len(turn.run) > 3 for turn in turns if turn.role != "system"] == [True] * 4
         ids = np.concatenate([turn.run.ids for turn in turns])
@@ -51,14 +51,14 @@ def test_every_token_of_an_imported_session_is_scored_and_stays_so(play: Play) -
         np.testing.assert_allclose(logprobs[1:], alone.logprob[1:], atol=1e-4)
         assert count == len(ids) - 1  # nothing precedes the first
         assert told[-1][0] == told[-1][1] > 0
-        # and a second time nothing is left to do
+        # and a second time nothing remains to be scored
         assert await s.workbench.answers.score(session_id, lambda _done, _total: None) == 0
 
     async def second(s: Scene) -> None:
         session_id = (await s.workbench.sessions.list())[0].session_id
         turns = (await s.view(session_id)).turns
         assert all((turn.run.rank[1:] > 0).all() for turn in turns)
-        # the conversation goes on from it
+        # the conversation continues after it
         await s.workbench.answers.send(session_id, "hello")
         assert [text for _role, text in (await said_in(s, session_id))[:4]] == [text for _role, text in SAID]
 
@@ -66,13 +66,13 @@ def test_every_token_of_an_imported_session_is_scored_and_stays_so(play: Play) -
     play(second)
 
 
-def test_tokens_whose_rank_is_not_known_count_as_scored(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_without_a_known_rank_count_as_scored(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(s: Scene) -> None:
         session_id = await imported(s)
         model = await s.workbench.services.supervisor.model()
         score_run = model.score_run
 
-        async def without_ranks(*ids: Any, **how: Any) -> TokenRun:  # as of a server, beyond its list
+        async def without_ranks(*ids: Any, **how: Any) -> TokenRun:  # as from a server, for tokens beyond its list
             run = await score_run(*ids, **how)
             return replace(run, rank=np.zeros_like(run.rank))
 
@@ -94,12 +94,12 @@ def test_a_session_that_ends_with_a_question_is_scored_to_its_end(play: Play) ->
 
 
 @pytest.mark.parametrize("way", ["stop", "cancel"])
-def test_scoring_can_be_stopped_and_what_cannot_be_scored_says_why(play: Play, way: str) -> None:
+def test_scoring_can_be_stopped_and_is_refused_with_the_reason(play: Play, way: str) -> None:
     async def scene(s: Scene) -> None:
         session_id = await imported(s)
         scoring = asyncio.create_task(s.workbench.answers.score(session_id, lambda _done, _total: None))
         await until(lambda: s.engine.starts)
-        # the session is the scoring's meanwhile
+        # the session is locked for the scoring meanwhile
         with pytest.raises(Refusal, match="answer"):
             await s.workbench.answers.send(session_id, "hello")
         s.workbench.answers.stop(session_id) if way == "stop" else scoring.cancel()
@@ -116,7 +116,7 @@ def test_scoring_can_be_stopped_and_what_cannot_be_scored_says_why(play: Play, w
     play(scene, engine=Engine(loading=asyncio.Event()))
 
 
-def test_the_engine_is_ready_again_once_what_was_scored_beside_an_answer_is(play: Play) -> None:
+def test_the_engine_is_ready_only_after_a_scoring_that_outlasts_an_answer(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, other = await imported(s), await s.new()
         s.engine.gate = asyncio.Semaphore(1)
@@ -137,7 +137,7 @@ def test_the_engine_is_ready_again_once_what_was_scored_beside_an_answer_is(play
     play(scene)
 
 
-def test_a_message_tells_of_those_turns_alone_that_got_tokens_or_numbers(play: Play) -> None:
+def test_a_message_reports_only_turns_that_got_tokens_or_numbers(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         for text in ("and then?", "and now?"):

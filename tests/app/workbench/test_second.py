@@ -22,7 +22,7 @@ from ui import AdapterChoice, SecondChoice
 from ui.comparison.model_facts import summary
 
 
-def test_the_same_model_on_another_engine_says_the_same(play: Play, path: Path) -> None:
+def test_the_same_model_on_another_engine_has_the_same_numbers(play: Play, path: Path) -> None:
     engine = Engines()
 
     async def scene(s: Scene) -> None:
@@ -63,7 +63,7 @@ def test_another_tokenizer_is_aligned_by_bytes(play: Play, path: Path) -> None:
     play(scene, engine=engine, options=replace(OPTIONS, sampling=ascii_only))
 
 
-def test_an_answer_that_is_no_text_is_read_byte_by_byte_by_another_tokenizer(play: Play) -> None:
+def test_an_answer_that_is_not_text_is_read_bytewise_by_another_tokenizer(play: Play) -> None:
     engine = Engines(tiny=tiny_path("llama"))
 
     async def scene(s: Scene) -> None:
@@ -81,7 +81,7 @@ def test_an_answer_that_is_no_text_is_read_byte_by_byte_by_another_tokenizer(pla
 
 
 @pytest.mark.slow
-def test_the_same_model_with_other_weights(play: Play) -> None:
+def test_a_model_is_compared_with_itself_in_other_weights(play: Play) -> None:
     engine = Engines(x=tiny_path("llama"))
 
     async def scene(s: Scene) -> None:
@@ -99,7 +99,7 @@ def test_the_same_model_with_other_weights(play: Play) -> None:
     play(scene, engine=engine)
 
 
-def test_where_the_kl_begins_is_told(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_token_with_a_kl_is_reported(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.workbench.compare.comparison.MOST_ROWS", 5)
 
     async def scene(s: Scene) -> None:
@@ -109,11 +109,11 @@ def test_where_the_kl_begins_is_told(play: Play, monkeypatch: pytest.MonkeyPatch
         assert found.found.kl is not None
         assert np.isnan(found.found.kl).tolist() == [i < found.kl_from for i in range(found.read)]
         assert summary(found)[1].endswith("; KL for the last 5 tokens")
-        # and it is of all where somebody wants it
+        # and it covers all tokens on request
         whole = await s.workbench.comparison.compare(session_id, SAME, lambda _words, _done, _total: None, kl_of_all=True)
         assert whole.kl_from == 0
         assert whole.found.kl is not None
-        assert np.isnan(whole.found.kl).tolist() == [i == 0 for i in range(whole.read)]  # nothing comes before the first
+        assert np.isnan(whole.found.kl).tolist() == [i == 0 for i in range(whole.read)]  # no token precedes the first
         assert "KL" not in summary(whole)[1]
 
     play(scene, engine=Engines())
@@ -135,7 +135,7 @@ def test_other_adapters_need_no_second_engine(play: Play, tmp_path: Path) -> Non
         assert np.abs(found.found.difference[1:]).max() > 0.01
         assert len(engine.started) == 1
         (stack,) = (await s.workbench.setup.view(session_id)).adapters
-        assert stack.loaded  # the session's own are left where they are
+        assert stack.loaded  # the session's own are not changed
 
         choice = AdapterChoice(stack.choice.folder, stack.choice.name, on=False)
         await s.workbench.setup.set_adapters(session_id, [choice])
@@ -146,7 +146,7 @@ def test_other_adapters_need_no_second_engine(play: Play, tmp_path: Path) -> Non
     play(scene, engine=engine)
 
 
-def test_a_comparison_names_the_adapters_that_it_was_made_under(play: Play, tmp_path: Path) -> None:
+def test_a_comparison_names_its_adapters(play: Play, tmp_path: Path) -> None:
     engine = Engines()
     folder = toy_adapter(tmp_path / "A", 1)
 
@@ -164,7 +164,7 @@ def test_a_comparison_names_the_adapters_that_it_was_made_under(play: Play, tmp_
     play(scene, engine=engine)
 
 
-def test_the_second_engine_is_kept_while_it_is_wanted(play: Play) -> None:
+def test_the_second_engine_is_kept_until_it_is_replaced_or_closed(play: Play) -> None:
     engine = Engines()
 
     async def scene(s: Scene) -> None:
@@ -174,7 +174,7 @@ def test_the_second_engine_is_kept_while_it_is_wanted(play: Play) -> None:
         await compared(s, session_id, SAME)
         assert (len(engine.started), len(engine.open)) == (2, 1)
         await compared(s, session_id, SecondChoice("y", "fake", "y"))
-        assert (len(engine.started), len(engine.open)) == (3, 1)  # another one takes its place
+        assert (len(engine.started), len(engine.open)) == (3, 1)  # another one replaces it
         assert s.workbench.comparison.keeps_second
         await s.workbench.comparison.keep_second(False)
         assert engine.open == []
@@ -182,10 +182,10 @@ def test_the_second_engine_is_kept_while_it_is_wanted(play: Play) -> None:
         await compared(s, session_id, SAME)
 
     play(scene, engine=engine)
-    assert engine.open == []  # the app's end is its end
+    assert engine.open == []  # it is closed with the app
 
 
-def test_the_second_engine_has_the_firsts_options_but_those_that_are_its_own(play: Play) -> None:
+def test_the_second_engine_has_the_options_of_the_first_except_its_own(play: Play) -> None:
     engine = Engines()
 
     async def scene(s: Scene) -> None:

@@ -29,7 +29,7 @@ from tests.tiny_models import tiny_path
 from ui import AdapterChoice, BackendChoice, LoadChoice, NoRoomRefusal, Refusal, SecondChoice, WeightsForm
 
 
-def test_one_that_cannot_be_loaded_is_told_and_nothing_is_left(play: Play) -> None:
+def test_a_second_model_that_cannot_be_loaded_is_reported_and_removed(play: Play) -> None:
     engine = Engines(gone=ModelLoadError("gone: not on the shelf"))
 
     async def scene(s: Scene) -> None:
@@ -38,12 +38,12 @@ def test_one_that_cannot_be_loaded_is_told_and_nothing_is_left(play: Play) -> No
             await compared(s, session_id, SecondChoice("gone", "hf", "Gone"))
         with pytest.raises(Refusal, match="mlx is not here"):
             await compared(s, session_id, SecondChoice("x", "mlx", "x on mlx", problem="mlx is not here"))
-        await s.workbench.answers.send(session_id, "and now?")  # the first one goes on
+        await s.workbench.answers.send(session_id, "and now?")  # the first one still works
 
     play(scene, engine=engine)
 
 
-def test_an_engine_that_dies_under_it(play: Play) -> None:
+def test_a_second_engine_that_dies_during_a_comparison_is_reported(play: Play) -> None:
     engine = Engines()
 
     async def scene(s: Scene) -> None:
@@ -58,7 +58,7 @@ def test_an_engine_that_dies_under_it(play: Play) -> None:
     play(scene, engine=engine)
 
 
-def test_stopped_in_the_middle_nothing_goes_on(play: Play) -> None:
+def test_a_stopped_comparison_leaves_no_running_work(play: Play) -> None:
     engine = Engines()
 
     async def scene(s: Scene) -> None:
@@ -81,7 +81,7 @@ def test_stopped_in_the_middle_nothing_goes_on(play: Play) -> None:
     play(scene, engine=engine)
 
 
-def test_stopped_while_it_is_loaded(play: Play) -> None:
+def test_a_comparison_can_be_stopped_during_the_load(play: Play) -> None:
     engine = Engines()
 
     async def scene(s: Scene) -> None:
@@ -98,7 +98,7 @@ def test_stopped_while_it_is_loaded(play: Play) -> None:
     play(scene, engine=engine)
 
 
-def test_the_app_ends_under_a_comparison(play: Play) -> None:
+def test_the_app_can_be_closed_during_a_comparison(play: Play) -> None:
     engine = Engines()
     works = []
 
@@ -115,7 +115,7 @@ def test_the_app_ends_under_a_comparison(play: Play) -> None:
     play(scene, engine=engine)
 
 
-def test_where_memory_is_short_it_is_asked_first(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_is_refused_without_confirmation_if_memory_is_short(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engines()
     asked = []
 
@@ -136,7 +136,7 @@ def test_where_memory_is_short_it_is_asked_first(play: Play, monkeypatch: pytest
     play(scene, engine=engine)
 
 
-def test_room_is_reckoned_from_the_shelf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_memory_of_a_second_model_is_estimated_from_the_shelf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
     entry = ModelShelf().add(tiny_path("llama"), "local/tiny")
     fit = asyncio.run(second_engine.room_for(SecondChoice(entry.name, "hf", "Tiny"), 100))
@@ -146,7 +146,7 @@ def test_room_is_reckoned_from_the_shelf(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert asyncio.run(second_engine.room_for(SecondChoice("nowhere", "hf", "?"), 100)) is None
 
 
-def test_a_path_that_no_model_has_read(play: Play) -> None:
+def test_a_path_without_tokens_cannot_be_compared(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         with pytest.raises(Refusal, match="no model has read this path yet"):
@@ -155,7 +155,7 @@ def test_a_path_that_no_model_has_read(play: Play) -> None:
     play(scene, engine=Engines())
 
 
-def test_what_was_typed_since_is_left_out(play: Play) -> None:
+def test_turns_without_tokens_are_left_out_of_a_comparison(play: Play) -> None:
     engine = Engines()
 
     async def scene(s: Scene) -> None:
@@ -185,7 +185,9 @@ def test_a_session_of_another_tokenizer_is_refused(play: Play) -> None:
     play(scene, engine=engine)
 
 
-def test_what_there_is_to_choose_from(play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_choices_are_other_engines_precisions_and_models_of_the_shelf(
+    play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
     ModelShelf().add(tiny_path("llama"), "local/tiny")
 
@@ -198,7 +200,7 @@ def test_what_there_is_to_choose_from(play: Play, monkeypatch: pytest.MonkeyPatc
         tiny = next(choice for choice in choices if choice.source == "local/tiny")
         assert (tiny.problem, tiny.adapters, tiny.same_engine) == ("", None, False)
         assert tiny.backend in ("hf", "mlx")
-        # one that was given weights of its own is compared with them, and says so
+        # one with its own form of weights is compared with it, and labelled so
         await s.workbench.settings.own.keep("local/tiny", LoadChoice(None, "int8"))
         tiny = next(each for each in await s.workbench.comparison.choices(session_id) if each.source == "local/tiny")
         assert (tiny.weights, tiny.label.endswith("with int8 weights")) == ("int8", True)
@@ -206,7 +208,7 @@ def test_what_there_is_to_choose_from(play: Play, monkeypatch: pytest.MonkeyPatc
     play(scene, engine=Engines())
 
 
-def test_what_the_model_may_compute_in_instead() -> None:
+def test_the_choices_are_other_weights_adapters_engines_and_precisions() -> None:
     backends = [BackendChoice("hf", "", True), BackendChoice("mlx", "mlx is not here", False)]
     stack = [AdapterChoice("/a", "A"), AdapterChoice("/b", "B", 0.5, on=False)]
     forms = [WeightsForm("float32"), WeightsForm("int8", "20.2, float32 20 (+1.0 %)")]
@@ -226,7 +228,7 @@ def test_what_the_model_may_compute_in_instead() -> None:
 
 
 @pytest.mark.slow
-def test_two_real_engines_and_one_that_is_killed(path: Path) -> None:
+def test_two_real_engines_are_compared_and_a_killed_one_is_reported(path: Path) -> None:
     async def play() -> None:
         store = SessionStore.open(path)
         workbench = AppWorkbench(Services(store, Supervisor("x", "fake"), OPTIONS))

@@ -20,7 +20,7 @@ def turn_ids(text: str) -> list[int]:
     return [256, *words("user\n" + text), 257, *words("\n"), 256, *words("assistant\n")]
 
 
-def test_the_message_is_in_the_file_before_the_model_sees_anything(play: Play) -> None:
+def test_the_message_is_saved_before_the_model_gets_it(play: Play) -> None:
     seen: list[tuple[str, list[tuple[object, ...]], int]] = []
 
     async def scene(s: Scene) -> None:
@@ -37,7 +37,7 @@ def test_the_message_is_in_the_file_before_the_model_sees_anything(play: Play) -
     assert [what for what, _, _ in seen] == ["start", "score", "generate"]
     assert all(nodes == [("where to?", "complete")] for _, nodes, _ in seen)
     assert seen[0][2] == 0
-    assert seen[1][2] == 1  # the ids too: what is scored stands in the file
+    assert seen[1][2] == 1  # the ids too: scored tokens are saved
 
 
 def test_an_answer_streams_to_the_window_and_ends_complete_or_at_its_limit(play: Play) -> None:
@@ -59,7 +59,7 @@ def test_an_answer_streams_to_the_window_and_ends_complete_or_at_its_limit(play:
     play(scene)
 
 
-def test_the_path_is_the_prompt_and_the_answer(play: Play) -> None:
+def test_the_path_consists_of_the_prompt_and_the_answer(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("one")
         await s.workbench.answers.send(session_id, "two")
@@ -91,7 +91,7 @@ def test_every_prompt_token_has_the_models_numbers_on_the_screen_and_in_the_file
     play(scene)
 
     path = TokenRun.concat(shown)
-    assert path.rank[0] == 0  # nothing precedes it
+    assert path.rank[0] == 0  # no token precedes it
     assert (path.rank[1:] > 0).all()
     with load("x", backend="fake") as model:
         alone = asyncio.run(model.score_run(path.ids.tolist()))
@@ -100,20 +100,20 @@ def test_every_prompt_token_has_the_models_numbers_on_the_screen_and_in_the_file
     np.testing.assert_allclose(path.entropy, alone.entropy, atol=1e-5)
 
 
-def test_a_second_message_computes_only_what_is_new(play: Play) -> None:
+def test_a_second_message_computes_only_new_tokens(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("one")
         before = len(await s.path_ids(session_id))
         await s.workbench.answers.send(session_id, "two")
         answer = await s.last(session_id)
         assert answer.stats is not None
-        assert answer.stats.reused == before - 1  # the last token that was drawn was never pushed
+        assert answer.stats.reused == before - 1  # the last drawn token was never pushed
         assert answer.stats.computed == len(s.engine.prompts[-1]) - answer.stats.reused
 
     play(scene)
 
 
-def test_the_model_ending_its_answer_leaves_it_complete(play: Play) -> None:
+def test_an_answer_ended_by_the_model_is_complete(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         answer = await s.last(session_id)
@@ -124,7 +124,7 @@ def test_the_model_ending_its_answer_leaves_it_complete(play: Play) -> None:
             await s.workbench.answers.continue_turn(session_id, answer.node_id)
         await s.workbench.answers.send(session_id, "two")
         user = (await s.view(session_id)).turns[-2]
-        assert user.run.token_bytes[0] == b"\n"  # the end itself belongs to the answer, the newline to the next header
+        assert user.run.token_bytes[0] == b"\n"  # the end token belongs to the answer, the newline to the next header
 
     play(scene, options=eos_soon())
 
@@ -134,7 +134,7 @@ def eos_soon() -> GenerationOptions:
     return GenerationOptions(max_tokens=4000, sampling=SamplingOptions(temperature=8.0), seed=1)
 
 
-def test_the_title_is_the_first_message_unless_somebody_named_the_session(play: Play) -> None:
+def test_the_title_is_the_first_message_unless_the_session_was_renamed(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("  where  to\ngo, " + "x" * 100)
         assert (await s.view(session_id)).title == ("where to go, " + "x" * 100)[:59] + "…"
@@ -175,7 +175,7 @@ def test_an_empty_message_is_refused_and_leaves_nothing(play: Play, text: str) -
         ("  spaces around  ", "  spaces around  "),
     ],
 )
-def test_whatever_is_typed_stays_text(play: Play, typed: str, kept: str) -> None:
+def test_special_tokens_in_a_message_stay_text(play: Play, typed: str, kept: str) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked(typed)
         user = (await s.view(session_id)).turns[1]
@@ -211,7 +211,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers_before_any
     play(scene, engine=Engine(options={"context_length": 64}))
 
 
-def test_the_context_filling_up_in_the_middle_says_so(play: Play) -> None:
+def test_an_answer_that_fills_the_context_has_a_note(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("x" * 40)
         answer = await s.last(session_id)
@@ -221,7 +221,7 @@ def test_the_context_filling_up_in_the_middle_says_so(play: Play) -> None:
     play(scene, engine=Engine(options={"context_length": 64}))
 
 
-def test_two_sends_at_once_make_one_turn(play: Play) -> None:
+def test_two_concurrent_sends_make_one_turn(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         answers = await asyncio.gather(
@@ -234,7 +234,7 @@ def test_two_sends_at_once_make_one_turn(play: Play) -> None:
     play(scene)
 
 
-def test_what_cannot_be_done_is_refused_with_words(play: Play) -> None:
+def test_invalid_requests_are_refused_with_the_reason(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         view = await s.view(session_id)
@@ -274,9 +274,9 @@ def test_a_draft_is_counted_once_the_engine_runs(play: Play) -> None:
     play(scene)
 
 
-def test_a_model_without_roles_continues_what_is_written(play: Play) -> None:
+def test_a_model_without_roles_continues_the_text(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        # given a base model: nothing says how messages become text
+        # given a base model without a chat template
         session_id = await s.new()
         await s.workbench.setup.set_system(session_id, "A tale.")
         await s.workbench.answers.send(session_id, "Once upon a")
@@ -284,7 +284,7 @@ def test_a_model_without_roles_continues_what_is_written(play: Play) -> None:
         assert [turn.role for turn in first] == ["system", "user", "assistant"]
         assert (first[0].run.text, first[1].run.text) == ("A tale.\n\n", "Once upon a")
         assert all(origin != Origin.TEMPLATE for origin in first[1].run.origin.tolist())
-        # then the answer goes on right behind it, and the next text behind that
+        # then the answer follows the text directly, and the next text follows the answer
         await s.workbench.answers.send(session_id, " and then")
         prompt = s.engine.prompts[-1]
         assert bytes(prompt) == b"A tale.\n\nOnce upon a" + b"".join(first[2].run.token_bytes) + b" and then"
@@ -293,7 +293,7 @@ def test_a_model_without_roles_continues_what_is_written(play: Play) -> None:
         facts = (await s.workbench.setup.view(session_id)).model
         assert facts is not None
         assert not facts.takes_roles
-        # and once more is another end of the same text
+        # and regenerating gives another continuation of the same text
         await s.workbench.answers.regenerate(session_id, first[2].node_id)
         assert bytes(s.engine.prompts[-1]) == b"A tale.\n\nOnce upon a"
 

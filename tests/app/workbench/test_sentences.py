@@ -1,4 +1,4 @@
-"""Sentences of the use cases go through the window's translators, though the use cases know no Qt."""
+"""Sentences of the use cases go through the window's translators, although the use cases do not import Qt."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def test_stored_words_are_translated_where_they_are_shown() -> None:
         f"{MARK}Workbench: {MARK}Workbench: session and {MARK}Workbench: format",
         f"{MARK}Workbench: default",
     ]
-    # a session that nobody named is stored under one name, whatever the language
+    # a session without a title is stored under one name, whatever the language
     assert shown_title(UNTITLED) == f"{MARK}Workbench: {UNTITLED}"
     assert shown_title("Rain") == "Rain"
 
 
-def test_without_a_window_they_are_as_they_were_written() -> None:
+def test_without_a_window_sentences_are_not_translated() -> None:
     assert translate("Workbench", "a {0} sentence") == "a {0} sentence"
 
 
-def test_no_refusal_is_written_past_the_translators() -> None:
-    """What an error of the library or the store says is passed on as it is; every sentence of our own is translated."""
+def test_every_refusal_goes_through_the_translators() -> None:
+    """Messages of errors of the library or the store are passed on unchanged; every sentence of our own is translated."""
     past = [
         f"{file.name}:{call.lineno}"
         for file in sorted(Path(app.workbench.__file__).parent.rglob("*.py"))

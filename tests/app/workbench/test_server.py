@@ -1,4 +1,4 @@
-"""The model of the windows is given to other programs from when the person says so until they say otherwise."""
+"""The model of the windows is served to other programs while the person has the server switched on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2].removesuffix("/v1"))
 
 
-def test_programs_ask_the_windows_model_while_the_server_is_on(play: Play) -> None:
+def test_programs_can_use_the_windows_model_while_the_server_is_on(play: Play) -> None:
     engine = Engine()
 
     async def scene(s: Scene) -> None:
@@ -32,18 +32,18 @@ def test_programs_ask_the_windows_model_while_the_server_is_on(play: Play) -> No
         model = await s.workbench.services.supervisor.model()
         address = await server.start(0)
         assert address.startswith("http://127.0.0.1:")
-        assert s.workbench.status.serving == address  # the windows say so
+        assert s.workbench.status.serving == address  # the windows show it
         assert await server.start(0) == address  # it is on
         (card,) = (await asked(address, "models")).json()["data"]
         assert card["id"] == model.info.name
         answer = (await asked(address, "completions", prompt=[1, 2, 3], max_tokens=3, temperature=0, ignore_eos=True)).json()
         assert answer["usage"]["completion_tokens"] == 3
-        assert engine.drawn_as == [Priority.BACKGROUND]  # the windows' own answers go first
+        assert engine.drawn_as == [Priority.BACKGROUND]  # the windows' own answers have priority
         refused = await asked(address, "completions", prompt=[1, 2, 3], max_tokens=1, priority=-1)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
         scored = await asked(address, "completions", prompt=[1, 2, 3], max_tokens=1, prompt_logprobs=1)
         assert len(scored.json()["choices"][0]["prompt_logprobs"]) == 3
-        await s.workbench.models.reload()  # the server goes on with what the windows have
+        await s.workbench.models.reload()  # the server continues with the model of the windows
         assert (await asked(address, "models")).status_code == 200
         assert engine.starts == 2
         await server.stop()
@@ -58,7 +58,7 @@ def test_programs_ask_the_windows_model_while_the_server_is_on(play: Play) -> No
     play(scene, engine=engine)
 
 
-def test_it_ends_with_the_app(play: Play) -> None:
+def test_the_server_ends_with_the_app(play: Play) -> None:
     ports: list[int] = []
 
     async def scene(s: Scene) -> None:
@@ -87,7 +87,7 @@ def test_a_client_does_not_delay_the_end(play: Play) -> None:
         return count
 
     async def scene(s: Scene) -> None:
-        engine.gate = asyncio.Semaphore(3)  # then it would wait for ever
+        engine.gate = asyncio.Semaphore(3)  # without the end of the app it would wait for ever
         begun = asyncio.Event()
         clients.append(asyncio.create_task(read(await s.workbench.server.start(0), begun)))
         await begun.wait()
@@ -95,12 +95,12 @@ def test_a_client_does_not_delay_the_end(play: Play) -> None:
         assert s.workbench.server.address == ""
         (ended,) = await asyncio.gather(*clients, return_exceptions=True)
         assert isinstance(ended, int | httpx2.HTTPError)
-        assert engine.starts == 1  # nothing has begun again
+        assert engine.starts == 1  # nothing was restarted
 
     play(scene, engine=engine)
 
 
-def test_a_port_in_use_is_refused_and_another_one_is_taken(play: Play) -> None:
+def test_a_port_in_use_is_refused_and_another_one_can_be_chosen(play: Play) -> None:
     async def scene(s: Scene) -> None:
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
@@ -114,7 +114,7 @@ def test_a_port_in_use_is_refused_and_another_one_is_taken(play: Play) -> None:
     play(scene)
 
 
-def test_a_client_that_hangs_up_leaves_the_model_to_the_windows(play: Play) -> None:
+def test_a_disconnected_client_releases_the_model_for_the_windows(play: Play) -> None:
     async def scene(s: Scene) -> None:
         model = await s.workbench.services.supervisor.model()
         address = await s.workbench.server.start(0)

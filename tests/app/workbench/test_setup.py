@@ -1,4 +1,4 @@
-"""What a session is set to: each layer has its say, it is stored with the session, and hostile values fall back."""
+"""The settings of a session: their layers and sources, their storage with the session, and the fallback of invalid values."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def sampling_of(path: Path, node_id: int) -> str:
     return str(rows(path, "SELECT stats FROM nodes WHERE id = ?", node_id)[0][0])
 
 
-def test_each_layer_has_its_say_and_the_source_is_named(play: Play, path: Path) -> None:
+def test_options_come_from_layers_and_name_their_source(play: Play, path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         first = await s.workbench.setup.view(session_id)
         assert [(option(first, n).value, option(first, n).source) for n in ("temperature", "min_p", "max_tokens")] == [
             (0.8, "preset"), (0.0, "default"), (12, "preset"),
         ]  # fmt: skip
-        # when the session says something itself
+        # when the session sets an option itself
         mine = option(await s.workbench.setup.set_option(session_id, "temperature", 0.1), "temperature")
         assert (mine.value, mine.source, mine.own) == (0.1, "session", 0.1)
-        # then an answer is drawn like that
+        # then an answer is drawn with it
         await s.workbench.answers.send(session_id, "hello")
         assert '"temperature":0.1' in sampling_of(path, (await s.last(session_id)).node_id).replace(" ", "")
-        # and a preset puts what the session says aside
+        # and choosing a preset removes the session's own value
         greedy = option(await s.workbench.setup.choose_preset(session_id, "greedy"), "temperature")
         assert (greedy.value, greedy.source, greedy.own) == (0.0, "preset", None)
         own = await s.workbench.setup.choose_preset(session_id, "model's own")
@@ -51,7 +51,7 @@ def test_each_layer_has_its_say_and_the_source_is_named(play: Play, path: Path) 
     play(scene, options=PLAIN)
 
 
-def test_changes_of_one_session_at_once_all_hold(play: Play) -> None:
+def test_concurrent_changes_of_one_session_all_apply(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
         question, answer = (turn.node_id for turn in (await s.view(session_id)).turns[-2:])
@@ -73,7 +73,7 @@ def test_changes_of_one_session_at_once_all_hold(play: Play) -> None:
     play(scene, options=PLAIN)
 
 
-def test_an_option_that_is_set_while_a_preset_is_saved_stays(play: Play) -> None:
+def test_an_option_set_while_a_preset_is_saved_is_kept(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
         setup = s.workbench.setup
@@ -99,7 +99,7 @@ RARE = {
 }
 
 
-def test_every_option_of_the_sampler_can_be_set_and_holds_after_a_restart(play: Play) -> None:
+def test_every_option_of_the_sampler_can_be_set_and_applies_after_a_restart(play: Play) -> None:
     held: list[int] = []
 
     async def first(s: Scene) -> None:
@@ -114,7 +114,7 @@ def test_every_option_of_the_sampler_can_be_set_and_holds_after_a_restart(play: 
             await s.workbench.setup.set_option(session_id, "dry_multiplier", 0.8)
         with pytest.raises(Refusal, match="token id"):
             await s.workbench.setup.set_option(session_id, "banned_tokens", ["Paris"])
-        for name, value, label in (("typical_p", 3, "typical"), ("max_tokens", 0, "longest answer")):  # as the window calls it
+        for name, value, label in (("typical_p", 3, "typical"), ("max_tokens", 0, "longest answer")):  # called as by the window
             with pytest.raises(Refusal, match=f"^“{label}” must be a (whole )?number[a-z0-9, ]+, not {value}$"):
                 await s.workbench.setup.set_option(session_id, name, value)
 
@@ -123,11 +123,11 @@ def test_every_option_of_the_sampler_can_be_set_and_holds_after_a_restart(play: 
         found = await s.workbench.setup.view(held[0])
         assert {name: option(found, name).own for name in RARE} == RARE
         assert found.notes == []
-        # and answers are drawn like that: one token has all the say
+        # and answers are drawn with them: one token is the only choice
         await s.workbench.answers.send(held[0], "hello")
         last = await s.last(held[0])
         assert {int(last.run.ids[i]) for i in own_tokens(last)} == {104}
-        # a preset takes them, biases and all
+        # a preset stores them, biases included
         await s.workbench.setup.save_preset(held[0], "mine")
         assert dict(option(await s.workbench.setup.view(held[0]), "logit_bias").value) == {104: 100.0, 105: -2}  # type: ignore[call-overload]  # a mapping
 
@@ -145,7 +145,7 @@ def test_presets_are_saved_chosen_deleted_and_restored(play: Play) -> None:
         saved = await s.workbench.setup.save_preset(session_id, "  my  own ")
         assert (saved.preset, saved.presets["my own"]) == ("my own", True)
         assert (option(saved, "top_k").value, option(saved, "top_k").source, option(saved, "top_k").own) == (40, "preset", None)
-        assert option(saved, "temperature").value == 0.8  # Elsewise's own say went into it
+        assert option(saved, "temperature").value == 0.8  # it includes the options of Elsewise's own preset
         for name in ("greedy", " ", "x" * 61):
             with pytest.raises(Refusal):
                 await s.workbench.setup.save_preset(session_id, name)
@@ -158,7 +158,7 @@ def test_presets_are_saved_chosen_deleted_and_restored(play: Play) -> None:
         # when another session deletes the preset
         other = await s.new()
         await s.workbench.setup.delete_preset(other, "my own")
-        # then the first one falls back, and says so
+        # then the first one falls back, with a note
         left = await s.workbench.setup.view(held[0])
         assert (left.preset, option(left, "top_k").source) == ("", "default")
         assert any("my own" in note for note in left.notes)
@@ -181,7 +181,7 @@ def test_presets_are_saved_chosen_deleted_and_restored(play: Play) -> None:
         {"format": ["regex", "x" * 100_000]},
     ],
 )
-def test_hostile_stored_values_fall_back_with_a_note(play: Play, hostile: object) -> None:
+def test_invalid_stored_values_fall_back_with_a_note(play: Play, hostile: object) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.store.create_session("t")
         await s.store.set_session_setup(session_id, hostile)
@@ -197,13 +197,13 @@ def test_hostile_stored_values_fall_back_with_a_note(play: Play, hostile: object
     play(scene)
 
 
-def test_another_system_prompt_is_another_beginning(play: Play) -> None:
+def test_another_system_prompt_is_another_root(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hello")
         old = (await s.view(session_id)).turns
         # when
         setup = await s.workbench.setup.set_system(session_id, " Answer like a pirate. ")
-        # then nothing was rewritten: a sibling of the old root is shown
+        # then no node was changed: a sibling of the old root is shown
         assert setup.system == "Answer like a pirate."
         view = await s.view(session_id)
         assert [(t.role, t.run.text) for t in view.turns] == [("system", "Answer like a pirate.")]
@@ -212,17 +212,17 @@ def test_another_system_prompt_is_another_beginning(play: Play) -> None:
         await s.workbench.answers.send(session_id, "hello")
         prompt = bytes(t for t in s.engine.prompts[-1] if t < 256).decode()
         assert prompt.startswith("system\nAnswer like a pirate.\nuser\nhello")
-        # and the old one brings the old conversation back
+        # and the old system prompt shows the old conversation
         await s.workbench.setup.set_system(session_id, "")
         assert [t.node_id for t in (await s.view(session_id)).turns] == [t.node_id for t in old]
-        # and the same words again are the same beginning
+        # and the same words again give the same root
         await s.workbench.setup.set_system(session_id, "Answer like a pirate.")
         assert len((await s.view(session_id)).turns) == 3
 
     play(scene)
 
 
-def test_what_the_sample_is_set_to_goes_into_its_copy(play: Play) -> None:
+def test_the_settings_of_the_sample_are_copied(play: Play) -> None:
     async def scene(s: Scene) -> None:
         sample = await s.store.create_session("sample", is_sample=True)
         await s.view(sample)
@@ -234,7 +234,7 @@ def test_what_the_sample_is_set_to_goes_into_its_copy(play: Play) -> None:
     play(scene)
 
 
-def test_the_settings_of_a_session_go_with_it_for_good(play: Play, path: Path) -> None:
+def test_the_settings_of_a_session_are_deleted_with_it(play: Play, path: Path) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         await s.workbench.setup.set_option(session_id, "top_k", 3)
@@ -253,9 +253,9 @@ def test_the_settings_of_a_session_go_with_it_for_good(play: Play, path: Path) -
         (Guess.PROMPT_LOOKUP, Engine(source=(Behaviour(recurrent=True), None)), "recurrent state"),
     ],
 )
-def test_guesses_that_nobody_can_make_are_left_out_with_a_note(play: Play, guess: Guess, engine: Engine, why: str) -> None:
+def test_speculation_that_the_model_lacks_is_left_out_with_a_note(play: Play, guess: Guess, engine: Engine, why: str) -> None:
     async def scene(s: Scene) -> None:
-        # given a session that was set to them when another model was loaded
+        # given a session in which it was set when another model was loaded
         session_id = await s.new()
         assert (await s.workbench.setup.set_guess(session_id, guess)).notes == []  # no model yet
         # then it is answered all the same
@@ -265,7 +265,7 @@ def test_guesses_that_nobody_can_make_are_left_out_with_a_note(play: Play, guess
         assert len(own_tokens(last))
         made = await s.store.load_session(session_id)
         assert made.nodes[-1].stats["made"]["options"]["speculative"] is None
-        # and who looks is told why, and cannot choose it once more
+        # and the view has the reason, and it cannot be chosen again
         (note,) = (await s.workbench.setup.view(session_id)).notes
         assert why in note
         with pytest.raises(Refusal, match=why):
@@ -275,7 +275,7 @@ def test_guesses_that_nobody_can_make_are_left_out_with_a_note(play: Play, guess
     play(scene, engine=engine)
 
 
-def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(play: Play, tmp_path: Path) -> None:
+def test_an_answer_is_regenerated_exactly_under_its_adapters(play: Play, tmp_path: Path) -> None:
     folder = toy_adapter(tmp_path / "pirate", 1)
     held: list[tuple[int, int, str]] = []
 
@@ -285,7 +285,7 @@ def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(pla
         await s.workbench.answers.send(session_id, "hi")
         turn = await s.last(session_id)
         held.append((session_id, turn.node_id, turn.run.text))
-        # when they are off the stack by now
+        # when they are no longer on the stack
         await s.workbench.setup.set_adapters(session_id, [])
         await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
         again = await s.last(session_id)
@@ -296,12 +296,12 @@ def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(pla
         session_id, node_id, text = held[0]
         await s.view(session_id)
         await s.workbench.branches.select(session_id, node_id)
-        # and where the engine is another one, and does not know them yet
+        # and with a restarted engine, in which they are not loaded yet
         await s.workbench.answers.regenerate_exactly(session_id, node_id)
         assert (await s.last(session_id)).run.text == text
 
     async def third(s: Scene) -> None:
-        # but not where they are others now
+        # and with changed weights it differs, with a note
         session_id, node_id, text = held[0]
         shutil.rmtree(folder)
         toy_adapter(folder, 2)
@@ -316,10 +316,10 @@ def test_an_answer_is_made_exactly_again_under_the_adapters_it_was_made_with(pla
         play(scene)
 
 
-def test_tokens_are_named_by_what_they_say(play: Play) -> None:
+def test_tokens_can_be_named_by_their_text(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
-        # before any model was used nobody knows what tokens say
+        # before any model was used the texts of tokens are unknown
         with pytest.raises(Refusal, match="only token ids can be entered"):
             await s.workbench.setup.set_option(session_id, "banned_tokens", ["e"])
         assert option(await s.workbench.setup.set_option(session_id, "banned_tokens", [101]), "banned_tokens").own == [101]
@@ -329,13 +329,13 @@ def test_tokens_are_named_by_what_they_say(play: Play) -> None:
         assert option(setup, "banned_tokens").own == [101, 32, 7]
         setup = await s.workbench.setup.set_option(session_id, "logit_bias", {'" "': -5, "f": 2, "65": 1, '"7"': 3})
         assert option(setup, "logit_bias").own == {"32": -5, "102": 2, "65": 1, "55": 3}
-        # what is no token is refused, and says what it begins with; nothing is changed
+        # a text that is not one token is refused, with its first token named; nothing is changed
         with pytest.raises(Refusal, match='"hello" is more than one token: it begins with "h"'):
             await s.workbench.setup.set_option(session_id, "banned_tokens", ["hello"])
         with pytest.raises(Refusal, match="the model has no token"):
             await s.workbench.setup.set_option(session_id, "logit_bias", {'""': 1})
         assert option(await s.workbench.setup.view(session_id), "banned_tokens").own == [101, 32, 7]
-        # and what is banned is not drawn
+        # and banned tokens are not drawn
         await s.workbench.setup.set_option(session_id, "logit_bias", None)
         await s.workbench.setup.set_option(session_id, "banned_tokens", [chr(c) for c in range(128) if chr(c) != "x"])
         await s.workbench.answers.send(session_id, "again")

@@ -12,7 +12,7 @@ from tests.app.workbench.scene import Scene, assert_same_run, until
 from ui import Refusal, SessionsChanged, SessionView
 
 
-def test_folders_and_tags_show_in_the_list_and_are_told_of(play: Play) -> None:
+def test_folders_and_tags_are_listed_and_reported(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session = await s.asked()
         folder = await s.workbench.sessions.create_folder("Trips")
@@ -32,7 +32,7 @@ def test_folders_and_tags_show_in_the_list_and_are_told_of(play: Play) -> None:
     play(scene)
 
 
-def test_an_order_by_hand_holds(play: Play) -> None:
+def test_a_manual_order_is_kept(play: Play) -> None:
     async def scene(s: Scene) -> None:
         ids = [await s.asked(f"number {n}") for n in range(3)]
         for each in ids:
@@ -44,14 +44,16 @@ def test_an_order_by_hand_holds(play: Play) -> None:
 
 
 @pytest.mark.parametrize(("days", "left"), [(0.5, 30), (29.5, 1), (31, 0), (-400, 30)])
-def test_the_trash_says_how_long_a_session_stays(play: Play, monkeypatch: pytest.MonkeyPatch, days: float, left: int) -> None:
+def test_the_trash_shows_the_remaining_time_of_a_session(
+    play: Play, monkeypatch: pytest.MonkeyPatch, days: float, left: int
+) -> None:
     async def scene(s: Scene) -> None:
         session = await s.asked()
         await s.workbench.sessions.trash(session)
         now = time.time()
         monkeypatch.setattr(
             "app.workbench.sessions.session_list.time.time", lambda: now + days * 86_400
-        )  # or the clock was set back
+        )  # also if the clock was set back
         assert [(row.session_id, row.days_left) for row in await s.workbench.sessions.trashed()] == [(session, left)]
         monkeypatch.undo()
         assert await s.workbench.sessions.empty_trash([session]) == 1
@@ -60,7 +62,7 @@ def test_the_trash_says_how_long_a_session_stays(play: Play, monkeypatch: pytest
     play(scene)
 
 
-def test_a_long_session_opens_at_its_end_and_goes_on_from_all_of_it(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_session_opens_at_its_end_and_continues_its_whole_path(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, SessionView, list[int]]] = []
 
     async def talk(s: Scene) -> None:
@@ -79,7 +81,7 @@ def test_a_long_session_opens_at_its_end_and_goes_on_from_all_of_it(play: Play, 
         assert (view.context_used, view.branches) == (whole.context_used, whole.branches)
         more = await s.workbench.sessions.show_earlier(session)
         assert [turn.node_id for turn in more.turns] == [turn.node_id for turn in whole.turns[-4:]]
-        await s.workbench.answers.send(session, "five")  # what was never shown is read now
+        await s.workbench.answers.send(session, "five")  # the turns that were never shown are read now
         assert s.engine.prompts[-1][: len(ids)] == ids
         while (view := await s.workbench.sessions.show_earlier(session)).earlier:
             pass
@@ -93,7 +95,7 @@ def test_a_long_session_opens_at_its_end_and_goes_on_from_all_of_it(play: Play, 
     play(come_back)
 
 
-def test_a_shorter_path_of_a_long_session_is_shown_whole(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shorter_path_of_a_long_session_is_shown_completely(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.workbench.tree.session.AT_ONCE", 2)
     monkeypatch.setattr("app.workbench.tree.session.WHOLE", 4)
     made: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""The turns of a session beside one of them: their order, what is computed, what is remembered, what is left out."""
+"""Turns of a session similar to one of them: their order, the computed and cached vectors, and the turns left out."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def order(found: SimilarTurns) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "last", "max"])
-def test_turns_stand_in_the_order_of_the_cosine_of_their_vectors(play: Play, path: Path, pooling: Pooling) -> None:
+def test_turns_are_in_the_order_of_the_cosine_of_their_vectors(play: Play, path: Path, pooling: Pooling) -> None:
     async def scene(s: Scene) -> None:
         # given three questions and their answers
         session_id = await talked(s)
         before = everything(path)
         turns = [turn for turn in (await s.view(session_id)).turns if turn.role != "system"]
         texts = dict(rows(path, "select id, text from nodes where role != 'system'"))
-        # when one is looked at
+        # when similar turns of one are requested
         told = Told()
         found = await looked(s, session_id, turns[0].node_id, pooling, told)
-        # then all others stand there as numpy has them, of vectors that were made alone
+        # then all others are in the order of numpy's cosines of vectors computed alone
         others = [turn.node_id for turn in turns[1:]]
         expected = await cosines(s, QUESTIONS[0], [texts[i] for i in others], pooling)
         assert order(found) == [others[i] for i in np.argsort(-expected, kind="stable")]
@@ -43,7 +43,7 @@ def test_turns_stand_in_the_order_of_the_cosine_of_their_vectors(play: Play, pat
         assert (found.words, found.pooling, found.poolings) == (QUESTIONS[0], pooling, ("mean", "last", "max"))
         assert {row.role for row in found.rows} == {"user", "assistant"}
         assert [row.words for row in found.rows if row.role == "user"] != []
-        # and how far it was is told by turns, and nothing is written or left behind
+        # and the progress counts turns, and nothing is stored or left running
         assert told[-1] == ("comparing turns", 6, 6)
         assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
         assert everything(path) == before
@@ -51,7 +51,7 @@ def test_turns_stand_in_the_order_of_the_cosine_of_their_vectors(play: Play, pat
     play(scene, engine=Embedding())
 
 
-def test_a_second_look_computes_nothing(play: Play) -> None:
+def test_a_second_request_computes_nothing(play: Play) -> None:
     engine = Embedding()
 
     async def scene(s: Scene) -> None:
@@ -60,13 +60,13 @@ def test_a_second_look_computes_nothing(play: Play) -> None:
         one = await looked(s, session_id, first.node_id)
         assert one.computed > 0
         spent, asked = running(s).metrics().tokens_computed, len(engine.batches)
-        # when the same is asked once more, and of another turn
+        # when the same is requested once more, and for another turn
         again, other = await looked(s, session_id, first.node_id), await looked(s, session_id, last.node_id)
         # then no token goes through the model
         assert (again.computed, other.computed) == (0, 0)
         assert (running(s).metrics().tokens_computed, len(engine.batches)) == (spent, asked)
         assert again.rows == one.rows
-        # when something new was said, then that alone is read
+        # when there is a new turn, then only that is read
         await s.workbench.answers.send(session_id, "and why?")
         *_, question, answer = (await s.view(session_id)).turns
         new = await looked(s, session_id, first.node_id)
@@ -90,19 +90,19 @@ def test_turns_of_all_branches_are_compared_and_pruned_ones_are_not(play: Play, 
         await s.workbench.answers.send(session_id, "where else?", replaces=question.node_id)
         shown = [turn.node_id for turn in (await s.view(session_id)).turns]
         found = {row.node_id: row for row in (await looked(s, session_id, shown[-2])).rows}
-        # then all of them are there, with the branch of those that are not shown
+        # then all of them are listed, with the branch of those that are not shown
         assert {question.node_id, answer.node_id, branch.node_id} <= found.keys()
         assert [found[i].on_path for i in (question.node_id, answer.node_id, branch.node_id, shown[-1])] == [False] * 3 + [True]
         names = {row.node_id: row.name for row in (await s.view(session_id)).branches}
         assert found[branch.node_id].branch == names[branch.node_id]
         assert found[answer.node_id].branch != found[branch.node_id].branch
-        # and the answer that leaves another one is read whole: what it shares, and its own words
+        # and an answer that branches off another is read completely: the shared part, and its own words
         texts = dict(rows(path, "select id, text from nodes"))
         shared = rows(path, "select at_byte from nodes where id = ?", branch.node_id)[0][0]
         whole = (texts[answer.node_id].encode()[:shared] + texts[branch.node_id].encode()).decode(errors="replace")
         expected = await cosines(s, "where else?", [whole])
         assert found[branch.node_id].similarity == pytest.approx(float(expected[0]), abs=1e-5)
-        # when its branch is put out of sight, then it is left out
+        # when its branch is pruned, then it is left out
         await s.workbench.branches.prune(session_id, branch.node_id, 0, True)
         left = order(await looked(s, session_id, shown[-2]))
         assert branch.node_id not in left
@@ -116,7 +116,7 @@ def test_a_turn_of_another_branch_is_shown(play: Play) -> None:
         session_id = await talked(s, ["where to?"])
         question, answer = (await s.view(session_id)).turns[-2:]
         await s.workbench.answers.send(session_id, "where else?", replaces=question.node_id)
-        # when a turn of the path is shown, the path stays; of another branch, that one is shown
+        # when a turn of the path is chosen, the path stays; of another branch, that branch is shown
         here = [turn.node_id for turn in (await s.view(session_id)).turns]
         for node_id, end in ((here[-2], here[-1]), (question.node_id, answer.node_id), (here[-1], here[-1])):
             view = await s.workbench.branches.show_turn(session_id, node_id)
@@ -126,7 +126,7 @@ def test_a_turn_of_another_branch_is_shown(play: Play) -> None:
     play(scene, engine=Embedding())
 
 
-def test_of_a_long_turn_the_beginning_is_compared(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_beginning_of_a_long_turn_is_compared(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.workbench.compare.similar_vectors.LONGEST", 40)
     engine = Embedding()
 
@@ -137,19 +137,19 @@ def test_of_a_long_turn_the_beginning_is_compared(play: Play, monkeypatch: pytes
         found = await looked(s, session_id, turns[0].node_id)
         row = next(row for row in found.rows if row.node_id == turns[2].node_id)
         tokens = len(await running(s).tokenize_async(long))
-        # then it says so, and its vector is that of the beginning
+        # then the limit is reported, and its vector is that of the beginning
         assert (found.limit, row.tokens) == (40, tokens)
         (sent,) = [text for batch in engine.batches for text in batch if text.startswith("a long")]
         assert long.startswith(sent)
         assert 30 <= len(await running(s).tokenize_async(sent)) <= 40
-        # and it is remembered as any other, also where it is the one that was chosen
+        # and it is cached like any other, also if it is the chosen one
         again = await looked(s, session_id, turns[2].node_id)
         assert (again.computed, again.tokens) == (0, tokens)
 
     play(scene, engine=engine)
 
 
-def test_nothing_stays_in_the_cache(play: Play) -> None:
+def test_nothing_is_left_in_the_kv_cache(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await talked(s)
         held = await settled_report(running(s))
@@ -160,14 +160,14 @@ def test_nothing_stays_in_the_cache(play: Play) -> None:
     play(scene, engine=Embedding())
 
 
-def test_vectors_give_way_to_newer_ones(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_vectors_are_evicted_for_newer_ones(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(s: Scene) -> None:
         session_id = await talked(s)
         turn = (await s.view(session_id)).turns[-1]
         vectors, each = VectorCache(3 * 4 * running(s).info.hidden_size), s.workbench.services
         search = SimilarSearch(each.store, each.supervisor, each.sessions, each.adapters, vectors)
         found = await search.find(session_id, turn.node_id, "mean", lambda *_: None)
-        assert len(found.rows) == 5  # the look itself is whole
+        assert len(found.rows) == 5  # the result itself is complete
         assert len(vectors) == 3
         assert (await search.find(session_id, turn.node_id, "mean", lambda *_: None)).computed > 0
 

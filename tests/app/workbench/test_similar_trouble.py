@@ -1,4 +1,4 @@
-"""Turns that cannot be compared, engines that end half-way, looks that are stopped: told in words, and nothing is lost."""
+"""Turns that cannot be compared, engines that end half-way, searches that are stopped: reported, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def first(s: Scene, session_id: int) -> int:
     return next(turn.node_id for turn in (await s.view(session_id)).turns if turn.role == "user")
 
 
-def test_a_look_that_is_stopped_leaves_what_was_made(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_search_keeps_the_vectors_computed_so_far(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.workbench.compare.similar_vectors.BATCH_TURNS", 2)
     engine = Embedding()
 
@@ -39,7 +39,7 @@ def test_a_look_that_is_stopped_leaves_what_was_made(play: Play, monkeypatch: py
         look.cancel()
         with pytest.raises(asyncio.CancelledError):
             await look
-        # then the first batch is remembered, and the engine does nothing for it any more
+        # then the first batch is cached, and the engine has no more work for it
         assert told[-1] == ("comparing turns", 2, 6)
         await until(lambda: running(s).metrics().requests_active == 0)
         engine.waits = None
@@ -50,7 +50,7 @@ def test_a_look_that_is_stopped_leaves_what_was_made(play: Play, monkeypatch: py
     play(scene, engine=engine)
 
 
-def test_an_engine_that_dies_half_way_is_restarted_by_the_next_look(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_dies_half_way_is_restarted_by_the_next_search(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.workbench.compare.similar_vectors.BATCH_TURNS", 2)
     engine = Embedding()
 
@@ -63,13 +63,13 @@ def test_an_engine_that_dies_half_way_is_restarted_by_the_next_look(play: Play, 
         assert s.workbench.services.supervisor.running is None
         found = await looked(s, session_id, node_id)
         assert (engine.starts, len(found.rows)) == (2, 5)
-        # the same model again: what it had made is known still
+        # the same model again: its vectors are still cached
         assert sum(map(len, engine.batches[1:])) == 4
 
     play(scene, engine=engine)
 
 
-def test_a_model_that_is_exchanged_meanwhile(play: Play) -> None:
+def test_a_search_during_which_the_model_changes_is_refused(play: Play) -> None:
     engine = Embedding()
 
     async def scene(s: Scene) -> None:
@@ -87,7 +87,7 @@ def test_a_model_that_is_exchanged_meanwhile(play: Play) -> None:
     play(scene, engine=engine)
 
 
-def test_another_model_is_offered_where_this_one_is_missing_or_cannot(play: Play) -> None:
+def test_another_model_is_offered_if_this_one_is_missing_or_has_no_embeddings(play: Play) -> None:
     engine = Embedding()
 
     async def scene(s: Scene) -> None:
@@ -105,7 +105,7 @@ def test_another_model_is_offered_where_this_one_is_missing_or_cannot(play: Play
     play(scene, engine=engine)
 
 
-def test_a_turn_that_finds_no_room_is_told_in_numbers(play: Play) -> None:
+def test_a_turn_too_long_for_the_kv_budget_is_refused_with_numbers(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await talked(s, ["where to?", "a long question " * 20])
         node_id = await first(s, session_id)
@@ -116,13 +116,13 @@ def test_a_turn_that_finds_no_room_is_told_in_numbers(play: Play) -> None:
     play(scene, engine=Embedding())
 
 
-def test_turns_without_words_or_out_of_the_session(play: Play) -> None:
+def test_turns_without_text_and_unknown_turns_are_refused(play: Play) -> None:
     engine = Embedding()
 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         engine.loading = asyncio.Event()
-        # given a question whose answer never began: nothing else has words, and no engine is asked
+        # given a question whose answer never began: no other turn has text, and no engine is needed
         sending = asyncio.create_task(s.workbench.answers.send(session_id, "where to?"))
         await until(lambda: engine.starts)
         question, answer = (await s.view(session_id)).turns[-2:]
@@ -143,11 +143,11 @@ def test_turns_without_words_or_out_of_the_session(play: Play) -> None:
     play(scene, engine=engine)
 
 
-def test_an_answer_that_is_being_written_is_left_out(play: Play) -> None:
+def test_a_running_answer_is_left_out(play: Play) -> None:
     engine = Embedding()
 
     async def scene(s: Scene) -> None:
-        # given an answer that leaves another one inside: it has words already, and is not done
+        # given a running answer that branches off inside another one, and so has text already
         session_id = await talked(s)
         node_id, answer = await first(s, session_id), await s.last(session_id)
         engine.holds_after = 3

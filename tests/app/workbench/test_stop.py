@@ -1,4 +1,4 @@
-"""Stopping in the middle: what was written is kept."""
+"""Stopping an answer keeps its text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.app.workbench.scene import Engine, Scene, assert_same_run, assert_sam
 from ui import Refusal, SessionView, TurnStatus
 
 
-def test_stop_keeps_what_arrived_and_marks_it(play: Play) -> None:
+def test_stop_keeps_the_arrived_tokens_and_marks_the_answer(play: Play) -> None:
     shown: list[SessionView] = []
 
     async def scene(s: Scene) -> None:
@@ -47,10 +47,10 @@ def test_stop_keeps_what_arrived_and_marks_it(play: Play) -> None:
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_the_last_record_says_that_it_was_cancelled(
+def test_the_last_record_of_a_stopped_answer_has_the_finish_reason_cancelled(
     play: Play, path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
-    # given an answer whose tokens are on the disk already when it is stopped, or not yet
+    # given an answer whose tokens are saved already when it is stopped, or not yet
     monkeypatch.setattr("app.workbench.prompt.recorder.FLUSH_SECONDS", 0.01 if written else 100.0)
 
     async def scene(s: Scene) -> None:
@@ -79,7 +79,7 @@ def test_the_last_record_says_that_it_was_cancelled(
     play(later)
 
 
-def test_a_stopped_answer_is_ended_by_the_next_message(play: Play) -> None:
+def test_a_stopped_answer_gets_its_end_token_with_the_next_message(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.stopped_after(5)
         s.engine.holds_after = None
@@ -114,14 +114,14 @@ def test_stop_before_the_first_token_keeps_the_message(play: Play, when: str) ->
         s.engine.on_look = lambda _what: None
         await s.workbench.answers.regenerate(session_id, stopped.node_id)
         assert len(own_tokens(await s.last(session_id))) == 12
-        assert s.engine.starts == 1  # loading went on
+        assert s.engine.starts == 1  # loading continued
         texts = rows(s.path, "SELECT text FROM nodes WHERE role = 'user'")
         assert texts == [("hello",)]
 
     play(scene)
 
 
-def test_stop_before_a_continuation_has_a_token_leaves_what_was_there(play: Play) -> None:
+def test_stop_before_the_first_token_of_a_continuation_keeps_the_answer(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         old = await s.last(session_id)
@@ -140,7 +140,7 @@ def test_stop_before_a_continuation_has_a_token_leaves_what_was_there(play: Play
     play(scene)
 
 
-def test_a_caller_that_gives_up_stops_the_stream_too(play: Play) -> None:
+def test_a_cancelled_caller_stops_the_stream_too(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
@@ -157,7 +157,7 @@ def test_a_caller_that_gives_up_stops_the_stream_too(play: Play) -> None:
     play(scene, engine=Engine(holds_after=5))
 
 
-def test_while_an_answer_is_written_nothing_else_is_begun_in_its_session(play: Play) -> None:
+def test_a_session_with_a_running_answer_refuses_other_requests(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         answer = await s.last(session_id)
@@ -180,7 +180,7 @@ def test_while_an_answer_is_written_nothing_else_is_begun_in_its_session(play: P
     play(scene)
 
 
-def test_two_sessions_stream_at_once(play: Play) -> None:
+def test_two_sessions_stream_concurrently(play: Play) -> None:
     async def scene(s: Scene) -> None:
         one, two, three = await s.new(), await s.new(), await s.new()
         sends = [
@@ -199,7 +199,7 @@ def test_two_sessions_stream_at_once(play: Play) -> None:
     play(scene)
 
 
-def test_stopping_one_of_two_leaves_the_other(play: Play) -> None:
+def test_stopping_one_of_two_answers_does_not_affect_the_other(play: Play) -> None:
     async def scene(s: Scene) -> None:
         one, two = await s.new(), await s.new()
         s.engine.holds_after = 4
@@ -216,7 +216,7 @@ def test_stopping_one_of_two_leaves_the_other(play: Play) -> None:
     play(scene)
 
 
-def test_trashing_a_session_that_is_answered_stops_the_answer_and_says_so(play: Play) -> None:
+def test_trashing_a_session_stops_its_running_answer_and_reports_it(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))

@@ -1,4 +1,4 @@
-"""The disk is full, or cannot be written: nothing is lost, and the words say what to do."""
+"""The disk is full, or cannot be written: nothing is lost, and the messages name the way out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ui import ColumnsChanged, ColumnTokens, Refusal, SessionView, TurnStatus
 
 
 async def fill(store: SessionStore, *, full: bool) -> None:
-    """From here on SQLite refuses new pages as on a full disk, or has room again."""
+    """Lets SQLite refuse new pages as on a full disk, or have room again."""
 
     def change(db: object) -> None:
         conn: sqlite3.Connection = db.conn  # type: ignore[attr-defined]  # sqlite_utils.Database
@@ -27,7 +27,7 @@ async def fill(store: SessionStore, *, full: bool) -> None:
     await store._database.read(change)
 
 
-def test_what_can_be_done_without_is_refused_in_words_where_the_store_does_not_answer(play: Play) -> None:
+def test_a_closed_store_refuses_requests_with_the_reason(play: Play) -> None:
     async def scene(s: Scene) -> None:
         await s.store.close()
         with pytest.raises(Refusal, match="closed"):
@@ -36,7 +36,7 @@ def test_what_can_be_done_without_is_refused_in_words_where_the_store_does_not_a
     play(scene)
 
 
-def test_a_disk_that_is_full_before_the_message_refuses_it(play: Play) -> None:
+def test_a_message_is_refused_if_the_disk_is_full(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
         before = await s.view(session_id)
@@ -52,7 +52,7 @@ def test_a_disk_that_is_full_before_the_message_refuses_it(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_under_a_stream_loses_no_token(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_fills_up_during_a_stream_loses_no_token(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     shown: list[SessionView] = []
 
@@ -61,7 +61,7 @@ def test_a_disk_that_fills_up_under_a_stream_loses_no_token(play: Play, caplog: 
         sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
         await until(lambda: s.arrived(session_id) == 6)
         refuse(s.store, "append_chunk", "finish_node")
-        await until(lambda: "cannot be saved yet" in caplog.text)  # the stream goes on meanwhile
+        await until(lambda: "cannot be saved yet" in caplog.text)  # the stream continues meanwhile
         s.workbench.answers.stop(session_id)
         with pytest.raises(Refusal, match=r"the disk is full.*stays on the screen"):
             await sending
@@ -88,7 +88,7 @@ def test_a_disk_that_fills_up_under_a_stream_loses_no_token(play: Play, caplog: 
 
 
 @pytest.mark.parametrize("room", [True, False], ids=["another disk", "no other disk"])
-def test_what_cannot_be_saved_before_the_end_is_put_elsewhere_or_said(
+def test_tokens_unsaved_at_the_end_are_written_elsewhere_or_reported(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room: bool
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -125,7 +125,7 @@ def test_what_cannot_be_saved_before_the_end_is_put_elsewhere_or_said(
 
 
 @pytest.mark.slow
-def test_a_disk_that_has_room_again_before_the_end_is_no_event(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_has_room_again_before_the_end_causes_no_error(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def scene(s: Scene) -> None:
@@ -144,7 +144,7 @@ def test_a_disk_that_has_room_again_before_the_end_is_no_event(play: Play, caplo
     play(scene, engine=Engine(holds_after=6))
 
 
-def test_what_could_not_be_saved_is_saved_at_the_end(play: Play) -> None:
+def test_unsaved_tokens_are_saved_at_the_end(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         s.engine.on_look = lambda what: refuse(s.store, "finish_node") if what == "generate" else None
@@ -182,7 +182,7 @@ def test_ids_that_cannot_be_saved_are_not_shown_to_the_model(play: Play) -> None
     play(scene)
 
 
-def test_a_damaged_turn_is_named_and_hides_nothing_else(play: Play, path: object) -> None:
+def test_a_damaged_turn_is_named_and_the_others_are_shown(play: Play, path: object) -> None:
     async def first(s: Scene) -> None:
         session_id = await s.asked("one")
         await s.workbench.answers.send(session_id, "two")
@@ -205,8 +205,8 @@ def test_a_damaged_turn_is_named_and_hides_nothing_else(play: Play, path: object
 
 @pytest.mark.slow
 @pytest.mark.parametrize("aside", [False, True])
-def test_no_model_goes_on_from_a_damaged_turn(play: Play, path: object, aside: bool) -> None:
-    """A piece in the middle of an answer is lost: what follows it would be another text."""
+def test_no_model_continues_a_damaged_turn(play: Play, path: object, aside: bool) -> None:
+    """A part inside an answer is lost: a continuation would follow another text."""
     kept: dict[str, int] = {}
 
     async def first(s: Scene) -> None:
@@ -223,7 +223,7 @@ def test_no_model_goes_on_from_a_damaged_turn(play: Play, path: object, aside: b
         damaged = view.turns[2]
         assert (damaged.node_id, damaged.status) == (kept["damaged"], TurnStatus.DAMAGED)
         stored = {node.id: node for node in (await s.store.load_session(session_id)).nodes}
-        assert stored[kept["damaged"]].text in damaged.run.text  # all that was said stands there
+        assert stored[kept["damaged"]].text in damaged.run.text  # the whole text is shown
         before = rows(s.path, "SELECT count(*) FROM nodes")
         with pytest.raises(Refusal, match="turn 3 is damaged"):
             await s.workbench.answers.send(session_id, "three")
@@ -235,7 +235,7 @@ def test_no_model_goes_on_from_a_damaged_turn(play: Play, path: object, aside: b
             await s.workbench.answers.regenerate_exactly(session_id, kept["damaged"])
         assert rows(s.path, "SELECT count(*) FROM nodes") == before
         assert s.engine.prompts == []
-        await s.workbench.answers.regenerate(session_id, kept["damaged"])  # beside it
+        await s.workbench.answers.regenerate(session_id, kept["damaged"])  # as a sibling
         await s.workbench.answers.send(session_id, "three")
         after = await s.view(session_id)
         assert TurnStatus.DAMAGED not in [turn.status for turn in after.turns]
@@ -244,7 +244,7 @@ def test_no_model_goes_on_from_a_damaged_turn(play: Play, path: object, aside: b
     play(first)
     with sqlite3.connect(str(path)) as conn:
         chunks = conn.execute("SELECT id, columns FROM token_chunks WHERE node_id = ?", [kept["damaged"]]).fetchall()
-        for chunk_id, columns in chunks:  # one, or several where the answer took its time
+        for chunk_id, columns in chunks:  # one, or several if the answer was slow
             bent = columns[:30] + bytes([columns[30] ^ 1]) + columns[31:]
             conn.execute("UPDATE token_chunks SET columns = ? WHERE id = ?", [bent, chunk_id])
         assert chunks
@@ -253,7 +253,7 @@ def test_no_model_goes_on_from_a_damaged_turn(play: Play, path: object, aside: b
 
 
 def refuse(store: SessionStore, *members: str) -> None:
-    """These members fail as on a full disk."""
+    """Lets these methods fail as on a full disk."""
 
     async def fail(*_: object, **__: object) -> None:
         raise StoreFullError("sessions.db: the disk is full; free some space")
@@ -283,7 +283,7 @@ def test_columns_that_cannot_be_written_are_kept_and_written_later(play: Play) -
         assert columns is not None
         assert "not saved yet" in columns.note
         assert sum(len(column.run) for column in columns.columns) == 9
-        # nothing else is written here before they are
+        # no other message is accepted before they are saved
         with pytest.raises(Refusal, match="not saved yet; make room"):
             await s.workbench.answers.send(session_id, "two")
         allow(s.store)

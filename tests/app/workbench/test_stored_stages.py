@@ -1,4 +1,4 @@
-"""What each draw was made of is stored beside it, and makes it again without a model."""
+"""The sampler stages of each draw are stored, and repeat it without a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sampled(run: TokenRun) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", WAYS, ids=str)
-def test_every_draw_is_made_again_from_the_disk(play: Play, sampling: SamplingOptions) -> None:
+def test_every_draw_is_repeated_from_its_stored_stages(play: Play, sampling: SamplingOptions) -> None:
     shown: list[TokenRun] = []
 
     async def first(s: Scene) -> None:
@@ -67,7 +67,7 @@ def test_an_answer_without_stages_opens_as_before(play: Play, monkeypatch: pytes
         assert run.stages is None
         assert run.record(sampled(run)[0]).logprob is not None
         monkeypatch.undo()
-        await s.workbench.answers.continue_turn(session_id, view.turns[-1].node_id)  # what is new has them
+        await s.workbench.answers.continue_turn(session_id, view.turns[-1].node_id)  # the new tokens have them
         joined = (await s.last(session_id)).run
         assert joined.record(sampled(run)[0]).stages is None
         assert joined.record(sampled(joined)[-1]).redrawn == joined.ids[sampled(joined)[-1]]
@@ -76,7 +76,7 @@ def test_an_answer_without_stages_opens_as_before(play: Play, monkeypatch: pytes
     play(second)
 
 
-def test_stages_that_make_no_sense_leave_the_tokens(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_stages_are_ignored_and_the_tokens_kept(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     # given columns that another program wrote
     columns = TokenRun.to_columns
 
@@ -110,7 +110,7 @@ def test_a_stored_token_is_small(play: Play) -> None:
     play(scene, options=replace(OPTIONS, sampling=WAYS[0]))
     own = run[0][sampled(run[0])[0] :]
     assert own.stages is not None
-    # then what is stored beside the 64 alternatives is little, and no alternative is there twice
+    # then little is stored in addition to the 64 alternatives, and no alternative twice
     columns = own.to_columns(narrow=True)
     stages = sum(column.nbytes for name, column in columns.items() if name.startswith("stage_"))
     assert columns["stage_ids"].size == 0
@@ -119,10 +119,10 @@ def test_a_stored_token_is_small(play: Play) -> None:
     again = TokenRun.from_columns(columns)
     assert list(again) == list(own)
     assert again.stages is not None
-    assert again.stages.ids.base is not None  # a view of the alternatives: nothing is held twice
+    assert again.stages.ids.base is not None  # a view of the alternatives: no copy
 
 
-def test_a_run_that_grows_keeps_its_stages(play: Play) -> None:
+def test_a_growing_run_keeps_its_stages(play: Play) -> None:
     whole: list[TokenRun] = []
 
     async def scene(s: Scene) -> None:

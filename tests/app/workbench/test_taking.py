@@ -1,4 +1,4 @@
-"""What comes from elsewhere: a fingerprint decides what can be taken, and a portable file says how to resume it."""
+"""Imported sessions: the fingerprint decides whether KV can be used, and a portable file has the snapshot to resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.adapters.toys import toy_adapter
 
 
 def heard(_done: int, _total: int) -> None:
-    """Nobody listens."""
+    """Ignores the progress."""
 
 
 def exported(folder: Path, *, options: dict[str, Any] | None = None, stopped: bool = False) -> tuple[Path, list[int]]:
@@ -46,7 +46,7 @@ def snapshot_in(file: Path) -> Snapshot:
         return Snapshot.from_mapping(portable.snapshot())
 
 
-def test_a_portable_file_can_be_resumed_and_its_answer_goes_on(tmp_path: Path) -> None:
+def test_a_portable_file_can_be_resumed_and_its_answer_continues(tmp_path: Path) -> None:
     file, ids = exported(tmp_path, stopped=True)
     snapshot = snapshot_in(file)
     assert list(snapshot.ids) == ids
@@ -73,7 +73,7 @@ def test_another_model_or_setting_is_refused_by_name(tmp_path: Path, made: dict[
 
 
 def notes(folder: Path, file: Path, engine: Engine | None) -> list[str]:
-    """What is said when the file is imported into a folder where that engine ran before (None: none ever did)."""
+    """The notes of an import into a folder in which that engine ran before (None: no engine did)."""
 
     async def take() -> list[str]:
         there = Scene.open(folder / "there.db", engine or Engine())
@@ -86,13 +86,13 @@ def notes(folder: Path, file: Path, engine: Engine | None) -> list[str]:
     return asyncio.run(take())
 
 
-def test_where_the_very_model_ran_nothing_has_to_be_said(tmp_path: Path) -> None:
+def test_an_import_has_no_note_if_the_same_model_ran_here(tmp_path: Path) -> None:
     file, _ = exported(tmp_path)
     assert notes(tmp_path, file, Engine()) == []
 
 
-def test_a_model_of_the_same_name_is_not_taken_for_the_same(tmp_path: Path) -> None:
-    """Other weights, the same tokens: named by its fingerprint, with all that differs."""
+def test_a_model_of_the_same_name_with_another_fingerprint_is_another_model(tmp_path: Path) -> None:
+    """Other weights, the same tokens: named by its fingerprint, with all differences."""
     file, _ = exported(tmp_path)
     [note] = notes(tmp_path, file, Engine(source=(Behaviour(recurrent=True), None)))
     assert "which has not run here" in note
@@ -100,7 +100,7 @@ def test_a_model_of_the_same_name_is_not_taken_for_the_same(tmp_path: Path) -> N
     assert "KV is computed again (model: " in note
 
 
-def test_where_no_model_is_known_the_ways_on_are_said(tmp_path: Path) -> None:
+def test_an_import_without_any_known_model_names_the_ways_on(tmp_path: Path) -> None:
     file, _ = exported(tmp_path)
     [note] = notes(tmp_path, file, None)
     assert "which is not on this machine (fingerprint " in note
@@ -108,15 +108,15 @@ def test_where_no_model_is_known_the_ways_on_are_said(tmp_path: Path) -> None:
     assert "choose 'open as text'" in note
 
 
-def test_a_name_on_the_shelf_is_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_on_the_shelf_does_not_prove_that_the_model_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, _ = exported(tmp_path)
     monkeypatch.setattr("app.workbench.transfer.import_check.list_models", lambda: [SimpleNamespace(name="fake", title="Fake")])
     [note] = notes(tmp_path, file, None)
     assert "loading it shows whether it is the same" in note
 
 
-def test_the_file_itself_cannot_claim_that_its_model_ran_here(tmp_path: Path) -> None:
-    """What was imported says what its models are; only what was loaded counts as having run."""
+def test_an_imported_file_does_not_count_as_a_model_that_ran_here(tmp_path: Path) -> None:
+    """The imported file names its models; only a loaded model counts as having run."""
     file, _ = exported(tmp_path)
     assert len(notes(tmp_path, file, None)) == 1
     store = SessionStore.open(tmp_path / "there.db")
@@ -141,7 +141,7 @@ class Renamed:
         return getattr(self._model, name)
 
 
-def test_a_session_under_adapters_is_resumed_under_the_same_numbers_whatever_their_names(tmp_path: Path) -> None:
+def test_a_session_under_adapters_is_resumed_with_equal_weights_under_any_name(tmp_path: Path) -> None:
     folder = toy_adapter(tmp_path / "pirate", 1)
 
     async def out() -> None:

@@ -17,7 +17,7 @@ from ui import Refusal, SessionBegun
 
 
 def speaks(monkeypatch: pytest.MonkeyPatch, pieces: list[str]) -> list[str]:
-    """Given: a model that says `pieces`; what was taken of them."""
+    """Given: a model that answers with `pieces`; returns the pieces that were read."""
     taken: list[str] = []
     vocabulary = Vocabulary()
 
@@ -36,12 +36,12 @@ def speaks(monkeypatch: pytest.MonkeyPatch, pieces: list[str]) -> list[str]:
     ("pieces", "title", "taken"),
     [
         (["A boat", " in Lisbon"], "A boat in Lisbon", 2),  # it ends by itself
-        (['\n"A boat', ' in Lisbon"', "\n", "It is about", " boats"], "A boat in Lisbon", 3),  # what follows is not waited for
+        (['\n"A boat', ' in Lisbon"', "\n", "It is about", " boats"], "A boat in Lisbon", 3),  # later pieces are not awaited
         (["Title: **A boat**\n"], "A boat", 1),
         (["<think>\nThe user", " asks\n", "</think>\n\n", "A boat", "\n"], "A boat", 5),
     ],
 )
-def test_a_title_is_the_first_line_that_the_model_answers(
+def test_a_title_is_the_first_line_of_the_models_answer(
     pieces: list[str], title: str, taken: int, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(s: Scene) -> None:
@@ -49,13 +49,13 @@ def test_a_title_is_the_first_line_that_the_model_answers(
         said = speaks(monkeypatch, pieces)
         assert await s.workbench.answers.suggest_title(session_id) == title
         assert len(said) == taken
-        # nothing is stored by that
+        # nothing is stored
         assert [row.title for row in await s.workbench.sessions.list()] == ["where to?"]
 
     play(scene)
 
 
-def test_reasoning_that_the_template_opens_is_no_title(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_opened_by_the_template_is_not_part_of_a_title(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def render(_model: FrailModel, _messages: object) -> list[int]:
         return list(b"a conversation<think>\n")
 
@@ -68,7 +68,7 @@ def test_reasoning_that_the_template_opens_is_no_title(play: Play, monkeypatch: 
     play(scene)
 
 
-def test_a_model_that_says_nothing_and_a_session_without_words_are_refused(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_answer_and_a_session_without_text_are_refused(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(s: Scene) -> None:
         with pytest.raises(Refusal, match="nothing to give a title to yet"):
             await s.workbench.answers.suggest_title(await s.new())
@@ -80,11 +80,11 @@ def test_a_model_that_says_nothing_and_a_session_without_words_are_refused(play:
     play(scene)
 
 
-def test_the_model_is_asked_once_and_shown_what_was_said(play: Play) -> None:
+def test_the_model_gets_one_request_with_the_text_of_the_conversation(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("where to?")
         prompts = len(s.engine.prompts)
-        with suppress(Refusal):  # the toy's words may be none
+        with suppress(Refusal):  # the toy's answer may be empty
             await s.workbench.answers.suggest_title(session_id)
         assert len(s.engine.prompts) == prompts + 1
         asked = bytes(token for token in s.engine.prompts[prompts] if token < 256).decode(errors="replace")
@@ -94,7 +94,7 @@ def test_the_model_is_asked_once_and_shown_what_was_said(play: Play) -> None:
     play(scene)
 
 
-def test_the_first_words_stand_in_a_title_without_their_marks() -> None:
+def test_a_title_of_first_words_has_no_markup() -> None:
     assert title_of("# A heading\n\nPlease **compare** `a_b` and c") == "A heading Please compare a_b and c"
     assert title_of("> quoted\n- one\n* two") == "quoted one two"
     assert title_of("2 * 3 - 1 > 4 # why?") == "2 * 3 - 1 > 4 # why?"
@@ -102,7 +102,7 @@ def test_the_first_words_stand_in_a_title_without_their_marks() -> None:
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_the_first_answer_of_a_session_is_told_where_its_title_is_still_the_first_words(play: Play, by_hand: bool) -> None:
+def test_the_first_answer_is_reported_if_the_title_is_still_the_first_words(play: Play, by_hand: bool) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         if by_hand:

@@ -49,20 +49,20 @@ def test_a_call_is_shown_answered_by_hand_and_answered(play: Play) -> None:
         with pytest.raises(Refusal, match="result"):
             await s.workbench.answers.answer_call(session_id, asking.node_id, ["  "])
         await s.workbench.answers.answer_call(session_id, asking.node_id, ["rain, 4 °C"])
-        # then it stands as a tool's turn after the call, which is there word for word
+        # then it is a tool's turn after the call, which is unchanged
         assert "</tool_call>" in seen(s)
         assert seen(s).index(CALL) < seen(s).index("rain, 4 °C")
         turns = (await s.view(session_id)).turns
         assert [turn.role for turn in turns] == ["system", "user", "assistant", "tool", "assistant"]
         assert turns[2].calls == ()
-        assert [card.name for card in turns[2].called] == ["weather"]  # it stays a card
+        assert [card.name for card in turns[2].called] == ["weather"]  # it is still shown as a card
         with pytest.raises(Refusal, match="no open tool call"):
             await s.workbench.answers.answer_call(session_id, asking.node_id, ["again"])
 
     play(scene, engine=engine())
 
 
-def test_they_stand_with_the_system_prompt_and_survive_a_restart(play: Play) -> None:
+def test_tools_are_part_of_the_system_prompt_and_survive_a_restart(play: Play) -> None:
     held: list[int] = []
 
     async def first(s: Scene) -> None:
@@ -85,7 +85,7 @@ def test_they_stand_with_the_system_prompt_and_survive_a_restart(play: Play) -> 
     play(second, engine=engine())
 
 
-def test_a_template_that_takes_no_tools_says_so_at_the_turn(play: Play) -> None:
+def test_a_template_without_tools_is_noted_at_the_turn(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.setup.set_tools(session_id, WEATHER)
@@ -102,13 +102,13 @@ def test_an_answer_without_a_call_has_no_card(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["<tool_call>{", CALL.replace("weather", "wether"), CALL.replace("city", "town")])
-def test_a_call_that_cannot_be_answered_says_why(text: str) -> None:
+def test_answering_an_invalid_call_is_refused_with_the_reason(text: str) -> None:
     (card,) = cards(text, read_tools(WEATHER))
     assert card.problem
 
 
 @pytest.mark.parametrize("source", ["[" * 100_000, "x" * 200_000, "3", '"a"', "[[]]"])
-def test_hostile_definitions_are_refused(source: str) -> None:
+def test_invalid_definitions_are_refused(source: str) -> None:
     with pytest.raises(InvalidRequestError):
         read_tools(source)
 
@@ -135,14 +135,14 @@ def test_each_of_several_calls_has_a_result_of_its_own(play: Play, results: list
             await s.workbench.answers.answer_call(session_id, asking.node_id, ["rain", " "])
         # when both are given
         await s.workbench.answers.answer_call(session_id, asking.node_id, results)
-        # then each is a turn of its own with its own tokens, and the model saw them as its template has them
+        # then each is a turn with its own tokens, in the form of the template
         turns = (await s.view(session_id)).turns
         assert [turn.role for turn in turns] == ["system", "user", "assistant", "tool", "tool", "assistant"]
         told = turns[3:5]
         assert [typed_text(turn.run) for turn in told] == results
         both = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in results)
         assert both in seen(s)
-        # and another question goes on from there with nothing tokenised once more
+        # and another question continues there, without tokenising the earlier turns again
         before = s.engine.prompts[-1]
         await s.workbench.answers.send(session_id, "And tomorrow?")
         assert s.engine.prompts[-1][: len(before)] == before
@@ -150,7 +150,7 @@ def test_each_of_several_calls_has_a_result_of_its_own(play: Play, results: list
     play(scene, engine=engine())
 
 
-def test_results_that_a_template_writes_otherwise_have_tokens_each(play: Play) -> None:
+def test_results_that_a_template_renders_differently_have_tokens_each(play: Play) -> None:
     async def scene(s: Scene) -> None:
         await s.asked("hello")
         model = s.workbench.services.supervisor.running
@@ -163,7 +163,7 @@ def test_results_that_a_template_writes_otherwise_have_tokens_each(play: Play) -
     play(scene)
 
 
-def test_only_an_answer_in_work_under_tools_may_call(play: Play) -> None:
+def test_only_a_running_answer_with_tools_may_call(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.answers.send(session_id, "hello")

@@ -1,4 +1,4 @@
-"""A long session is opened without what is out of sight: whatever is asked of that is read first."""
+"""A long session is opened without its hidden turns: requests about these read them first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ui.core.shown import typed_text
 
 Command = Callable[[Scene, int, list[int]], Awaitable[object]]
 
-QUESTION, ANSWER, OTHER, LATER = range(4)  # nodes out of sight: of the first exchange and another answer in it; of the second
+QUESTION, ANSWER, OTHER, LATER = range(4)  # hidden nodes: of the first exchange and another answer in it; of the second
 
 
 async def take_out_of_sight(s: Scene, session: int, nodes: list[int]) -> None:
@@ -27,7 +27,7 @@ async def take_out_of_sight(s: Scene, session: int, nodes: list[int]) -> None:
 
 
 async def how_it_was_made(s: Scene, session: int, nodes: list[int]) -> None:
-    assert s.workbench.answers.how_made(session, nodes[LATER]) is None  # nobody sees it
+    assert s.workbench.answers.how_made(session, nodes[LATER]) is None  # it is not shown
     while (await s.workbench.sessions.show_earlier(session)).earlier:
         pass
     assert s.workbench.answers.how_made(session, nodes[LATER]) is not None
@@ -43,7 +43,7 @@ async def another_token(s: Scene, session: int, nodes: list[int]) -> None:
 
 async def leave_out(s: Scene, session: int, _nodes: list[int]) -> None:
     await s.workbench.answers.send(session, "an engine runs now")
-    with pytest.raises(Refusal, match="message alone is too long"):  # so its turns were counted
+    with pytest.raises(Refusal, match="message alone is too long"):  # which counts its turns
         await s.workbench.drafts.leave_out(session, "how much?")
 
 
@@ -72,7 +72,7 @@ COMMANDS: dict[str, Command] = {
 
 @pytest.fixture
 def long(play: Play, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[int], SessionView]:
-    """A stored session of which two turns of nine are shown, its nodes out of sight, and its view when all was held."""
+    """A stored session of which two turns of nine are shown, its hidden nodes, and its view with all turns in memory."""
     found: list[tuple[int, list[int], SessionView]] = []
 
     async def talk(s: Scene) -> None:
@@ -96,9 +96,7 @@ def long(play: Play, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[int], S
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_is_asked_of_a_turn_out_of_sight_reads_it_first(
-    play: Play, long: tuple[int, list[int], SessionView], name: str
-) -> None:
+def test_a_request_about_a_hidden_turn_reads_it_first(play: Play, long: tuple[int, list[int], SessionView], name: str) -> None:
     session, nodes, whole = long
 
     async def scene(s: Scene) -> None:
@@ -116,7 +114,7 @@ def test_what_is_asked_of_a_turn_out_of_sight_reads_it_first(
     play(scene)
 
 
-def test_stepping_back_shows_in_the_end_what_was_shown_when_it_was_all_here(
+def test_stepping_back_to_the_start_gives_the_view_of_the_whole_session(
     play: Play, long: tuple[int, list[int], SessionView]
 ) -> None:
     session, _, whole = long
@@ -135,7 +133,7 @@ def test_stepping_back_shows_in_the_end_what_was_shown_when_it_was_all_here(
     play(scene)
 
 
-def test_a_draft_behind_more_than_the_context_is_counted_without_what_is_out_of_sight(
+def test_a_draft_after_more_than_the_context_is_counted_without_reading_hidden_turns(
     play: Play, long: tuple[int, list[int], SessionView]
 ) -> None:
     session, _, whole = long
@@ -153,7 +151,7 @@ def test_a_draft_behind_more_than_the_context_is_counted_without_what_is_out_of_
     play(scene, engine=small())
 
 
-def test_a_damaged_row_out_of_sight_is_known_at_once_and_no_model_goes_on_from_it(
+def test_a_damaged_hidden_row_is_reported_at_once_and_no_model_continues_it(
     play: Play, long: tuple[int, list[int], SessionView], path: Path
 ) -> None:
     session, nodes, _ = long

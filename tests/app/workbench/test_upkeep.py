@@ -13,22 +13,22 @@ from tests.app.workbench.scene import Scene, rows, until
 from ui import SessionsChanged
 
 
-def test_new_session_goes_on_with_the_one_that_is_still_empty(play: Play) -> None:
+def test_new_session_reuses_an_empty_session(play: Play) -> None:
     async def scene(s: Scene) -> None:
         first = (await s.workbench.sessions.new()).session_id
         assert (await s.workbench.sessions.new()).session_id == first
-        # also when another one was looked at meanwhile
+        # also if another one was shown meanwhile
         other = await s.asked()
         await s.view(other)
         assert (await s.workbench.sessions.new()).session_id == first
-        # once something was said there, the next one is another
+        # after a message there, the next one is another session
         await s.workbench.answers.send(first, "hello")
         assert (await s.workbench.sessions.new()).session_id not in (first, other)
 
     play(scene)
 
 
-def test_an_empty_session_in_the_trash_is_not_used_again(play: Play) -> None:
+def test_an_empty_session_in_the_trash_is_not_reused(play: Play) -> None:
     async def scene(s: Scene) -> None:
         first = (await s.workbench.sessions.new()).session_id
         await s.workbench.sessions.trash(first)
@@ -40,7 +40,7 @@ def test_an_empty_session_in_the_trash_is_not_used_again(play: Play) -> None:
     play(scene)
 
 
-def test_empty_sessions_vanish_at_the_end(play: Play) -> None:
+def test_empty_sessions_are_deleted_when_the_app_closes(play: Play) -> None:
     async def first(s: Scene) -> None:
         await s.workbench.sessions.new()
         await s.asked("hello")
@@ -57,11 +57,11 @@ def test_empty_sessions_vanish_at_the_end(play: Play) -> None:
     play(second)
 
 
-def test_what_an_earlier_end_left_behind_goes_a_moment_after_the_start(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_and_old_trashed_sessions_are_deleted_soon_after_the_start(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbench, "TIDY_SECONDS", 0.0)
 
     async def scene(s: Scene) -> None:
-        # given: empty sessions, one of them open, and one that is a month in the trash
+        # given: empty sessions, one of them open, and one that has been in the trash for a month
         old = await s.asked("old")
         await s.workbench.sessions.trash(old)
         now = time.time()
@@ -71,7 +71,7 @@ def test_what_an_earlier_end_left_behind_goes_a_moment_after_the_start(play: Pla
         # when
         s.workbench.services.tidy_up()
         await until(lambda: rows(s.path, "SELECT count(*) FROM sessions") == [(1,)])
-        # then the one a person looks at is still there
+        # then the shown one still exists
         await s.workbench.answers.send(shown, "hello")
         assert rows(s.path, "SELECT id, title FROM sessions") == [(shown, "hello")]
 
@@ -79,7 +79,7 @@ def test_what_an_earlier_end_left_behind_goes_a_moment_after_the_start(play: Pla
 
 
 @pytest.mark.slow
-def test_a_session_that_is_just_being_made_is_not_cleared_away(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_is_just_being_created_is_not_deleted(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbench, "TIDY_SECONDS", 0.0)
 
     async def scene(s: Scene) -> None:
@@ -92,7 +92,7 @@ def test_a_session_that_is_just_being_made_is_not_cleared_away(play: Play, monke
     play(scene)
 
 
-def test_pinned_sessions_stand_first_also_tomorrow(play: Play) -> None:
+def test_pinned_sessions_are_listed_first_also_after_a_restart(play: Play) -> None:
     async def first(s: Scene) -> None:
         one, two = await s.asked("one"), await s.asked("two")
         assert [row.session_id for row in await s.workbench.sessions.list()] == [two, one]

@@ -1,4 +1,4 @@
-"""Engines and models that a window offers, and what it says of those that cannot run."""
+"""Engines and models that a window offers, and its messages about those that cannot run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime import HubModel, ShelfEntry
 from ui import LoadChoice
 
 
-def test_an_engine_that_is_missing_says_so_and_names_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_reported_without_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     states = {"hf": "torch not installed (`make setup`)", "mlx": True, "vllm": "!"}
     monkeypatch.setattr("runtime.available_backends", lambda: states)
     choices = backend_choices("mlx")
@@ -21,7 +21,7 @@ def test_an_engine_that_is_missing_says_so_and_names_no_command(monkeypatch: pyt
     ]
 
 
-def test_what_is_wrong_with_a_model_names_no_command() -> None:
+def test_the_problem_of_a_model_is_described_without_a_command() -> None:
     problem = "no weights; fetch it again: `elsewise models fetch org/x@1`"
     entry = ShelfEntry("x", "x", "", Path("x"), 0, None, "download", complete=False, problem=problem)
     shown = {

@@ -1,4 +1,4 @@
-"""The bytes of every token, kept: what is wrong in the store is put right by the model."""
+"""The stored bytes of every token: damage in the store is repaired by the model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_wrong_vocabulary_is_replaced(tmp_path: Path, damage: str) -> None:
         "UPDATE settings SET value = '0' WHERE key = 'ran'",
     ],
 )
-def test_what_is_damaged_of_a_model_keeps_no_session_closed_and_is_saved_anew_by_the_model(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_vocabulary_is_ignored_and_saved_again_by_the_model(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "sessions.sqlite3"
     with fake_model() as model:
 
@@ -58,7 +58,7 @@ def test_what_is_damaged_of_a_model_keeps_no_session_closed_and_is_saved_anew_by
         with_store(path, learn)
 
 
-def test_tokens_are_found_by_what_they_contain() -> None:
+def test_tokens_are_found_by_their_text() -> None:
     found = TokenBytes([b"rain", b" Rain", b"ing", b" train", b"rainbow", b" rains", b"\xff"])
     assert found.containing("rain", 9) == (0, 1, 5, 4, 3)
     assert found.containing("RAIN", 2) == (0, 1)
@@ -66,7 +66,7 @@ def test_tokens_are_found_by_what_they_contain() -> None:
     assert found.containing("", 9) == found.containing("snow", 9) == ()
 
 
-def test_the_vocabulary_is_lowered_once_and_anew_for_another_model(tmp_path: Path) -> None:
+def test_the_vocabulary_is_lowercased_once_for_each_model(tmp_path: Path) -> None:
     lowered: list[bytes] = []
 
     class Counted(bytes):

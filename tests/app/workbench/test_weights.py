@@ -1,4 +1,4 @@
-"""Weights in fewer bits stand beside the numbers in the window: its model, an answer's making, whose numbers a draw shows."""
+"""Weights in fewer bits are named in the window: at the model, in the provenance of an answer, and at a draw."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Act = Callable[[AppWorkbench], Awaitable[None]]
 
 @pytest.fixture
 def with_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Act, str], None]:
-    """Plays on a real model of the shelf, loaded with weights of a form, over one file."""
+    """Plays a scene on a real model of the shelf, loaded with weights of a form, over one file."""
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
     ModelShelf().add(tiny_path("llama"), "tiny")
 
-    async def start(source: str, backend: str, *, on_progress: object, **options: Any) -> LanguageModel:  # its caller's
+    async def start(source: str, backend: str, *, on_progress: object, **options: Any) -> LanguageModel:  # closed by its caller
         return await asyncio.to_thread(partial(load, source, backend, device="cpu", threads=1, **options))
 
     async def played(act: Act, weights: str) -> None:
@@ -41,7 +41,7 @@ def with_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[A
     return lambda act, weights: asyncio.run(played(act, weights))
 
 
-def test_the_form_is_told_wherever_numbers_are(with_weights: Callable[[Act, str], None]) -> None:
+def test_the_form_of_the_weights_is_named_beside_all_numbers(with_weights: Callable[[Act, str], None]) -> None:
     async def packed(workbench: AppWorkbench) -> None:
         [choice] = await workbench.models.list()
         assert choice.label == "int8 · tiny"
@@ -66,7 +66,7 @@ def test_the_form_is_told_wherever_numbers_are(with_weights: Callable[[Act, str]
         turn = (await workbench.sessions.open(row.session_id)).turns[-1]
         drawing = await workbench.drawings.find(row.session_id, turn.node_id, len(turn.run) - 1)
         assert drawing is not None
-        assert drawing.model == "tiny · int8 weights"  # they are still whose they were
+        assert drawing.model == "tiny · int8 weights"  # still the model that computed the numbers
         assert drawing.stale == "tiny"
         assert not drawing.can_ask
 

@@ -25,10 +25,10 @@ def node(node_id: int, parent: int | None, role: str = "assistant", text: str = 
 
 
 def run(node_id: int, parent: int, at: int | None = None, byte: int | None = None, text: str = "", **values: Any) -> NodeRow:
-    """A run that goes on with its parent's turn."""
+    """A run that continues its parent's turn."""
     return node(node_id, parent, text=text, at_token=at, at_byte=byte, turn_start=False, **values)
 
 
 def chat(*more: NodeRow) -> Tree:
-    """A system prompt, a question, an answer, and what hangs under them."""
+    """A system prompt, a question, an answer, and further nodes under them."""
     return Tree([node(1, None, "system"), node(2, 1, "user", "where to?"), node(3, 2, text="one two three"), *more])
