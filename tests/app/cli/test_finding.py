@@ -75,7 +75,7 @@ def test_a_search_marks_models_that_run_here(elsewise: Elsewise, hub: LocalHub, 
     # then
     assert done.code == 0
     _, first, second = done.out.splitlines()
-    assert first.split() == ["org/tiny", "-", "plain", "1,234", "5", "mit?[2J,", "gated", "hf,", "mlx"]
+    assert first.split() == ["org/tiny", "-", "plain", "1,234", "5", "-,", "gated", "hf,", "mlx"]
     assert second.split(maxsplit=6)[-1].startswith("no: only GGUF files; download one (tiny.gguf)")
     told = [json.loads(line) for line in elsewise("models", "search", "tiny", "--json").out.splitlines()]
     assert [(entry["source"], entry["runs_here"]) for entry in told] == [("org/tiny", True), ("org/tiny-gguf", False)]

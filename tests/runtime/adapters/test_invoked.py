@@ -29,7 +29,7 @@ def options(invocation: list[int], seed: int, **more: object) -> GenerationOptio
     sampling = SamplingOptions(temperature=8.0, logit_bias=dict.fromkeys(invocation, 100.0))
     adapters = (("B", 0.5), "act")
     made = GenerationOptions(max_tokens=LENGTH, sampling=sampling, seed=seed, ignore_eos=True, resolve=False, adapters=adapters)
-    return replace(made, **more)  # type: ignore[arg-type]  # type: ignore[arg-type]  # fields of the dataclass
+    return replace(made, **more)  # type: ignore[arg-type]  # fields of the dataclass
 
 
 def says(answer: list[int], invocation: list[int]) -> list[int]:

@@ -85,7 +85,7 @@ class Spoiled:
             case = f"{engine}: {'.'.join(site)} = {'nothing' if bad is ABSENT else json.dumps(bad)}"
             try:
                 words = self.outcome(site, bad, engine)
-            except Exception as error:  # noqa: BLE001  # noqa: BLE001  # the sweep reports every fault, not only the first
+            except Exception as error:  # noqa: BLE001  # the sweep reports every fault, not only the first
                 return f"{case}: {type(error).__name__}: {error}"
             if words and not ("config.json" in words and any(name in words for name in site) and "\n" not in words):
                 return f"{case}: the field is not named: {words}"

@@ -47,7 +47,7 @@ def killed_before(change: int, work: Callable[[], object]) -> bool:
         sys.addaudithook(look)
         work()
         code = 0
-    except BaseException:  # noqa: BLE001  # noqa: BLE001  # reported by the traceback and the exit code
+    except BaseException:  # noqa: BLE001  # reported by the traceback and the exit code
         traceback.print_exc()
     finally:
         os._exit(code)
