@@ -110,10 +110,11 @@ class Operations:
 
     def _query(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str, rows: Rows) -> None:
         """Submits a query for the distribution after each path."""
-        urgency, jobs, routing = Priority(priority), [], self._adapters.routing_of(adapters, cache_salt)
+        urgency, jobs, plain = Priority(priority), [], adapters is None and not cache_salt
+        routing = self._adapters.routing if plain else self._adapters.routing_of(adapters, cache_salt)
         whole = rows.top is None or rows.top > NORMALISED_HEAD  # otherwise a few numbers of each row suffice
         for i, ids in enumerate(batch):
-            namespace, before = routing.route(ids)
+            namespace, before = routing.plain or routing.route(ids)
             jobs.append(QueryJob(ids, namespace, urgency, before=before, whole=whole, waiters=[(rows, i)]))
         self.turns.submit(*jobs)
 
@@ -532,8 +533,9 @@ class Operations:
             chosen = replace(chosen, top_k=max(chosen.top_k, REPORTED))
         seed = fresh_seed() if chosen.seed is None else chosen.seed
         chosen = replace(chosen, seed=seed)
-        routing = self._adapters.routing_of(chosen.adapters, cache_salt)
-        namespace, before = routing.route(ids)
+        plain = chosen.adapters is None and not cache_salt
+        routing = self._adapters.routing if plain else self._adapters.routing_of(chosen.adapters, cache_salt)
+        namespace, before = routing.plain or routing.route(ids)
         constraint = None
         if chosen.grammar is not None:
             constraint = self._constraint(ids, chosen.grammar, chosen.grammar_prefix)

@@ -115,7 +115,9 @@ class Sampler:
         heat = temperature if on[:1] == ("temperature",) and temperature >= COLDEST else 1.0
         # without a trace, the entries of the range that a cut by rank or weight leaves give its weight
         settled = not {Search.RANK, Search.WEIGHT}.isdisjoint(cuts.values())
-        looks = [first_look(on, cuts, chosen, traced=traced) if cuts else SHALLOW for traced in (False, True)]
+        looks = [SHALLOW, SHALLOW]
+        if cuts:
+            looks = [first_look(on, cuts, chosen, traced=False), first_look(on, cuts, chosen, traced=True)]
         made = {
             "temperature": temperature,
             "heats": (1.0 if settled else heat, heat),

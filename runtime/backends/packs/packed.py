@@ -430,7 +430,13 @@ class PackedBackend(ABC, Generic[P]):
         Raises:
             MemoryBudgetError: And other errors of `forward`; after any of them every pack is unchanged.
         """
-        return self._begin(parts, request, read)()
+        undos: list[tuple[P, Undo]] = []
+        try:
+            packs, steps, by_chains = self._appended(parts, undos, read)
+            return (self._chains if by_chains else self.launch)(packs, steps, request)()
+        except BaseException:
+            _undo(undos)
+            raise
 
     def begin(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[], Any]:
         """`compute` in two halves. Where `overlaps` is False the first half does all the work.
@@ -439,12 +445,9 @@ class PackedBackend(ABC, Generic[P]):
             A function that waits for the result; to be called once, before any pack is used again. Either half may raise the
             errors of `forward`; then every pack is unchanged.
         """
-        return self._begin(parts, request)
-
-    def _begin(self, parts: Sequence[Part], request: RankRequest | None, read: str | None = None) -> Callable[[], Any]:
         undos: list[tuple[P, Undo]] = []
         try:
-            packs, steps, by_chains = self._appended(parts, undos, read)
+            packs, steps, by_chains = self._appended(parts, undos)
             return partial(_awaited, (self._chains if by_chains else self.launch)(packs, steps, request), undos)
         except BaseException:
             _undo(undos)

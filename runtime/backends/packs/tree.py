@@ -53,22 +53,24 @@ class Step:
 
 def merged(steps: Sequence[Step]) -> Step:
     """Several forwards as one: their tokens in order, each with its own adapters."""
-    starts = itertools.accumulate((len(step.tokens) for step in steps[:-1]), initial=0)
+    start, tokens, slots, positions, want = 0, [], [], [], []
+    stacks = list[TokenStacks | None]()
+    for step in steps:
+        tokens.append(step.tokens)
+        slots.append(step.slots)
+        positions.append(step.positions)
+        want.append(step.want + start)
+        start += len(step.tokens)
+        stacks.append(step.stacks)
     joint = None
-    if any(step.stacks for step in steps):
+    if any(stacks):
         of, table = list[Int64](), list[Stack]()
-        for step in steps:
-            own = step.stacks or TokenStacks.uniform((), len(step.tokens))
+        for own, step in zip(stacks, steps, strict=True):
+            own = own or TokenStacks.uniform((), len(step.tokens))
             of.append(own.of + len(table))
             table += own.table
         joint = TokenStacks(np.concatenate(of), tuple(table))
-    return Step(
-        np.concatenate([step.tokens for step in steps]),
-        np.concatenate([step.slots for step in steps]),
-        np.concatenate([step.positions for step in steps]),
-        np.concatenate([step.want + start for step, start in zip(steps, starts, strict=True)]),
-        stacks=joint,
-    )
+    return Step(np.concatenate(tokens), np.concatenate(slots), np.concatenate(positions), np.concatenate(want), stacks=joint)
 
 
 @dataclass(slots=True)
