@@ -39,7 +39,7 @@ gunzip -c tests/golden/0.1.0/sessions.db.gz > "$base/older.db"
 chmod 644 "$base/older.db"
 echo "-- no space while the .deb is unpacked"
 chroot "$base" dpkg --purge elsewise >/dev/null 2>&1  # of a try that failed
-mkdir "$base/usr/lib/elsewise"
+mkdir -p "$base/usr/lib/elsewise"
 mount -t tmpfs -o size=64m tmpfs "$base/usr/lib/elsewise"
 if chroot "$base" dpkg --unpack /elsewise.deb > "$out/no-space.log" 2>&1; then echo "FAILED: it found space"; exit 1; fi
 grep "No space left on device" "$out/no-space.log"

@@ -156,5 +156,6 @@ def naming_prompt(i: int) -> Iterator[None]:
     except ContextOverflowError as error:
         raise ContextOverflowError(f"prompt {i}", error.resident, error.additional, error.limit, error.counted) from None
     except RuntimeFault as error:
-        kind, (message, *others) = cast("tuple[type[RuntimeFault], tuple[Any, ...]]", error.__reduce__()[:2])
+        kind, given = cast("tuple[type[RuntimeFault], tuple[Any, ...]]", error.__reduce__()[:2])
+        message, *others = given or ("",)
         raise kind(f"prompt {i}: {message}", *others) from error

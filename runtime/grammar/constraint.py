@@ -188,6 +188,8 @@ class Constraint:
         self._asked = math.inf
         try:
             return pending.result()
+        except SessionClosedError:
+            raise
         except Exception as fault:
             raise GrammarError(f"the grammar failed after {len(self._tokens):,} tokens: {fault}") from fault
 

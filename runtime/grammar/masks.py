@@ -6,9 +6,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
+
+from runtime.errors import SessionClosedError
 
 Mask = npt.NDArray[np.bool_]
 _MOST_THREADS = 64
@@ -18,7 +21,7 @@ class MaskWorkers:
     """Computes masks while the caller goes on, in order; a slow mask delays no other that a caller waits for.
 
     One thread takes the submitted masks. Each further one would contend with the caller for the interpreter at every mask
-    (eight rows of a small model: 8 % of a step), so it starts only when a caller waits for a mask that is not started.
+    (eight rows of a small model: 8 % of a step), so it starts only while a caller waits and others are not started.
     Thread-safe.
     """
 
@@ -45,18 +48,24 @@ class MaskWorkers:
         return pending
 
     def hurry(self, pending: Future[Mask]) -> None:
-        """Adds a thread if this mask, for which a caller waits, is not started."""
+        """A caller waits for this mask: it is next, and a further thread takes what is not started. Never raises."""
         with self._lock:
-            if not pending.running() and not pending.done() and not self._closed:
+            if not self._queue or self._closed or self._threads >= _MOST_THREADS:
+                return
+            at = next((i for i, (each, _) in enumerate(self._queue) if each is pending), 0)
+            first = self._queue[at]
+            del self._queue[at]
+            self._queue.appendleft(first)
+            with suppress(RuntimeError):  # no thread can be started: the others take it
                 self._begin()
 
     def close(self) -> None:
-        """Ends the threads after their current masks; cancels the others."""
+        """Ends the threads after their current masks; the others end with `SessionClosedError`."""
         with self._lock:
             self._closed = True
             queue, self._queue = self._queue, deque()
         for pending, _ in queue:
-            pending.cancel()
+            pending.set_exception(SessionClosedError("the model is closed; load it again"))
         self._pool.shutdown(cancel_futures=True)
 
     def _begin(self) -> None:
@@ -68,7 +77,7 @@ class MaskWorkers:
         while True:
             with self._lock:
                 if not self._queue:
-                    self._threads -= 1
+                    self._threads = max(self._threads - 1, 0)  # a thread whose start failed may run later, and is not counted
                     return
                 pending, compute = self._queue.popleft()
                 pending.set_running_or_notify_cancel()

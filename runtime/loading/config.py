@@ -230,7 +230,10 @@ def check_fields(config: Mapping[str, Any], where: str) -> None:
     Raises:
         ModelLoadError: Names the file, the field, its value and the expected one.
     """
-    plain = _plain_floats(dict(config))
+    try:
+        plain = _plain_floats(dict(config))
+    except ModelLoadError as fault:
+        raise ModelLoadError(f"{where}: {fault}") from None
     _check(plain, {**_FIELDS, **_FIELDS_OF.get(str(plain.get("model_type")), {})}, where)
     for name in ("rope_parameters", "rope_scaling"):
         rope = plain.get(name)
