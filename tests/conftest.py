@@ -18,11 +18,11 @@ from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # fixed, so that no load measures threads
 
-# A shell starts background jobs with Ctrl-C ignored, and children inherit that; tests have to interrupt their children.
+# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that: tests interrupt them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No time limit for an example: its time depends on the load of the machine. Where CI is set, hypothesis itself takes
+# No time limit for an example: how long one takes says how busy the machine is. Where CI is set, hypothesis itself takes
 # the same examples every time; elsewhere each run looks at new ones.
 settings.register_profile("house", parent=settings(), deadline=None)
 settings.load_profile("house")
@@ -31,12 +31,12 @@ settings.load_profile("house")
 os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
 
 HERE = Path.cwd()
-BUILT = (".", "build", "dist", "elsewise.egg-info", "__pycache__")  # prefixes of the names that tools create there
+BUILT = (".", "build", "dist", "elsewise.egg-info", "__pycache__")  # how the names begin that tools make there
 FILES = pytest.StashKey[set[str]]()
 GRACE = 30  # seconds from a test's own limit to the end of its process, as between the two limits in pyproject.toml
-TOLD = "told"  # the property of a report that holds the figures of its test
+TOLD = "told"  # the property of a report that holds what its test says
 LOOK_AFTER = (20_000, 20, 50)  # as of `gc.set_threshold`, counted at the end of a test
-SLOWEST = (  # parametrised cases; for each of them, a fast case takes the same paths
+SLOWEST = (  # of what is run in many ways: for each there is one among the fast tests that takes the same paths
     "falcon_h1",  # attention and state spaces in each layer
     *("-qwen2", "-phi3", "hf-gemma2"),  # as llama with biases, as mistral, and as gemma3 but for caps that transformers applies
     *(f"{backend}-{name}" for backend in ("hf", "mlx") for name in ("llama_wide", "qwen3", "gemma3_80")),  # as llama and gemma3
@@ -47,7 +47,7 @@ SLOWEST = (  # parametrised cases; for each of them, a fast case takes the same 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the slowest parametrised architectures as slow, and all but the given number of cases of a `sampled` test."""
+    """Marks the slowest of the parametrised architectures as slow, and of a `sampled` test all cases but so many."""
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         if any(name in item.name for name in SLOWEST):
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif (sampled := item.get_closest_marker("sampled")) and not item.get_closest_marker("slow"):
             cases.setdefault((item.nodeid.partition("[")[0], *sampled.args), []).append(item)
     for (name, count), found in cases.items():
-        first = crc32(name.encode())  # differs between tests, to cover all libraries and architectures
+        first = crc32(name.encode())  # another one for each test, so that both libraries and all architectures have their turn
         kept = {(first + at * len(found) // count) % len(found) for at in range(count)}
         for at, item in enumerate(found):
             if at not in kept:
@@ -74,7 +74,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Fails a test that leaves a file in the current folder. With parallel workers, another test may have written it."""
+    """Fails a test that leaves a file in the current folder. Beside other workers, another test may have written it."""
     before = item.stash[FILES]
     if left := _files() - before:
         pytest.fail(f"left in {HERE} while this test ran: {', '.join(sorted(left))}", pytrace=False)
@@ -99,7 +99,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_protocol() -> Generator[None, object, object]:
     """Collects reference cycles between two tests, in the main thread, as `ui.core.collector` does between two events.
 
-    By default, Python collects in whichever thread is running. One test's window is then destroyed by the engine's thread of
+    Left to itself Python collects in whatever thread is running. One test's window is then destroyed by the engine's thread of
     the next test, and Qt ends the process.
     """
     try:

@@ -1,4 +1,4 @@
-"""The Python examples of the documentation run unchanged, in a script and in a cell, and print the expected output."""
+"""The Python examples of the documentation run as they stand, in a script and in a cell, and print what they should."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def pet(out: str) -> None:
     assert re.match(r"Pet\(name='.{0,12}', legs=[0-8]\)\n", out)
 
 
-# As ipykernel runs the cells of a notebook: in one loop for all cells, in the waiting thread. Each cell has its own names.
+# As ipykernel runs the cells of a notebook: in a loop that goes on, in the thread that waits for it. Each has names of its own.
 CELLS = """
 import ast, asyncio, inspect, json, sys
 
@@ -99,14 +99,14 @@ asyncio.run(run_cells())
 
 
 def sizing(out: str) -> None:
-    """The table under the formula contains the printed numbers."""
+    """The table under the formula has what it prints."""
     row = r"^\| ([^|]+?) \| (\d+)[^|]* \| ([\d.]+) GB \| (\d+) KiB \| (\d+) \|$"
     table = re.findall(row, PAGES["docs/cluster.md"], re.MULTILINE)
     assert re.findall(r"^(.+?) +(\d+) GPUs +([\d.]+) GB +(\d+) KiB +(\d+)$", out, re.MULTILINE) == table
     assert len(table) == len(out.splitlines())
 
 
-CHECKS: dict[str, Callable[[str], None]] = {  # by a text that only one example contains
+CHECKS: dict[str, Callable[[str], None]] = {  # by a text of one example alone
     "embed_sync": says("' Paris'"),
     "replay_draw": stages_and_options,
     'chat_format="none"': roles,
@@ -123,11 +123,11 @@ CHECKS: dict[str, Callable[[str], None]] = {  # by a text that only one example 
 }
 
 
-def test_each_check_belongs_to_exactly_one_example() -> None:
+def test_each_check_is_of_one_example() -> None:
     assert {mark: sum(mark in example for example in EXAMPLES.values()) for mark in CHECKS} == dict.fromkeys(CHECKS, 1)
 
 
-def test_no_example_calls_asyncio_run() -> None:
+def test_no_example_needs_a_thread_without_a_loop() -> None:
     assert [name for name, example in EXAMPLES.items() if re.search(r"^[^#]*asyncio\.run\(", example, re.MULTILINE)] == []
 
 
@@ -149,7 +149,7 @@ def test_the_examples_of_a_page_run_as_cells(page: str) -> None:
 
 
 def run(code: str, typed: str) -> str:
-    """The printed output."""
+    """What it prints."""
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, cwd=ROOT, input=typed, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The simulator with which W7 is compared."""
+"""The simulator that W7 is held against."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ def test_with_room_for_all_each_token_is_computed_once() -> None:
     assert simulate(requests, 100) == 4 + 2 + 2
 
 
-def test_without_room_every_request_starts_anew() -> None:
+def test_with_room_for_nothing_every_request_starts_anew() -> None:
     assert simulate([([1, 2, 3], [4, 5])] * 3, 0) == 3 * 4
     assert simulate([([1, 2, 3], [4, 5])] * 3, -7) == 3 * 4
 
 
-def test_the_least_recently_used_tail_is_evicted_token_by_token() -> None:
+def test_the_tail_touched_longest_ago_goes_first_token_by_token() -> None:
     cache = TokenLru(6)
     assert cache.request([1, 2, 3, 4], [0]) == 4
-    assert cache.request([9, 8, 7], [0]) == 3  # seven: token 4 after 1, 2, 3 is evicted
-    assert cache.request([1, 2, 3, 4], [0]) == 1  # seven again: 7 after 9, 8 is evicted
+    assert cache.request([9, 8, 7], [0]) == 3  # seven: token 4 behind 1, 2, 3 goes
+    assert cache.request([1, 2, 3, 4], [0]) == 1  # seven again: 7 behind 9, 8 goes
     assert cache.request([9, 8, 7], [0]) == 1
 
 
-def test_the_common_stem_outlives_its_branches() -> None:
+def test_what_branches_share_outlives_the_branches() -> None:
     cache = TokenLru(4)
     cache.request([1, 2, 3], [0])
     cache.request([1, 2, 4], [0])
-    assert cache.request([1, 2, 5], [0]) == 1  # 3 is evicted, the oldest leaf
+    assert cache.request([1, 2, 5], [0]) == 1  # 3 goes, the oldest leaf
     assert cache.request([1, 2, 4], [0]) == 0
     assert cache.request([1, 2, 3], [0]) == 1
 
@@ -45,9 +45,7 @@ def test_the_common_stem_outlives_its_branches() -> None:
     ),
     st.integers(0, 12),
 )
-def test_the_simulated_cost_is_between_a_perfect_cache_and_none(
-    requests: list[tuple[list[int], list[int]]], capacity: int
-) -> None:
+def test_it_lies_between_a_perfect_cache_and_none(requests: list[tuple[list[int], list[int]]], capacity: int) -> None:
     computed = simulate(requests, capacity)
     paths = [[*prompt, *answer[:-1]] for prompt, answer in requests]
     assert distinct_prefixes(paths) <= computed + sum(len(answer) - 1 for _, answer in requests)

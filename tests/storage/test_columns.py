@@ -1,4 +1,4 @@
-"""Columns as bytes: any numbers survive the round trip, hostile bytes are refused."""
+"""Columns as bytes: any numbers come back, hostile bytes are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARRAYS = DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dim
 
 @pytest.mark.slow
 @given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=8), ARRAYS, max_size=4))
-def test_any_columns_survive_the_round_trip(columns: dict[str, npt.NDArray[Any]]) -> None:
+def test_any_columns_come_back(columns: dict[str, npt.NDArray[Any]]) -> None:
     read = decode(encode(columns))
     assert read.keys() == columns.keys()
     for name, column in columns.items():
@@ -31,7 +31,7 @@ def test_any_columns_survive_the_round_trip(columns: dict[str, npt.NDArray[Any]]
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_decoded_or_refused(blob: bytes) -> None:
+def test_any_bytes_are_columns_or_refused(blob: bytes) -> None:
     try:
         read = decode(blob)
     except StoreDamagedError:
@@ -61,7 +61,7 @@ def test_hostile_columns_are_refused(packed: object) -> None:
 
 
 @pytest.mark.parametrize("column", [np.array([object()]), np.array(["text"]), np.zeros(2, np.complex64), np.zeros((1,) * 5)])
-def test_columns_other_than_plain_numbers_are_refused(column: npt.NDArray[Any]) -> None:
+def test_other_than_plain_numbers_is_refused(column: npt.NDArray[Any]) -> None:
     with pytest.raises(InvalidRowError, match="only plain numbers"):
         encode({"x": column})
 
@@ -77,13 +77,13 @@ def test_columns_other_than_plain_numbers_are_refused(column: npt.NDArray[Any]) 
         {"data": np.zeros(4, np.uint8)},
     ],
 )
-def test_columns_with_a_wrong_number_of_rows_are_refused(columns: dict[str, npt.NDArray[Any]]) -> None:
+def test_columns_that_do_not_have_the_chunks_rows_are_refused(columns: dict[str, npt.NDArray[Any]]) -> None:
     with pytest.raises(InvalidRowError):
         check(columns, 2)
 
 
 @given(st.lists(st.binary(max_size=4), max_size=12), st.data())
-def test_a_cut_has_the_rows_between_start_and_stop(tokens: list[bytes], data: st.DataObject) -> None:
+def test_a_cut_is_the_rows_between(tokens: list[bytes], data: st.DataObject) -> None:
     n = len(tokens)
     start = data.draw(st.integers(0, n))
     stop = data.draw(st.integers(start, n))
@@ -101,7 +101,7 @@ def test_a_cut_has_the_rows_between_start_and_stop(tokens: list[bytes], data: st
     assert pieces(rows, "text") == tokens[start:stop]
 
 
-def test_the_summary_has_the_values_for_sql() -> None:
+def test_the_summary_is_what_sql_sees() -> None:
     texts = ["é".encode(), b"\xff\x00"]
     columns: dict[str, npt.NDArray[Any]] = {
         "ids": np.array([5, 6], np.int32),

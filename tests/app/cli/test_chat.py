@@ -44,7 +44,7 @@ Talk = Callable[..., Done]
 
 @pytest.fixture
 def talk(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch) -> Talk:
-    """Sends some lines to `elsewise chat`, each a message or a command."""
+    """Says some lines to `elsewise chat`, each a message or a command."""
 
     def run(*lines: str, options: tuple[str, ...] = FAKE) -> Done:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -58,7 +58,7 @@ def said(elsewise: Elsewise, session: str) -> list[str]:
     return re.findall(r"^user: (.*)$", elsewise("sessions", "show", session).out, re.MULTILINE)
 
 
-def test_a_conversation_is_saved_under_its_first_words_and_continued_by_name(talk: Talk, elsewise: Elsewise) -> None:
+def test_a_conversation_is_saved_under_its_first_words_and_gone_on_with_by_name(talk: Talk, elsewise: Elsewise) -> None:
     first = talk("where to?", "and then?")
     assert first.code == 0
     assert "saved as 'where to?': elsewise chat --session 'where to?'" in first.err
@@ -70,12 +70,12 @@ def test_a_conversation_is_saved_under_its_first_words_and_continued_by_name(tal
     shown = elsewise("sessions", "show", "1").out
     for answer in (*first.out.splitlines(), *second.out.splitlines()):
         assert answer.strip("\x1a\x1e\x1f\ufffd \t") in shown
-    # and `ask` continues it too, like its own sessions
+    # and `ask` goes on with it too, as it does with its own
     assert elsewise("ask", "fine", "--session", "where to?", *FAKE).code == 0
     assert said(elsewise, "1")[-1] == "fine"
 
 
-def test_answers_equal_those_of_ask_in_a_session(talk: Talk, elsewise: Elsewise) -> None:
+def test_the_answers_are_those_of_ask_in_a_session(talk: Talk, elsewise: Elsewise) -> None:
     chat = talk("one", "two", options=(*FAKE, "--session", "A"))
     asked = [elsewise("ask", text, "--session", "B", *FAKE).out for text in ("one", "two")]
     assert chat.out == "".join(asked)
@@ -87,7 +87,7 @@ def test_a_message_may_have_several_lines(talk: Talk, elsewise: Elsewise, data: 
     assert texts == ["one \ntwo", "three\n\nfour", " /five"]
 
 
-def test_why_numbers_the_tokens_at_which_branch_leaves_the_answer(talk: Talk) -> None:
+def test_why_numbers_the_tokens_that_branch_leaves_the_answer_at(talk: Talk) -> None:
     done = talk("hello", "/why", "/why 3", "/branch at 3 2", "/why 1-3", "/branch", "/branch 2", "/why 3")
     assert done.code == 0
     tokens = [re.split(r" {2,}", line) for line in done.out.splitlines() if re.match(r"^\d+ +\S+ +[01]\.\d{3} +-", line)]
@@ -102,7 +102,7 @@ def test_why_numbers_the_tokens_at_which_branch_leaves_the_answer(talk: Talk) ->
     assert re.search(r"^3 +\* +", done.out, re.MULTILINE)
 
 
-def test_a_message_can_be_edited(talk: Talk, data: Path) -> None:
+def test_a_message_can_be_said_in_other_words(talk: Talk, data: Path) -> None:
     done = talk("one", "two", "/branch turn", "/branch turn 1 uno", "/branch turn", "/branch")
     assert done.code == 0
     assert re.search(r"^1  one\n2  two\n", done.out, re.MULTILINE)
@@ -110,14 +110,14 @@ def test_a_message_can_be_edited(talk: Talk, data: Path) -> None:
     assert rows(data / "sessions.db", "SELECT count(*) FROM nodes WHERE role = 'user' AND parent_id = 1") == [(2,)]
 
 
-def test_an_answer_is_regenerated_and_continued(talk: Talk, data: Path) -> None:
+def test_an_answer_is_made_again_and_gone_on_with(talk: Talk, data: Path) -> None:
     done = talk("/set temperature 0", "one", "/regenerate", "/continue", "/branch")
     assert done.code == 0
     assert len(re.findall("reached the length limit", done.err)) == 3
     assert rows(data / "sessions.db", "SELECT count(*) FROM nodes WHERE role = 'assistant'") == [(3,)]
 
 
-def test_set_options_apply_from_the_next_answer_and_override_the_command_line(talk: Talk, data: Path) -> None:
+def test_what_is_set_holds_from_the_next_answer_on_before_the_command_line(talk: Talk, data: Path) -> None:
     done = talk("one", "/set max_tokens 3", "/set temperature 0.25", "two", "/set")
     assert "6 tokens, reached" in done.err
     assert "3 tokens, reached" in done.err
@@ -125,7 +125,7 @@ def test_set_options_apply_from_the_next_answer_and_override_the_command_line(ta
     assert re.search(r"^temperature +0\.25 +session", done.out, re.MULTILINE)
 
 
-def test_another_system_prompt_starts_a_new_conversation(talk: Talk, data: Path) -> None:
+def test_a_system_prompt_begins_anew(talk: Talk, data: Path) -> None:
     own = (*FAKE, "--session", "A", "--system", "Be kind.")
     done = talk("/system", "one", "/system Be brief.", "/system", "two", options=own)
     assert done.out.splitlines()[0] == "Be kind."
@@ -138,7 +138,7 @@ def test_another_system_prompt_starts_a_new_conversation(talk: Talk, data: Path)
     assert "has another system prompt" in refused.err
 
 
-def test_set_options_override_those_named_as_in_other_libraries_too(talk: Talk) -> None:
+def test_what_is_set_holds_before_other_libraries_names_too(talk: Talk) -> None:
     named = ("--option", "max_new_tokens=6", "--option", "do_sample=false", "--option", 'order=["top_k", "temperature"]')
     options = ("--backend", "fake", "--seed", "1", *named)
     done = talk("one", "/set max_tokens 3", "/set temperature 0.25", "two", "/set", options=options)
@@ -154,13 +154,13 @@ def test_a_new_session_has_the_system_prompt_of_the_command_line(talk: Talk) -> 
     assert done.out.splitlines()[-1] == "Be kind."
 
 
-def test_an_earlier_system_prompt_continues_the_conversation_under_it(talk: Talk) -> None:
+def test_a_system_prompt_that_was_there_goes_on_with_what_was_said_under_it(talk: Talk) -> None:
     done = talk("one", "/system Be brief.", "two", "/system none")
     assert done.err.count("a new branch starts with this system prompt") == 1
     assert "on the branch that has this system prompt (/branch lists all)" in done.err
 
 
-def test_why_shows_the_tokens_of_the_running_model(talk: Talk, data: Path) -> None:
+def test_why_shows_the_tokens_of_the_model_that_runs(talk: Talk, data: Path) -> None:
     options = (*FAKE, "--session", "A")
     first = talk("hello", "/why", "/why 2", options=options)
     # given that another model was used last
@@ -174,8 +174,8 @@ def test_why_shows_the_tokens_of_the_running_model(talk: Talk, data: Path) -> No
     assert first.out.endswith(again.out)
 
 
-def test_tokens_named_by_their_text_are_those_of_the_running_model(talk: Talk, tmp_path: Path) -> None:
-    # given another model, with two tokens exchanged
+def test_tokens_named_by_what_they_say_are_those_of_the_model_that_runs(talk: Talk, tmp_path: Path) -> None:
+    # given another model, with two tokens the other way round
     other = altered("llama", tmp_path / "other")
     file = Path(other) / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -187,7 +187,7 @@ def test_tokens_named_by_their_text_are_those_of_the_running_model(talk: Talk, t
     assert [json.loads(each) for each in shown] == [[vocab["f"]], [vocab["e"]]]
 
 
-def test_control_sequences_in_a_session_have_no_effect_in_a_terminal(
+def test_what_was_said_does_nothing_in_a_terminal(
     talk: Talk, elsewise: Elsewise, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a session with answers beside each other that would set the title of a terminal
@@ -226,7 +226,7 @@ def test_control_sequences_in_a_session_have_no_effect_in_a_terminal(
         pytest.param("/branch " + "9" * 5_000, "is no branch", id="a long number"),
     ],
 )
-def test_a_refused_command_is_explained_and_the_conversation_continues(talk: Talk, line: str, words: str) -> None:
+def test_what_a_command_cannot_do_is_said_and_the_conversation_goes_on(talk: Talk, line: str, words: str) -> None:
     done = talk(line, "hello")
     assert words in done.err
     assert done.code == (1 if words else 0)
@@ -245,10 +245,10 @@ def test_commands_about_tokens_name_the_range(talk: Talk) -> None:
 
 
 @pytest.mark.slow
-def test_another_model_continues_the_conversation(
+def test_another_model_goes_on_with_the_conversation(
     talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path
 ) -> None:
-    # given two models with tokenizers of their own, and one that does not exist
+    # given two models with tokenizers of their own, and one that is not there
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
     for name in ("llama", "qwen3"):
         ModelShelf().add(tiny_path(name), name)
@@ -286,8 +286,8 @@ def altered(name: str, folder: Path, **config: Any) -> str:
 TINY = ("--model", str(tiny_path("llama")), "--backend", "hf", "--max-tokens", "4", "--seed", "1")
 
 
-def test_the_model_stays_loaded_when_the_next_one_is_refused(talk: Talk, tmp_path: Path, loaded: list[str]) -> None:
-    # given one that does not exist, one whose weights are truncated, and one without a chat template
+def test_the_model_stays_where_the_next_one_cannot_be_loaded(talk: Talk, tmp_path: Path, loaded: list[str]) -> None:
+    # given one that is not there, one whose weights are cut, and one that knows no roles
     cut = altered("qwen3", tmp_path / "cut")
     weights = next(Path(cut).glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -309,7 +309,7 @@ def test_the_model_stays_loaded_when_the_next_one_is_refused(talk: Talk, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_model_is_loaded_again_after_the_load_of_another_failed(talk: Talk, tmp_path: Path, loaded: list[str]) -> None:
+def test_the_model_is_back_after_a_load_that_failed(talk: Talk, tmp_path: Path, loaded: list[str]) -> None:
     wrong = altered("llama", tmp_path / "wrong", intermediate_size=24)  # which only the weights contradict
     done = talk("one", f"/model {wrong}", "two", options=TINY)
     assert loaded == [str(tiny_path("llama")), wrong, str(tiny_path("llama"))]
@@ -329,7 +329,7 @@ def test_a_folder_in_use_and_options_of_ask_are_refused(talk: Talk, data: Path) 
     assert "--format none has no roles" in talk("hello", options=(*FAKE, "--format", "none")).err
 
 
-def test_ending_without_a_message_leaves_no_session(talk: Talk, elsewise: Elsewise) -> None:
+def test_leaving_without_a_word_leaves_no_session(talk: Talk, elsewise: Elsewise) -> None:
     assert talk("/help", "/quit", "never said").code == 0
     assert len(elsewise("sessions", "list").out.splitlines()) <= 1
 
@@ -343,7 +343,7 @@ class Terminal:
     def __init__(self, fd: int, process: subprocess.Popen[bytes]) -> None:
         self._fd = fd
         self.process = process
-        self.screen = ""  # everything written there so far
+        self.screen = ""  # all that was ever written there
         self._seen = 0
 
     def keys(self, typed: str) -> None:
@@ -351,14 +351,14 @@ class Terminal:
         os.write(self._fd, typed.encode())
 
     def until(self, pattern: str) -> str:
-        """Waits for a text after the one awaited before; returns the output up to its end."""
+        """Waits for some text behind what was waited for before; what came up to its end."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (found := re.compile(pattern, re.DOTALL).search(self.screen, self._seen)) is None:
             ready, _, _ = select.select([self._fd], [], [], max(deadline - time.monotonic(), 0))
             assert ready, self.screen[self._seen :]
             try:
                 self.screen += os.read(self._fd, 65536).decode(errors="replace")
-            except OSError:  # the process has ended
+            except OSError:  # the process has left
                 raise AssertionError(self.screen[self._seen :]) from None
         new = self.screen[self._seen : found.end()]
         self._seen = found.end()
@@ -383,7 +383,7 @@ def in_a_terminal(*arguments: str) -> Iterator[Terminal]:
         stdin=below,
         stdout=below,
         stderr=below,
-        preexec_fn=control,  # this process has no threads that a fork could disturb
+        preexec_fn=control,  # no threads here that it could meet
     )
     os.close(below)
     try:
@@ -409,7 +409,7 @@ def test_a_conversation_in_a_terminal(tmp_path: Path, elsewise: Elsewise) -> Non
         terminal.keys("\x1b[A!\r")
         terminal.until("6 tokens, reached")
         terminal.until("> ")
-        # and a line is discarded, and the conversation ended
+        # and a line is given up, and the conversation left
         terminal.keys("never\x03")
         terminal.until("Ctrl-D or /quit ends the chat")
         terminal.until("> ")
@@ -425,7 +425,7 @@ def test_a_conversation_in_a_terminal(tmp_path: Path, elsewise: Elsewise) -> Non
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_an_answer_and_keeps_its_text(tmp_path: Path) -> None:
+def test_ctrl_c_stops_an_answer_which_is_kept(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     endless = ("--max-tokens", "100000", "--seed", "1", "--option", "ignore_eos=true")
     with in_a_terminal("--data-dir", data, "chat", "--backend", "fake", *endless) as terminal:
@@ -462,26 +462,26 @@ def wrapped(*pieces: str, width: int | None = 20) -> str:
     return stream.getvalue().removesuffix("\n")
 
 
-def test_words_are_not_split() -> None:
+def test_words_are_not_cut() -> None:
     assert wrapped("The quick brown f", "ox jumps over the lazy", " dog.") == "The quick brown fox\njumps over the lazy\ndog."
     assert wrapped("- a list\n  - of two\n\nend") == "- a list\n  - of two\n\nend"
     assert wrapped("今天天气很好我们去公园散步吧") == "今天天气很好我们去公\n园散步吧"
     assert wrapped("long " + "x" * 50) == "long\n" + "x" * 50
 
 
-def test_code_is_not_wrapped() -> None:
+def test_code_stays_as_it_is() -> None:
     code = "```python\nprint('a line longer than twenty columns')\n```"
     assert wrapped(f"{code}\nand then words that wrap") == f"{code}\nand then words that\nwrap"
     assert wrapped(code, width=None) == code
 
 
-def test_control_characters_are_left_out() -> None:
+def test_what_a_terminal_would_obey_is_left_out() -> None:
     assert wrapped("a\x1b[2Jb\x07\x9bc\rd") == "a[2Jbcd"
 
 
 @pytest.mark.slow
 @given(st.lists(st.text(st.sampled_from("ab \n你🎉é"), max_size=12), max_size=12), st.integers(8, 30))
-def test_no_text_is_lost_and_no_line_is_too_long(pieces: list[str], width: int) -> None:
+def test_nothing_is_lost_and_no_line_is_too_long(pieces: list[str], width: int) -> None:
     text = "".join(pieces)
     got = wrapped(*pieces, width=width)
     assert re.sub(r"\s", "", got) == re.sub(r"\s", "", text)
@@ -489,7 +489,5 @@ def test_no_text_is_lost_and_no_line_is_too_long(pieces: list[str], width: int) 
     for line in got.split("\n"):
         words = re.findall(r"[你🎉][^\s你🎉]*|[^\s你🎉]+", line)  # a script without spaces breaks before any character
         indent = len(line) - len(line.lstrip())
-        if (
-            words and max(indent + cell_len(words[0]), *map(cell_len, words)) <= width
-        ):  # longer pieces are broken by the terminal
+        if words and max(indent + cell_len(words[0]), *map(cell_len, words)) <= width:  # what is longer the terminal breaks
             assert cell_len(line.rstrip()) <= width

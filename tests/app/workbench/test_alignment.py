@@ -1,4 +1,4 @@
-"""The common parts of two sequences: correct for any two, and as good as a text diff in simple cases."""
+"""What two sequences have in common: right for any two, and as good as a diff of text where that is easy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ids(values: list[int]) -> Ids:
 
 
 def check(left: Ids, right: Ids) -> list[Match]:
-    """Asserts that the parts are in order, do not overlap and are equal on both sides."""
+    """In order, without overlap, equal on both sides."""
     found = matches(left, right)
     a = b = 0
     for match in found:
@@ -32,14 +32,14 @@ def check(left: Ids, right: Ids) -> list[Match]:
 
 @given(left=SEQUENCES, right=SEQUENCES)
 @settings(deadline=None)
-def test_the_alignment_of_two_small_sequences_is_valid(left: list[int], right: list[int]) -> None:
+def test_any_two_small(left: list[int], right: list[int]) -> None:
     check(ids(left), ids(right))
 
 
 @given(data=st.data(), seed=st.integers(0, 1000), words=st.sampled_from([2, 50, 5000]))
 @settings(deadline=None, max_examples=20)
-def test_the_alignment_of_two_large_sequences_finds_unchanged_parts(data: st.DataObject, seed: int, words: int) -> None:
-    """Cuts, insertions and replacements: at least the unchanged part is found."""
+def test_any_two_large(data: st.DataObject, seed: int, words: int) -> None:
+    """Cuts, insertions and replacements: at least what nobody touched is found."""
     rng = np.random.default_rng(seed)
     left = rng.integers(0, words, 3000)
     pieces, touched, at = [], 0, 0
@@ -63,7 +63,7 @@ def test_stem_end_and_middle() -> None:
 
 
 @pytest.mark.slow
-def test_difflib_gets_only_small_parts_of_100_000_tokens() -> None:
+def test_what_difflib_looks_at_stays_small_for_100_000_tokens() -> None:
     rng = np.random.default_rng(1)
     left = rng.integers(0, 40_000, 100_000)
     right = left.copy()

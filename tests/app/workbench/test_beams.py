@@ -1,4 +1,4 @@
-"""Beams of one place: the runtime's own search, its form, its ends, and the provenance of its results."""
+"""Beams of one place: the runtime's own search, its form, its ends, and what is known of what it found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.adapters.toys import toy_adapter
 from ui import AnswerFormat, BeamRules, ColumnKind, ColumnsChanged, FormatKind, Refusal
 
 
-def test_beams_equal_those_of_the_runtime_best_first(play: Play) -> None:
+def test_beams_are_the_runtimes_own_best_first(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
@@ -30,7 +30,7 @@ def test_beams_equal_those_of_the_runtime_best_first(play: Play) -> None:
             assert (column.logprob, column.score) == (hypothesis.logprob, hypothesis.score)
             assert column.node_id > 0
         assert [c.score for c in columns.columns] == sorted((c.score or 0 for c in columns.columns), reverse=True)
-        # during the search the beams were shown best first, with ids that are not nodes
+        # while it searched, the beams were shown best first, under numbers that are no nodes
         live = [e.view for e in s.events if isinstance(e, ColumnsChanged) and e.view and e.view.running and e.view.columns]
         assert any(all(c.node_id < 0 for c in view.columns) for view in live)
         for view in live:
@@ -46,7 +46,7 @@ def test_beams_equal_those_of_the_runtime_best_first(play: Play) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [BeamRules(-2.0), BeamRules(3.0, True), BeamRules(0.0, "never")])
-def test_a_search_uses_the_chosen_options(play: Play, rules: BeamRules) -> None:
+def test_a_search_goes_by_the_rules_that_were_chosen(play: Play, rules: BeamRules) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
@@ -59,7 +59,7 @@ def test_a_search_uses_the_chosen_options(play: Play, rules: BeamRules) -> None:
         asked = BeamOptions(4, 32, rules.length_penalty, rules.early_stopping, stop=("e", "a"))
         expected = await model.beam_generate(prompt, asked)
         assert [(c.run.ids.tolist(), c.score) for c in columns] == [(h.ids, h.score) for h in expected]
-        # and the provenance of each names the options and their sources
+        # and how each was made says which, and who said so
         made = s.workbench.answers.how_made(session_id, columns[0].node_id)
         assert made is not None
         settings = {setting.name: (setting.value, setting.source) for setting in made.settings}
@@ -70,7 +70,7 @@ def test_a_search_uses_the_chosen_options(play: Play, rules: BeamRules) -> None:
     play(scene)
 
 
-def test_invalid_options_of_a_search_are_refused_and_leave_nothing(play: Play) -> None:
+def test_rules_that_make_no_sense_are_refused_and_leave_nothing(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         before = len((await s.store.load_session(session_id)).nodes)
@@ -84,7 +84,7 @@ def test_invalid_options_of_a_search_are_refused_and_leave_nothing(play: Play) -
     play(scene)
 
 
-def test_an_answer_found_by_a_beam_search_has_its_provenance(play: Play, tmp_path: Path) -> None:
+def test_what_a_search_found_says_so(play: Play, tmp_path: Path) -> None:
     folder = str(toy_adapter(tmp_path / "pirate", 1))
     held: list[tuple[int, int]] = []
 
@@ -103,7 +103,7 @@ def test_an_answer_found_by_a_beam_search_has_its_provenance(play: Play, tmp_pat
     async def check(s: Scene) -> None:
         session_id, node_id = held[0]
         turn = await s.last(session_id)
-        # then its provenance has the search, its options with their sources, and the adapters, but no seed
+        # then how it was made is known: the search, its options and who said them, the adapters; and no seed
         made = s.workbench.answers.how_made(session_id, node_id)
         assert made is not None
         assert made.facts["found by"] == "a beam search of 3 beams"
@@ -115,7 +115,7 @@ def test_an_answer_found_by_a_beam_search_has_its_provenance(play: Play, tmp_pat
         assert settings["stop"] == ("zq", "session")
         assert (settings["length_penalty"], settings["max_tokens"]) == (("1", "default"), ("32", "default"))
         assert "temperature" not in settings
-        # and the Why tab shows that nothing was drawn
+        # and the Why tab says that nothing was drawn
         drawing = await s.workbench.drawings.find(session_id, node_id, len(turn.run) - 1)
         assert drawing is not None
         assert (drawing.beams, drawing.sampling, drawing.seed) == (3, None, None)
@@ -132,7 +132,7 @@ def test_an_answer_found_by_a_beam_search_has_its_provenance(play: Play, tmp_pat
     play(second)
 
 
-def test_beams_have_the_form_of_the_sessions_answers_and_can_be_continued(play: Play) -> None:
+def test_beams_have_the_form_of_the_sessions_answers_and_go_on(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
         await s.workbench.setup.set_format(session_id, AnswerFormat(FormatKind.REGEX, "[0-9]{40}"))
@@ -144,7 +144,7 @@ def test_beams_have_the_form_of_the_sessions_answers_and_can_be_continued(play: 
         columns = last_columns(s)
         texts = [column.run.text for column in columns.columns]
         assert [(text.isdigit(), len(text)) for text in texts] == [(True, 32)] * 3
-        # then the kept one continues to the end of that form
+        # then the one that is kept goes on to the end of that form
         await s.workbench.branches.select(session_id, columns.columns[1].node_id)
         await s.workbench.answers.continue_turn(session_id, columns.columns[1].node_id)
         whole = await s.last(session_id)
@@ -161,13 +161,13 @@ def test_beams_end_where_the_sessions_answers_end(play: Play) -> None:
         await s.workbench.continuations.beams(session_id, old.node_id, at, 3)
         free = last_columns(s).columns[0].run.text
         stop = free[5:7]
-        # when a text of the best beam is a stop text of the session
+        # when the session stops at what stood in the best beam
         await s.workbench.setup.set_option(session_id, "stop", [stop])
         await s.workbench.continuations.beams(session_id, old.node_id, at, 3)
         columns = last_columns(s).columns
         assert all(stop not in column.run.text for column in columns)
         assert Finish.STOP in {Finish(int(column.run.finish[-1])) for column in columns}
-        # and a stop token of the call ends a beam
+        # and where the call says that another token ends an answer, it ends a beam
         model = s.workbench.services.supervisor.running
         assert model is not None
         prompt = (await s.path_ids(session_id))[: -len(old.run) + at]

@@ -1,4 +1,4 @@
-"""Growing runs: equal to runs joined anew each time, at a cost that does not depend on the earlier length."""
+"""Runs that grow: the same as joined anew each time, at a cost that does not grow with what is there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_of(pieces: Sequence[bytes], *, top_k: int = 2, texts: Sequence[str] | No
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(PIECES, st.integers(0, 4)), min_size=1, max_size=8))
-def test_a_growing_run_equals_the_joined_runs(parts: list[tuple[list[bytes], int]]) -> None:
+def test_it_is_what_joining_gives(parts: list[tuple[list[bytes], int]]) -> None:
     runs = [run_of(pieces, top_k=k, texts=["x"] * len(pieces)) for pieces, k in parts]
     growing = GrowingRun(runs[0])
     for run in runs[1:]:
@@ -46,15 +46,15 @@ def test_a_growing_run_equals_the_joined_runs(parts: list[tuple[list[bytes], int
     assert_same_run(growing.run, TokenRun.concat(runs))
 
 
-def test_an_incomplete_surrogate_is_decoded_as_in_the_whole_text() -> None:
+def test_the_beginning_of_a_surrogate_leaves_no_mark() -> None:
     growing = GrowingRun(EMPTY)
-    for piece in (b"\xed", b"\xa0", b"!"):  # at the end of a text such bytes have a replacement character each
+    for piece in (b"\xed", b"\xa0", b"!"):  # such a beginning at the end of a text has a mark for each byte
         growing.append(run_of([piece]))
     assert "".join(growing.run.texts) == b"\xed\xa0!".decode(errors="replace")
 
 
 @given(st.binary(min_size=1, max_size=24), st.data())
-def test_a_character_split_over_several_runs_is_decoded_as_one(data: bytes, drawn: st.DataObject) -> None:
+def test_a_character_split_over_seams_is_read_as_a_whole(data: bytes, drawn: st.DataObject) -> None:
     # given any bytes, cut anywhere into parts that were decoded apart
     pieces = [data[i : i + 1] for i in range(len(data))]
     cuts = sorted(drawn.draw(st.sets(st.integers(1, len(pieces)))) | {len(pieces)})
@@ -68,7 +68,7 @@ def test_a_character_split_over_several_runs_is_decoded_as_one(data: bytes, draw
     assert "".join(growing.run.texts) == "".join(texts_of(pieces)) == "".join(whole.texts)
 
 
-def test_text_cut_by_a_stop_string_does_not_reappear_with_a_character() -> None:
+def test_what_a_stop_string_cut_does_not_come_back_with_a_character() -> None:
     # given an answer that a stop string ended, the beginning of which was cut from the last token
     ended = replace(run_of([b"\xac", b"ab</"], texts=["\ufffd", "ab"]), finish=np.array([0, int(Finish.STOP)], np.uint8))
     growing = GrowingRun(run_of([b"\xe2\x82"]))
@@ -76,7 +76,7 @@ def test_text_cut_by_a_stop_string_does_not_reappear_with_a_character() -> None:
     growing.append(ended)
     assert growing.run.texts == ("", "€", "ab")
     assert healed(TokenRun.concat([run_of([b"\xe2\x82"]), ended])).texts == ("", "€", "ab")
-    # and if the cut token completes it
+    # and where the token that was cut completes it
     ended = replace(run_of([b"\x98\x80ab</"], texts=["\ufffd\ufffdab"]), finish=np.array([int(Finish.STOP)], np.uint8))
     growing = GrowingRun(run_of([b"\xf0\x9f"]))
     growing.append(ended)
@@ -95,11 +95,11 @@ def test_text_cut_by_a_stop_string_does_not_reappear_with_a_character() -> None:
         (b"\xe2a", b""),
     ],
 )
-def test_unfinished_returns_the_incomplete_bytes_at_the_end(data: bytes, left: bytes) -> None:
+def test_what_a_text_leaves_unfinished(data: bytes, left: bytes) -> None:
     assert unfinished(data) == left
 
 
-def test_a_returned_run_does_not_change_later() -> None:
+def test_what_was_asked_for_does_not_change_later() -> None:
     growing = GrowingRun(run_of([b"a", b"\xe2\x82"]))
     before = growing.run
     kept = (before.texts, before.ids.copy(), before.top_ids.copy())

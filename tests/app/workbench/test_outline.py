@@ -1,4 +1,4 @@
-"""The tree as an outline: rows named by the words at which they differ."""
+"""The tree as an outline: rows named by the words with which they part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.app.workbench.trees import chat, node, run
 from ui import BranchRow
 
 
-def test_a_session_without_branches_is_one_row_without_a_branch_name() -> None:
+def test_a_session_without_branches_is_one_row_without_a_name_of_its_branch() -> None:
     rows = outline(chat(), 3)
     assert [(r.node_id, r.depth, r.before, r.name, r.on_path, r.current) for r in rows] == [(2, 0, "", "where to?", True, True)]
     assert branch_name(rows) == ""
@@ -48,18 +48,18 @@ def test_a_branch_inside_an_answer_shows_the_words_before_and_the_words_that_dif
     assert [r.on_path for r in outline(tree, 3)] == [True, True, False]
 
 
-def test_sibling_answers_and_sibling_questions_are_rows() -> None:
+def test_answers_beside_each_other_and_questions_beside_each_other_are_rows() -> None:
     tree = chat(node(4, 2, text="four five"), node(5, 1, "user", "where from?"), node(6, 5, text="six"))
     rows = outline(tree, 6)
     assert [(r.node_id, r.depth, r.current) for r in rows] == [(2, 0, False), (3, 1, False), (4, 1, False), (5, 0, True)]
 
 
-def test_an_empty_branch_is_named_by_a_symbol() -> None:
+def test_an_empty_branch_has_a_sign_for_a_name() -> None:
     rows = outline(chat(run(4, 3, at=2, byte=8)), 4)
     assert rows[-1].name == "…"
 
 
-def test_characters_of_several_bytes_are_not_split() -> None:
+def test_characters_of_several_bytes_are_not_cut() -> None:
     text = "naïve 😀 café"
     byte = len("naïve 😀 ".encode())
     tree = Tree(
@@ -86,7 +86,7 @@ def test_any_tree_has_an_outline_with_one_current_row_on_its_path(rows: list[Nod
         assert {r.node_id for r in shown} <= set(tree.nodes)
 
 
-def test_branches_with_a_common_beginning_are_named_from_their_difference() -> None:
+def test_branches_that_begin_alike_are_named_from_where_they_differ() -> None:
     alike = "The light there is soft and slow in the "
     texts = (alike + "morning.", alike + "evening, always.", "Because of the trams.", alike + "morning.")
     tree = Tree([node(1, None, "user", "Why?"), *(node(i, 1, text=text) for i, text in enumerate(texts, 2))])
@@ -101,7 +101,7 @@ def test_branches_with_a_common_beginning_are_named_from_their_difference() -> N
 
 
 def parts_at(texts: list[str], own: str) -> int:
-    """The place from which a branch is named: compared pair by pair, in the simplest way."""
+    """Where a branch among others is named from: pair by pair, as plainly as it can be said."""
     alike = [text for text in texts if text != own and text.split()[:6] == own.split()[:6]]
     common = max((sum(text.startswith(own[:end]) for end in range(1, len(own) + 1)) for text in alike), default=0)
     return len(re.sub(r"\S{0,20}\Z", "", own[:common]).rstrip())
@@ -120,28 +120,28 @@ WORDS = st.lists(st.sampled_from(["one", "two", "猫", "naïve"]), min_size=5, m
 
 
 @given(st.lists(WORDS.map(" ".join), min_size=2, max_size=12))
-def test_any_branches_of_one_place_are_named_from_their_difference(texts: list[str]) -> None:
+def test_any_branches_of_one_place_are_named_from_where_they_differ(texts: list[str]) -> None:
     tree = Tree([node(1, None, "user", "q"), *(node(i, 1, text=text) for i, text in enumerate(texts, 2))])
     rows = list(outline(tree, 2)[1:])
     assert [row.text for row in rows] == [text[parts_at(texts, text) :].strip() for text in texts]
     numbers(rows)
 
 
-def test_many_long_branches_with_a_common_beginning_have_different_names() -> None:
+def test_many_long_branches_that_begin_alike_are_each_named() -> None:
     alike = "and so on " * 2_000
     texts = [f"{alike}{number}" for number in range(1_000)]
     tree = Tree([node(1, None, "user", "q"), *(node(i, 1, text=text) for i, text in enumerate(texts, 2))])
     assert [row.name for row in outline(tree, 2)[1:]] == list(map(str, range(1_000)))
 
 
-def test_a_word_that_differs_in_its_middle_is_shown_completely() -> None:
+def test_a_word_that_differs_in_its_middle_is_named_whole() -> None:
     texts = ("one two three four five six seventeen", "one two three four five six seventy")
     tree = Tree([node(1, None, "user", "q"), *(node(i, 1, text=text) for i, text in enumerate(texts, 2))])
     assert [row.name for row in outline(tree, 2)[1:]] == ["seventeen", "seventy"]
 
 
-def test_rows_of_one_place_have_different_names() -> None:
-    """300 turns with 60 branches: equal, differing late, in scripts without spaces, of spaces only, or empty."""
+def test_no_two_rows_of_one_place_look_alike() -> None:
+    """Of 300 turns with 60 branches: said again, differing late, in scripts without spaces, in spaces alone, or nothing yet."""
     said = [
         "海浪轻轻拍打着礁石" * 8,
         "A cat and the sea, " * 9,
@@ -158,7 +158,7 @@ def test_rows_of_one_place_have_different_names() -> None:
     for node_id in range(2, 302):
         text = rng.choice(said)
         text += rng.choice(("", "!", "猫", "猫和海", " and so on")) if text else ""
-        if node_id % 5 == 0 and answers:  # branches off inside an earlier answer, or is its sibling
+        if node_id % 5 == 0 and answers:  # leaves an earlier answer in its middle, or stands beside it
             left = rng.choice(answers[-3:])
             byte = len(left.text[: len(left.text) // 2].encode())
             rows.append(run(node_id, left.id, 1, byte, text) if node_id % 2 else node(node_id, left.parent_id, text=text))

@@ -1,4 +1,4 @@
-"""The columns of a path equal the results of a walk along it, without the walk."""
+"""A path in columns says what a walk along it says, and costs no walk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage import NodeColumns, NodeRow, SessionRow, SessionShape, SessionTree
 from tests.app.workbench.trees import node
 from ui import Tier, TurnStatus
 
-FEW, MANY = 1_000, 3_000  # numbers of turns, of which the same part is shown
+FEW, MANY = 1_000, 3_000  # turns, of which the same part is shown
 MODEL = "m"
 
 
@@ -29,7 +29,7 @@ def tokens(count: int) -> TokenRun:
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[NodeRow]:
-    """Nodes that branch off at the end of others or inside them, some without tokens, in any order of ids."""
+    """Nodes that leave others at their end or inside, some without tokens, in any order of ids."""
     ids = draw(st.lists(st.integers(1, 60), min_size=1, max_size=14, unique=True))
     rows: list[NodeRow] = []
     for place, node_id in enumerate(ids):
@@ -55,7 +55,7 @@ def trees(draw: st.DrawFn) -> list[NodeRow]:
 def test_lengths_along_a_path_are_those_of_its_segments(rows: list[NodeRow], data: st.DataObject) -> None:
     known = SessionRow(1, "", 0.0, 0.0, pinned=False, is_sample=False, current_node=None, branches=1)
     held = WholeSession(SessionTree(known, tuple(rows)))
-    # given runs of some nodes, read or growing, whose length may differ from the stored one
+    # given runs of some nodes, read or growing, which need not be as long as the store says
     for row in rows:
         match data.draw(st.sampled_from(["unread", "read", "grows", "waits"])):
             case "read":
@@ -80,7 +80,7 @@ def test_lengths_along_a_path_are_those_of_its_segments(rows: list[NodeRow], dat
         for other in rows:
             on_it = [at for at, segment in enumerate(segments) if segment.node.id == other.id]
             assert columns.row(other.id) == (on_it[0] if on_it else None)
-        # removed and replaced nodes count at once
+        # what is taken away or put in anew counts at once
         if row.id in held.runs:
             del held.runs[row.id]
             assert held.lengths(row.id)[-1] == held.segment_length(segments[-1])
@@ -90,7 +90,7 @@ def test_lengths_along_a_path_are_those_of_its_segments(rows: list[NodeRow], dat
 
 @pytest.mark.slow
 @given(trees())
-def test_links_of_many_nodes_equal_those_of_each_node(rows: list[NodeRow]) -> None:
+def test_links_of_many_nodes_are_those_of_one_after_the_other(rows: list[NodeRow]) -> None:
     shape = NodeColumns(1)
     for row in rows:
         shape.append(row)
@@ -107,14 +107,14 @@ def test_links_of_many_nodes_equal_those_of_each_node(rows: list[NodeRow]) -> No
 
 
 def followed(links: Links, place: int) -> int:
-    """The last node of a chain, found step by step."""
+    """The last of a chain, one by one."""
     while len(after := list(links.children(place))) == 1 and links.leaves_at_end(after[0]):
         place = after[0]
     return place
 
 
 def opened(turns: int) -> WholeSession:
-    """A session of which only the end was read."""
+    """A session of which the end alone was read."""
     shape = NodeColumns(1)
     for number in range(1, turns + 1):
         role = "assistant" if number % 2 == 0 else "user"
@@ -141,13 +141,13 @@ QUESTIONS: dict[str, Callable[[WholeSession], object]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_queries_of_a_window_do_not_walk_along_a_long_session(name: str) -> None:
+def test_what_a_window_asks_of_a_long_session_takes_no_walk_along_it(name: str) -> None:
     few, many = (calls(partial(QUESTIONS[name], session)) for session in (opened(FEW), opened(MANY)))
     assert many < few + 50
 
 
 def calls(work: Callable[[], object]) -> int:
-    """The number of function calls and generator steps."""
+    """How many functions are called, and generators gone on with."""
     count = 0
 
     def note(_frame: FrameType, event: str, _given: object) -> None:
@@ -162,9 +162,9 @@ def calls(work: Callable[[], object]) -> int:
     return count
 
 
-def test_turns_whose_kv_the_engine_holds_are_counted_from_the_beginning() -> None:
+def test_turns_that_the_engine_holds_are_counted_from_the_beginning() -> None:
     session = opened(FEW)
-    session.warm, session.stored = 3 * 7, 10 * 7 - 1  # the last token's KV is computed with the next turn
+    session.warm, session.stored = 3 * 7, 10 * 7 - 1  # the last token's KV follows with the next turn
     assert session.tiers() == {Tier.WARM: 3, Tier.DISK: 7, Tier.COLD: FEW - 10}
     session.warm = session.stored = 0
     assert session.tiers() == {Tier.WARM: 0, Tier.DISK: 0, Tier.COLD: FEW}

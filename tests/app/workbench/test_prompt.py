@@ -1,4 +1,4 @@
-"""From a conversation to ids: stored turns are not changed, and the concatenated path is the prompt."""
+"""From a conversation to ids: what stands in the tree stays, and the concatenated path is the prompt."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_templates_own_system_prompt_is_the_root(speak: Speak) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_template_that_leaves_out_history_gets_the_turns_verbatim(speak: Speak, stopped: bool) -> None:
+def test_a_template_that_leaves_history_out_gets_what_was_said_verbatim(speak: Speak, stopped: bool) -> None:
     model = speak(STRIPS_HISTORY)
     one = turn(model, [], "hi")
     held = [*one.user, *one.header, *model.tokenize("my answer"), *([] if stopped else [END])]
@@ -114,9 +114,7 @@ def test_a_template_that_leaves_out_history_gets_the_turns_verbatim(speak: Speak
 
 @pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("cut", [b"caf\xc3", b" spaces round "])
-def test_an_answer_that_the_template_would_render_differently_is_closed_and_kept(
-    speak: Speak, stopped: bool, cut: bytes
-) -> None:
+def test_an_answer_the_template_would_spell_otherwise_is_closed_and_kept(speak: Speak, stopped: bool, cut: bytes) -> None:
     model = speak(TRIMS)
     one = turn(model, [], "hi")
     held = [*one.user, *one.header, *cut, *([] if stopped else [END])]
@@ -138,14 +136,14 @@ def test_a_template_without_an_end_of_turn_has_no_end_to_move(speak: Speak) -> N
     assert text(model, [*two.user, *two.header]).endswith("[user]and?[assistant]")
 
 
-def test_the_header_alone_equals_the_one_after_the_question(model: LanguageModel) -> None:
+def test_the_header_alone_is_the_one_that_follows_the_question(model: LanguageModel) -> None:
     header = asyncio.run(render_header(model, [{"role": "user", "content": "hi"}]))
     assert header == turn(model, [], "hi").header
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=CONTENT)
-def test_typed_tokens_are_those_of_the_typed_text(model: LanguageModel, content: str) -> None:
+def test_typed_tokens_are_those_that_spell_what_was_typed(model: LanguageModel, content: str) -> None:
     ids = turn(model, [], content).user
     run = as_run(model, ids, content)
     typed = b"".join(b for b, origin in zip(run.token_bytes, run.origin.tolist(), strict=True) if origin == Origin.TYPED)
@@ -154,7 +152,7 @@ def test_typed_tokens_are_those_of_the_typed_text(model: LanguageModel, content:
     assert (run.rank == 0).all()
 
 
-def test_content_that_the_template_trims_is_found_without_its_spaces(speak: Speak) -> None:
+def test_content_the_template_trims_is_found_without_its_spaces(speak: Speak) -> None:
     model = speak(TRIMS)
     run = as_run(model, turn(model, [], "  hi ").user, "  hi ")
     assert "".join(t for t, o in zip(run.texts, run.origin.tolist(), strict=True) if o == Origin.TYPED) == "hi"

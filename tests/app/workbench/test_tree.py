@@ -16,14 +16,14 @@ def path(tree: Tree, tip: int | None) -> list[tuple[int, int | None]]:
     return [(segment.node.id, segment.stop) for segment in tree.path(tip)]
 
 
-def test_a_path_has_the_part_of_each_node_before_the_next_one() -> None:
+def test_a_path_takes_of_every_node_what_comes_before_the_next() -> None:
     tree = chat(run(4, 3, at=2), run(5, 4), node(6, 5, "user"))
     assert path(tree, 6) == [(1, None), (2, None), (3, 2), (4, None), (5, None), (6, None)]
     assert path(tree, 3) == [(1, None), (2, None), (3, None)]
     assert path(tree, None) == path(tree, 99) == []
 
 
-def test_consecutive_runs_are_one_turn_named_by_the_last() -> None:
+def test_runs_in_a_row_are_one_turn_named_by_the_last() -> None:
     tree = chat(run(4, 3, at=2), run(5, 4), node(6, 5, "user"))
     assert [(turn.role, turn.tip.id, len(turn.segments)) for turn in tree.turns(6)] == [
         ("system", 1, 1),
@@ -34,19 +34,19 @@ def test_consecutive_runs_are_one_turn_named_by_the_last() -> None:
     assert tree.opening(tree.nodes[5]).id == 3
 
 
-def test_versions_are_siblings_and_runs_that_branch_off_inside() -> None:
+def test_versions_are_siblings_and_runs_that_leave_inside() -> None:
     tree = chat(run(4, 3, at=2), node(5, 2), run(6, 4, at=1), node(7, 2, "user"))
     for each in (3, 4, 5, 6):
         assert tree.variants(tree.nodes[each]) == (3, 4, 5, 6)
     assert tree.variants(tree.nodes[7]) == (7,)
 
 
-def test_a_continued_answer_is_one_version_unless_it_has_a_reply() -> None:
+def test_an_answer_that_was_continued_is_one_version_unless_it_was_answered() -> None:
     continued = chat(run(4, 3))
     assert continued.variants(continued.nodes[4]) == (4,)
     answered = chat(node(4, 3, "user"), run(5, 3))
     assert answered.variants(answered.nodes[3]) == (3, 5)
-    assert answered.leaf(3, shown=[1, 2, 3, 5]) == 4  # the end of its turn, not its continuation
+    assert answered.leaf(3, shown=[1, 2, 3, 5]) == 4  # where its turn ends, not what continues it
     assert answered.leaf(5) == 5
 
 
@@ -57,14 +57,14 @@ def test_the_leaf_is_the_one_shown_last_or_else_the_newest() -> None:
     assert tree.leaf(7) == 7
 
 
-def test_a_child_at_the_last_token_continues_at_the_end() -> None:
+def test_a_child_at_the_last_token_goes_on_at_the_end() -> None:
     tree = chat(run(4, 3, at=3), run(5, 3, at=2))
     assert tree.leaves_at_end(tree.nodes[4])
     assert not tree.leaves_at_end(tree.nodes[5])
     assert tree.leaf(3) == 4
 
 
-def test_a_node_that_is_read_again_replaces_the_known_one() -> None:
+def test_what_is_read_again_replaces_what_was_known() -> None:
     tree = chat()
     tree.put(node(3, 2, text="longer", token_count=9))
     assert [child.id for child in tree.children(2)] == [3]
@@ -73,7 +73,7 @@ def test_a_node_that_is_read_again_replaces_the_known_one() -> None:
 
 @st.composite
 def damaged_rows(draw: st.DrawFn) -> list[NodeRow]:
-    """Rows with arbitrary parents and places."""
+    """Rows whose parents and places may be anything at all."""
     total = draw(st.integers(1, 12))
     rows = []
     for node_id in range(1, total + 1):
@@ -88,7 +88,7 @@ def damaged_rows(draw: st.DrawFn) -> list[NodeRow]:
 
 @pytest.mark.slow
 @given(damaged_rows())
-def test_damaged_rows_cause_no_endless_walk_and_no_lost_node(rows: list[NodeRow]) -> None:
+def test_no_damage_makes_a_walk_endless_or_loses_a_node(rows: list[NodeRow]) -> None:
     tree = Tree(rows)
     for row in rows:
         tree.put(row)  # read again
@@ -113,7 +113,7 @@ def test_damaged_rows_cause_no_endless_walk_and_no_lost_node(rows: list[NodeRow]
 
 @pytest.mark.slow
 @given(damaged_rows())
-def test_a_tree_with_only_its_shape_known_equals_the_whole_tree(rows: list[NodeRow]) -> None:
+def test_a_tree_of_which_only_the_shape_is_known_is_the_same_tree(rows: list[NodeRow]) -> None:
     shape = NodeColumns(1)
     for row in rows:
         shape.append(row)
@@ -142,7 +142,7 @@ def test_a_tree_with_only_its_shape_known_equals_the_whole_tree(rows: list[NodeR
 
 @pytest.mark.slow
 @given(damaged_rows(), st.data())
-def test_a_leaf_can_be_removed(rows: list[NodeRow], data: st.DataObject) -> None:
+def test_a_node_that_nothing_leaves_can_be_taken_out(rows: list[NodeRow], data: st.DataObject) -> None:
     tree, left = Tree(rows), list(rows)
     while left:
         leaf = data.draw(st.sampled_from([row for row in left if not tree.children(row.id)]))
@@ -153,7 +153,7 @@ def test_a_leaf_can_be_removed(rows: list[NodeRow], data: st.DataObject) -> None
         assert [child.id for child in tree.children(None)] == [r.id for r in left if tree.nodes[r.id].parent_id is None]
 
 
-def test_nodes_added_out_of_order_are_found() -> None:
+def test_nodes_that_come_out_of_order_are_found() -> None:
     tree = chat(node(9, 3, "user"), node(5, 3, "user"), node(12, 5), node(7, 9))
     assert path(tree, 12)[-2:] == [(5, None), (12, None)]
     assert [child.id for child in tree.children(3)] == [9, 5]
@@ -177,7 +177,7 @@ def test_the_tip_of_every_turn_shown_is_among_its_versions(rows: list[NodeRow]) 
 
 @pytest.mark.slow
 @given(damaged_rows())
-def test_every_version_of_a_turn_is_named_by_its_last_node(rows: list[NodeRow]) -> None:
+def test_every_version_of_a_turn_is_named_by_a_node_that_ends_it(rows: list[NodeRow]) -> None:
     tree = Tree(rows)
     ends = set(tree.turn_ends())
     for row in tree.nodes.values():
@@ -190,7 +190,7 @@ def test_every_version_of_a_turn_is_named_by_its_last_node(rows: list[NodeRow]) 
 
 @pytest.mark.slow
 @given(damaged_rows(), st.sets(st.tuples(st.integers(1, 12), st.integers(0, 3)), max_size=3))
-def test_hidden_nodes_equal_those_found_one_by_one(rows: list[NodeRow], pruned: set[tuple[int, int]]) -> None:
+def test_what_is_out_of_sight_is_found_at_once_or_one_by_one(rows: list[NodeRow], pruned: set[tuple[int, int]]) -> None:
     tree = Tree(rows)
     known = {(node_id, start) for node_id, start in pruned if node_id in tree.nodes}
     assert hidden_nodes(tree, known) == {node_id for node_id in tree.nodes if is_hidden(tree, known, node_id)}

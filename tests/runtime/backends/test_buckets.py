@@ -1,4 +1,4 @@
-"""Chains side by side in one forward: which are grouped, and that grouping does not change the numbers."""
+"""Chains side by side in one forward: which go together, and that nobody notices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REAL = [(backend, name) for backend in ("hf", "mlx") for name in ("mamba", "lfm2
 NOTHING = np.empty(0, np.int64)
 
 
-# ---- grouping ---------------------------------------------------------------------------------------------------------
+# ---- which go together ------------------------------------------------------------------------------------------------
 
 
 def row(past: int, new: int) -> Row:
@@ -30,7 +30,7 @@ def row(past: int, new: int) -> Row:
 
 
 @given(st.lists(st.tuples(st.integers(0, 900), st.integers(1, 9)), min_size=1, max_size=12), st.booleans(), st.booleans())
-def test_every_token_is_pushed_once_in_order_without_padding(
+def test_every_token_is_pushed_once_in_order_and_none_is_padding(
     sizes: list[tuple[int, int]], ragged: bool, stepwise: bool
 ) -> None:
     rows = [row(past, new) for past, new in sizes]
@@ -48,7 +48,7 @@ def test_every_token_is_pushed_once_in_order_without_padding(
 
 
 @given(st.data())
-def test_a_chain_comes_after_its_parent_chain(data: st.DataObject) -> None:
+def test_a_chain_comes_after_the_one_it_hangs_on(data: st.DataObject) -> None:
     base = data.draw(st.integers(0, 3))
     parents = np.array([data.draw(st.integers(-1, base + i - 1)) for i in range(data.draw(st.integers(1, 14)))])
     chains = segments(parents, base)
@@ -60,7 +60,7 @@ def test_a_chain_comes_after_its_parent_chain(data: st.DataObject) -> None:
     assert count_chains(parents - base) == len(chains)
 
 
-def test_a_short_row_is_padded_with_its_own_slot() -> None:
+def test_a_short_row_is_filled_with_a_slot_of_its_own() -> None:
     path, missing = padded_paths([np.array([2, 5, 8]), np.array([7])])
     assert path.tolist() == [[2, 5, 8], [7, 7, 7]]
     assert missing is not None
@@ -71,11 +71,11 @@ def test_a_short_row_is_padded_with_its_own_slot() -> None:
     assert seen[1].astype(int).tolist() == [[0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
 
 
-# ---- on the toy: number of forwards, and faults -----------------------------------------------------------------------
+# ---- on the toy: how many forwards, and faults ------------------------------------------------------------------------
 
 
 def toy(**behaviour: Any) -> tuple[FakeBackend, Any, list[int]]:
-    """A recurrent toy, a pack with three rows of 4, 6 and 9 tokens, and their last slots."""
+    """A recurrent toy, a pack with three rows of 4, 6 and 9 tokens, and where they end."""
     backend = FakeBackend(LoadOptions(), Behaviour(recurrent=True))
     pack = backend.open_pack()
     tips = [int(append(backend, pack, np.arange(n) + 10 * n)[0][-1]) for n in (4, 6, 9)]
@@ -90,7 +90,7 @@ def under(backend: FakeBackend, pack: Any, tips: list[int], lengths: list[int]) 
     return np.concatenate([chain(int(s), n, tip) for s, n, tip in zip(starts, lengths, tips, strict=True)])
 
 
-def test_rows_of_different_length_take_one_forward_per_length() -> None:
+def test_one_forward_for_every_different_length() -> None:
     widths: list[int] = []
     backend, pack, tips = toy(before_forward=lambda tokens: widths.append(len(tokens)))
     for lengths, expected in (([1, 1, 1], [3]), ([4, 4, 4], [12]), ([5, 1, 3], [3, 4, 2])):
@@ -101,20 +101,20 @@ def test_rows_of_different_length_take_one_forward_per_length() -> None:
     assert backend.forwards == 5
 
 
-def test_chains_of_one_tree_level_share_a_forward() -> None:
-    # given a stem with two branches, one of them with two further branches
+def test_a_level_of_a_tree_goes_in_one_forward() -> None:
+    # given a stem with two branches, one of which has two of its own
     backend, pack, (tip, *_) = toy()
     base = backend.size(pack)
     parents = np.array([tip, base, base, base + 1, base + 1, base + 2])
     tokens = np.array([1, 2, 3, 4, 5, 6])
     _, logits = backend.forward(pack, tokens, parents, np.arange(6))
-    assert backend.forwards == 4  # the stem; 2 beside 3; 6 after 3; 4 beside 5
+    assert backend.forwards == 4  # the stem; 2 beside 3; 6 after it; 4 beside 5
     stem = [*range(40, 44), 1]
     for got, text in zip(logits, ([], [2], [3], [2, 4], [2, 5], [3, 6]), strict=True):
         np.testing.assert_allclose(got, backend.logits_uncached([*stem, *text]), atol=1e-5)
 
 
-def test_copies_stay_within_the_lent_memory() -> None:
+def test_copies_stay_within_what_was_lent() -> None:
     backend, pack, tips = toy()
     backend.widest_bytes = 128
     assert backend.copy_cost(pack, np.array(tips)) == 3 * backend.row_bytes(10)
@@ -133,7 +133,7 @@ def pack_text(n: int) -> list[int]:
 
 
 def states_after(backend: FakeBackend, tips: list[int]) -> dict[int, Any]:
-    """The states that `toy` produced, computed again."""
+    """The states that `toy` left, computed anew."""
     found = {}
     for n, tip in zip((4, 6, 9), tips, strict=True):
         pack = backend.open_pack()
@@ -149,7 +149,7 @@ def test_a_failure_in_the_middle_leaves_the_pack_as_it_was() -> None:
     tokens, parents = np.array([1, 2, 77, 3, 4, 5]), under(backend, pack, tips, [1, 2, 3])
     with pytest.raises(KeyboardInterrupt):
         backend.forward(pack, tokens, parents, np.arange(6))
-    # then the pack is unchanged, and the same call without the failing token works
+    # then nothing of it is left, and the same without the guilty token works
     assert backend.forwards == 2
     assert backend.size(pack) == 19
     assert pack.states.keys() == before.keys()
@@ -159,7 +159,7 @@ def test_a_failure_in_the_middle_leaves_the_pack_as_it_was() -> None:
     np.testing.assert_allclose(logits[2], backend.logits_uncached([*pack_text(6), 2, 78]), atol=1e-5)
 
 
-def test_a_row_of_nan_does_not_affect_other_rows() -> None:
+def test_a_row_of_nan_stays_alone() -> None:
     backend, pack, tips = toy(nan_on=frozenset({8}))
     _, logits = backend.forward(pack, np.array([7, 8, 9]), np.array(tips), np.arange(3))
     assert np.isnan(logits[1]).all()
@@ -177,8 +177,8 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
 
 
 @pytest.mark.slow
-def test_rows_pushed_together_equal_rows_pushed_alone(loaded: Loaded) -> None:
-    # given rows with pasts of different length, one of them empty, and tails of different length
+def test_rows_side_by_side_are_rows_alone(loaded: Loaded) -> None:
+    # given rows of different age, one of them from nothing, with tails of different length
     backend: Any = loaded.backend
     assert (backend.buckets, backend.ragged) == (True, True)
     texts = [loaded.ids(1, 12), loaded.ids(2, 3), loaded.ids(3, 20), NOTHING]
@@ -199,7 +199,7 @@ def test_rows_pushed_together_equal_rows_pushed_alone(loaded: Loaded) -> None:
         assert backend.forwards - counted == (1 if together else 4)
         answers.append(np.concatenate([log_softmax(logits), log_softmax(more)]))
     backend.buckets = True
-    # then both ways agree with each other and with the library's own forward, and only the number of forwards differs
+    # then it makes no difference, to each other or to the library's own forward, but to the number of forwards
     np.testing.assert_allclose(answers[0], answers[1], atol=loaded.tolerance, rtol=0)
     whole = [np.concatenate([text, tail, [token]]) for text, tail, token in zip(texts, tails, (5, 6, 7, 8), strict=True)]
     for i, text in enumerate(whole):
@@ -207,8 +207,8 @@ def test_rows_pushed_together_equal_rows_pushed_alone(loaded: Loaded) -> None:
     assert counts == ([4, 8] if backend.stepwise else [3, 4])
 
 
-def test_nan_in_the_kv_of_one_row_does_not_reach_another_row(loaded: Loaded) -> None:
-    # given two rows of different length, one filled with NaN
+def test_what_stands_in_one_row_reaches_no_other(loaded: Loaded) -> None:
+    # given two rows of different length, one of which is spoilt throughout
     backend: Any = loaded.backend
     pack = backend.open_pack()
     spoilt, _ = append(backend, pack, loaded.ids(1, 30))
@@ -220,24 +220,22 @@ def test_nan_in_the_kv_of_one_row_does_not_reach_another_row(loaded: Loaded) -> 
 
 
 def spoil(pack: Any, slots: Int64) -> None:
-    """Fills the KV and the state of these slots with NaN."""
+    """NaN wherever the model keeps anything of these slots."""
     end = int(slots[-1])
     pack.states[end] = tuple(None if part is None else part * float("nan") for part in pack.states[end])
-    with torch.inference_mode():  # in which the buffers of hf were created
+    with torch.inference_mode():  # where hf's buffers were made
         for layer in pack.attention:
             layer.keys[:, :, int(slots[0]) : end + 1] = float("nan")
             layer.values[:, :, int(slots[0]) : end + 1] = float("nan")
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_library_failure_half_way_leaves_the_pack_unchanged(
-    loaded: Loaded, failing: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_fails_half_way_costs_nothing(loaded: Loaded, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     backend: Any = loaded.backend
     pack = backend.open_pack()
     texts = [loaded.ids(1, 5), loaded.ids(2, 8)]
     tips = [int(append(backend, pack, text)[0][-1]) for text in texts]
-    sound, calls = backend.model, iter(range(9))  # the model of the library
+    sound, calls = backend.model, iter(range(9))  # the library's side of the border
 
     def model(*args: Any, **kwargs: Any) -> Any:
         out = sound(*args, **kwargs)
@@ -261,13 +259,13 @@ def test_a_library_failure_half_way_leaves_the_pack_unchanged(
 def test_equal_rows_share_a_forward_where_trees_do_not_work(backend: str, name: str) -> None:
     loaded = Loaded(backend, name)
     one: Any = loaded.backend
-    one.tree = one.ragged = False  # as the self-test sets them for a library that breaks masks
+    one.tree = one.ragged = False  # as the self-test leaves a library that breaks masks
     pack = one.open_pack()
     texts = [loaded.ids(1, 20), loaded.ids(2, 20), loaded.ids(3, 7)]
     tips = [int(append(one, pack, text)[0][-1]) for text in texts]
     tails, counted = [loaded.ids(4, 5), loaded.ids(5, 2), loaded.ids(6, 2)], one.forwards
     _, logits = one.forward(pack, np.concatenate(tails), under(one, pack, tips, [5, 2, 2]), np.array([4, 6, 8]))
-    assert one.forwards - counted == 3  # two tokens of the equal rows, the rest of one of them, the third row
+    assert one.forwards - counted == 3  # two tokens of the equal ones, the rest of one, the third row
     for got, text, tail in zip(log_softmax(logits), texts, tails, strict=True):
         loaded.check(got[None], [*text, *tail], [-1])
     one.unload()

@@ -12,7 +12,7 @@ from runtime.errors import InvalidRequestError
 
 @st.composite
 def calls(draw: st.DrawFn) -> list[list[int]]:
-    """The parents of several calls: chains, forks, new roots, parents within the call."""
+    """Several calls' parents: chains, forks, new roots, parents within the call."""
     size, made = 0, []
     for _ in range(draw(st.integers(1, 6))):
         parents: list[int] = []
@@ -50,7 +50,7 @@ def test_paths_depths_and_masks_equal_a_walk_over_the_ancestors(made: list[list[
 
 @given(calls(), calls())
 def test_a_rollback_leaves_no_trace(kept: list[list[int]], undone: list[list[int]]) -> None:
-    # given a tree, when calls are added and rolled back, and the same call is made on it and on a tree without them
+    # given a tree, when calls are added and taken back, and the same call is made on it and on one that never saw them
     tree, clean = SlotTree(), SlotTree()
     for call in kept:
         tree.append(np.array(call, np.int64))
@@ -61,7 +61,7 @@ def test_a_rollback_leaves_no_trace(kept: list[list[int]], undone: list[list[int
         undos.append(tree.append(np.array(shifted, np.int64)))
     for undo in reversed(undos):
         tree.rollback(undo)
-    # then both trees are equal
+    # then both answer alike
     assert (tree.size, tree.linear) == (clean.size, clean.linear)
     for each in (tree, clean):
         each.append(np.array([clean.size - 1 if each is clean else tree.size - 1, ROOT], np.int64))
@@ -69,7 +69,7 @@ def test_a_rollback_leaves_no_trace(kept: list[list[int]], undone: list[list[int
 
 
 @given(calls())
-def test_segments_are_chains_in_an_order_in_which_parents_come_first(made: list[list[int]]) -> None:
+def test_segments_are_chains_in_an_order_that_can_be_computed(made: list[list[int]]) -> None:
     base = 0
     for call in made:
         parents = np.array(call, np.int64)
@@ -78,14 +78,14 @@ def test_segments_are_chains_in_an_order_in_which_parents_come_first(made: list[
         ended: set[int] = set()
         for chain in chains:
             head = int(parents[chain[0]])
-            assert head < base or head in ended  # the parent chain is complete
+            assert head < base or head in ended  # what it continues is complete
             assert (parents[chain[1:]] == base + chain[:-1]).all()
             ended.add(base + int(chain[-1]))
         base += len(call)
 
 
 def test_a_window_counts_positions_not_slots() -> None:
-    # given two rows whose slots alternate
+    # given two rows that grow in turn
     tree = SlotTree()
     tree.append(np.array([ROOT, ROOT]))
     for at in (0, 2, 4):
@@ -95,7 +95,7 @@ def test_a_window_counts_positions_not_slots() -> None:
     assert np.flatnonzero(tree.within(visible, 6, 2)[0]).tolist() == [4, 6]
 
 
-def test_a_tree_of_one_chain_is_linear() -> None:
+def test_one_chain_is_known_for_one() -> None:
     tree = SlotTree()
     for parents in ([ROOT, 0, 1], [2], [3, 4]):
         tree.append(np.array(parents))
@@ -111,7 +111,7 @@ def test_a_tree_of_one_chain_is_linear() -> None:
 
 
 @pytest.mark.parametrize("slots", [[0, 2], [1, 0], [], [2, 3], [-1, 0]])
-def test_slots_that_are_not_a_chain_are_refused(slots: list[int]) -> None:
+def test_what_is_no_chain_is_refused(slots: list[int]) -> None:
     tree = SlotTree()
     tree.append(np.array([ROOT, 0, 1]))
     with pytest.raises(InvalidRequestError, match="chain"):
@@ -122,7 +122,7 @@ def test_several_chains_are_checked_at_once() -> None:
     # given a stem of three and two branches of two
     tree = SlotTree()
     tree.append(np.array([ROOT, 0, 1, 2, 3, 2, 5]))
-    # then valid chains pass even if a slot follows that of the previous chain, and a broken chain is refused
+    # then chains that touch one another only in the list are right, and a broken one is named
     tree.check_chains([np.array([3, 4]), np.array([6]), np.array([0, 1, 2, 5])])
     for wrong in ([4, 5], [7], [-1]):
         with pytest.raises(InvalidRequestError, match="chain"):
@@ -131,7 +131,7 @@ def test_several_chains_are_checked_at_once() -> None:
         tree.check_chains([np.array([0, 1]), np.array([], np.int64)])
 
 
-def test_the_path_of_a_branch_off_a_long_stem_is_right() -> None:
+def test_a_long_path_and_many_branches() -> None:
     # given a stem of 100,000 slots and 2,000 branches off it, then a tip's path is the stem up to its fork
     tree = SlotTree()
     tree.append(np.arange(-1, 99_999))
@@ -140,8 +140,8 @@ def test_the_path_of_a_branch_off_a_long_stem_is_right() -> None:
 
 
 @given(calls(), st.data())
-def test_a_truncated_tree_equals_one_that_never_grew(made: list[list[int]], data: st.DataObject) -> None:
-    # given a truncated tree, and one that was built to the same size only, when both are continued alike
+def test_a_truncated_tree_is_one_that_never_grew(made: list[list[int]], data: st.DataObject) -> None:
+    # given a tree cut back to some size, and one that was built no further; both go on alike
     flat = [parent for call in made for parent in call]
     size = data.draw(st.integers(0, len(flat)))
     tree, short = SlotTree(), SlotTree()

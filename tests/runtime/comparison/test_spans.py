@@ -1,4 +1,4 @@
-"""The borders that two token sequences share, compared with the definition."""
+"""Borders that two rows of tokens share, against the definition written out."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Cut = list[int]
 
 
 def pieces(data: bytes, cut: Cut) -> list[bytes]:
-    """The bytes between the places; equal places give a token without bytes."""
+    """The bytes between places; equal places leave a token without bytes."""
     places = [0, *sorted(min(place, len(data)) for place in cut), len(data)]
     return [data[a:b] for a, b in pairwise(places)]
 
 
 @given(st.binary(min_size=1, max_size=40), st.lists(st.integers(0, 40), max_size=12), st.lists(st.integers(0, 40), max_size=12))
-def test_spans_have_the_same_bytes_on_both_sides_and_are_as_short_as_possible(data: bytes, one: Cut, other: Cut) -> None:
+def test_spans_spell_the_same_bytes_and_cannot_be_cut_further(data: bytes, one: Cut, other: Cut) -> None:
     left, right = pieces(data, one), pieces(data, other)
     a, b = common_borders(ends_of(left), ends_of(right))
     assert (a[0], b[0], a[-1], b[-1]) == (0, 0, len(left), len(right))
@@ -34,18 +34,18 @@ def test_spans_have_the_same_bytes_on_both_sides_and_are_as_short_as_possible(da
     assert ends == sorted(shared - {0})
 
 
-def test_tokens_that_only_one_side_has_at_the_end_are_a_span_of_their_own() -> None:
+def test_what_one_side_has_beyond_the_other_is_a_span_of_its_own() -> None:
     a, b = common_borders(ends_of([b"ab", b"c", b"\xe6"]), ends_of([b"a", b"bc"]))
     assert (a.tolist(), b.tolist()) == ([0, 2, 3], [0, 2, 2])
 
 
-def test_span_sums_of_known_values() -> None:
+def test_sums_of_spans() -> None:
     values = np.array([np.nan, -1.0, -2.0, -4.0], np.float32)
     np.testing.assert_array_equal(span_sums(values, np.array([0, 1, 3, 4, 4])), [np.nan, -3.0, -4.0, np.nan])
     assert len(span_sums(values[:0], np.array([0]))) == 0
 
 
-def test_kl_rows_of_known_distributions() -> None:
+def test_kl_of_known_rows() -> None:
     with np.errstate(divide="ignore"):
         p, q = np.log(np.array([[0.5, 0.5, 0.0]], np.float32)), np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
     assert kl_rows(p, q)[0] == pytest.approx(0.5 * np.log(2), abs=1e-6)

@@ -1,4 +1,4 @@
-"""Byte-level BPE of GGUF files: text is split as by the models' own tokenizers."""
+"""Byte-level BPE of GGUF files: text is cut as the models' own tokenizers cut it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MERGES = [merge if isinstance(merge, str) else " ".join(merge) for merge in LAYO
 
 
 def ours(pre: str) -> RawTokenizer:
-    """The tokenizer that an import would write, with the tiny models' vocabulary."""
+    """The tokenizer that an import would write, over the tiny models' vocabulary."""
     return build_tokenizer(dataclasses.replace(_header(), metadata={**_header().metadata, "tokenizer.ggml.pre": pre}))
 
 
@@ -51,7 +51,7 @@ def _header() -> Any:
 
 
 def theirs(pre: str) -> RawTokenizer:
-    """The library's own tokenizer: the model's class where it exists, otherwise the library's reading of a GGUF file."""
+    """The library's own: classes of the models where it has them, else its own reading of such a file."""
     from transformers import Qwen2Tokenizer
     from transformers.convert_slow_tokenizer import TikTokenConverter
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
@@ -76,7 +76,7 @@ def _lists(pre: str) -> dict[str, Any]:
 
 
 def _llama3(base: Any) -> Any:
-    """Transformers' converter of Llama 3's own file, without the library that reads such files."""
+    """Transformers' converter of Llama 3's own file, which is read by a library that is not needed for this."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     spelled = {char: byte for byte, char in bytes_to_unicode().items()}
@@ -90,28 +90,28 @@ def both(request: pytest.FixtureRequest) -> tuple[Tokenizer, RawTokenizer]:
 
 
 @pytest.mark.sampled(1)
-def test_text_is_split_as_by_the_models_own_tokenizer(both: tuple[Tokenizer, RawTokenizer]) -> None:
+def test_text_is_cut_as_the_models_own_tokenizer_cuts_it(both: tuple[Tokenizer, RawTokenizer]) -> None:
     mine, library = both
     for text in (*TEXTS, *random_texts(60)):
         assert mine.encode(text) == library.encode(text, add_special_tokens=False).ids, text
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_any_text_is_split_as_by_llama_3(text: str) -> None:
+def test_any_text_is_cut_as_llama_3s(text: str) -> None:
     assert _LLAMA[0].encode(text) == _LLAMA[1].encode(text, add_special_tokens=False).ids
 
 
 _LLAMA = (Tokenizer(ours("llama-bpe")), theirs("llama-bpe"))
 
 
-def test_all_pre_tokenizers_differ_on_the_test_texts() -> None:
-    """Otherwise one could be mistaken for another without a failing test."""
+def test_no_two_ways_to_cut_are_the_same() -> None:
+    """Else one of them could be taken for another and no test would see it."""
     different = {cut: tuple(tuple(cut.build().pre_tokenize_str(text)) for text in TEXTS) for cut in PRE_TOKENIZERS.values()}
     assert len({(parts, cut.composed, cut.whole) for cut, parts in different.items()}) == len(different)
 
 
-def test_a_piece_that_is_a_token_takes_precedence_over_merges_where_the_model_does_so() -> None:
-    """Llama 3 has tokens that no sequence of merges produces."""
+def test_a_piece_that_is_a_token_is_that_token_whatever_the_merges_make_of_it() -> None:
+    """Llama 3 has tokens that no merge leads to."""
     for pre, expected in (("llama-bpe", ["hello"]), ("smollm", ["he", "l", "l", "o"])):
         file = small_llama().with_pair("tokenizer.ggml.pre", STRING, pre)
         tokens = next(pair.value for pair in file.pairs if pair.key == "tokenizer.ggml.tokens")
@@ -124,7 +124,7 @@ def test_a_piece_that_is_a_token_takes_precedence_over_merges_where_the_model_do
 
 
 @pytest.mark.parametrize(("pre", "adds"), [("llama-bpe", True), ("smollm", False), ("qwen2", False), ("tekken", False)])
-def test_a_file_without_add_bos_gets_llama_cpps_default(pre: str, adds: bool, tmp_path: Path) -> None:
+def test_a_bos_comes_first_as_llama_cpp_has_it_where_the_file_is_silent(pre: str, adds: bool, tmp_path: Path) -> None:
     silent = small_llama().without("tokenizer.ggml.add_bos_token").with_pair("tokenizer.ggml.pre", STRING, pre)
     said = silent.with_pair("tokenizer.ggml.add_bos_token", BOOL, int(not adds))
     found = [

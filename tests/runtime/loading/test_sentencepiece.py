@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies of GGUF files: ids as of SentencePiece itself, and as of transformers with control tokens."""
+"""SentencePiece vocabularies of GGUF files: the ids of SentencePiece itself, and of transformers where control tokens are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = {"llama": llama_pieces, "gemma": gemma_pieces}
 
 
 def file_of(pairs: Sequence[Pair], size: int) -> GgufFile:
-    """A small llama with this vocabulary."""
+    """A small llama of this vocabulary."""
     import numpy as np
 
     good = small_llama()
@@ -61,7 +61,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.slow
-def test_text_is_encoded_as_by_sentencepiece(pair: tuple[Tokenizer, Vocabulary]) -> None:
+def test_text_becomes_the_ids_of_sentencepiece(pair: tuple[Tokenizer, Vocabulary]) -> None:
     ours, vocabulary = pair
     library = vocabulary.library
     for text in (*NASTY, *random_texts(300)):
@@ -69,40 +69,40 @@ def test_text_is_encoded_as_by_sentencepiece(pair: tuple[Tokenizer, Vocabulary])
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_any_text_is_encoded_as_by_sentencepiece(text: str) -> None:
+def test_any_text_becomes_the_ids_of_sentencepiece(text: str) -> None:
     for of_kind in KINDS.values():
         assert _cached(of_kind).encode(text) == of_kind().library.encode(text)
 
 
 @pytest.mark.slow
 @given(st.text(st.sampled_from("ab ▁\n=el."), max_size=60))
-def test_text_of_few_distinct_characters_is_encoded_as_by_sentencepiece(text: str) -> None:
+def test_few_characters_in_any_order_become_the_ids_of_sentencepiece(text: str) -> None:
     for of_kind in KINDS.values():
         assert _cached(of_kind).encode(text) == of_kind().library.encode(text)
 
 
-def test_decoding_returns_the_text(pair: tuple[Tokenizer, Vocabulary]) -> None:
+def test_the_bytes_of_tokens_are_the_text_again(pair: tuple[Tokenizer, Vocabulary]) -> None:
     ours, vocabulary = pair
     for text in NASTY:
         before = " " if vocabulary.prefixed and text else ""
         assert ours.decode(ours.encode(text)) == before + text.replace("▁", " ")
 
 
-def test_runs_of_spaces_and_lines_are_one_token_of_gemmas(tmp_path: Path) -> None:
+def test_gemmas_runs_of_spaces_and_lines_are_one_token(tmp_path: Path) -> None:
     ours, tokens = built(gemma_pieces(), tmp_path), gemma_pieces().tokens
     assert ours.encode("a    b\n\n\nc<table>") == [tokens.index(text) for text in ("a", "    ", "b", "\n\n\n", "c", "<table>")]
     assert ours.token_bytes(tokens.index("    ")) == b"    "
 
 
-def test_turn_markers_are_control_tokens_even_when_the_file_lists_them_as_user_defined(tmp_path: Path) -> None:
+def test_turns_are_control_tokens_whatever_the_file_calls_them(tmp_path: Path) -> None:
     ours, tokens = built(gemma_pieces(), tmp_path), gemma_pieces().tokens
     assert {"<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>"} <= ours.special.keys()
     assert ours.encode("<end_of_turn>", special=True) == [tokens.index("<end_of_turn>")]
-    assert tokens.index("<end_of_turn>") not in ours.encode("<end_of_turn>")  # in text that a person wrote
+    assert tokens.index("<end_of_turn>") not in ours.encode("<end_of_turn>")  # of a text that a person wrote
 
 
 def theirs_of(architecture: str, vocabulary: Vocabulary) -> Any:
-    """Transformers' own reading of such a file; its phi3 applies to Llama 2 as well."""
+    """Transformers' own reading of such a file; its phi3 is Llama 2's as well."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
     lists = {"tokens": vocabulary.tokens, "scores": vocabulary.scores, "token_type": vocabulary.kinds}
@@ -117,7 +117,7 @@ def theirs_of(architecture: str, vocabulary: Vocabulary) -> Any:
         ("gemma", ["{}", "<bos><start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n", "<bos> {}<eos>{}"]),
     ],
 )
-def test_rendered_templates_are_encoded_as_by_transformers(kind: str, templates: list[str], tmp_path: Path) -> None:
+def test_rendered_templates_become_the_ids_of_transformers(kind: str, templates: list[str], tmp_path: Path) -> None:
     ours = built(KINDS[kind](), tmp_path)
     theirs = theirs_of({"llama": "phi3", "gemma": "gemma2"}[kind], KINDS[kind]())
     for template in templates:
@@ -125,20 +125,20 @@ def test_rendered_templates_are_encoded_as_by_transformers(kind: str, templates:
             whole = template.format(text, text)
             longer = (
                 " " * (LONGEST + 1) in whole
-            )  # where transformers starts from the shortest run, SentencePiece from the longest
+            )  # where that reading starts from the shortest run, SentencePiece from the longest
             if "<unk>" not in text and not longer:  # <unk>: a control token in Llama's own folder and here, plain text there
                 assert ours.encode(whole, special=True) == theirs.encode(whole, add_special_tokens=False).ids, whole
 
 
-def test_phi3_text_is_encoded_as_by_transformers_reading_of_the_file(tmp_path: Path) -> None:
+def test_phi3s_are_transformers_own_reading_of_such_a_file(tmp_path: Path) -> None:
     ours, theirs = built(phi3_pieces(), tmp_path, "phi3"), theirs_of("phi3", phi3_pieces())
     for text in (*NASTY, *random_texts(40)):
         if "<" not in text:
             assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
 
 
-def test_a_control_token_of_phi3_takes_the_space_after_it(tmp_path: Path) -> None:
-    """As in Phi-3's own tokenizer.json, and as llama.cpp does for it; the GGUF file does not say so."""
+def test_phi3s_control_tokens_take_the_space_behind_them_along(tmp_path: Path) -> None:
+    """As Phi-3's own tokenizer.json says, and llama.cpp does for it; the file itself is silent."""
     ours, tokens = built(phi3_pieces(), tmp_path, "phi3"), phi3_pieces().tokens
     (user, end) = (tokens.index("<|user|>"), tokens.index("<|end|>"))
     hello = ours.encode("Hello")
@@ -147,7 +147,7 @@ def test_a_control_token_of_phi3_takes_the_space_after_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("said", "adds"), [((), True), ((Pair("tokenizer.ggml.add_bos_token", BOOL, 0),), False)])
-def test_a_bos_is_added_unless_the_file_says_no(said: tuple[Pair, ...], adds: bool, tmp_path: Path) -> None:
+def test_a_bos_comes_first_unless_the_file_says_no(said: tuple[Pair, ...], adds: bool, tmp_path: Path) -> None:
     pieces = llama_pieces()
     header = check_gguf(file_of((*pieces.pairs(), *said), len(pieces.tokens)).write(tmp_path / "tiny.gguf")).header
     assert tokenizer_config(header)["add_bos_token"] is adds
@@ -155,7 +155,7 @@ def test_a_bos_is_added_unless_the_file_says_no(said: tuple[Pair, ...], adds: bo
     assert generation_config(header) == {"bos_token_id": 1, "eos_token_id": [2]}
 
 
-def test_an_end_of_turn_token_listed_as_user_defined_is_an_eos(tmp_path: Path) -> None:
+def test_an_ending_counts_though_it_is_called_a_users_own(tmp_path: Path) -> None:
     pieces = gemma_pieces()
     header = check_gguf(file_of(pieces.pairs(), len(pieces.tokens)).write(tmp_path / "tiny.gguf")).header
     assert generation_config(header)["eos_token_id"] == [1, 4 + GEMMA_OWN.index("<end_of_turn>")]
@@ -169,9 +169,7 @@ def test_an_end_of_turn_token_listed_as_user_defined_is_an_eos(tmp_path: Path) -
         pytest.param("gemma3", gemma_pieces, marks=pytest.mark.slow),
     ],
 )
-def test_an_imported_folder_has_the_tokenizer_of_the_file(
-    name: str, kind: Callable[[], Vocabulary], shelf: Path, tmp_path: Path
-) -> None:
+def test_an_imported_folder_has_that_tokenizer(name: str, kind: Callable[[], Vocabulary], shelf: Path, tmp_path: Path) -> None:
     # given
     from transformers import AutoTokenizer
 
@@ -216,7 +214,7 @@ def _spoiled() -> dict[str, tuple[tuple[Pair, ...], str]]:
 
 
 @pytest.mark.parametrize("what", _spoiled())
-def test_vocabularies_other_than_plain_sentencepiece_bpe_are_refused(what: str, tmp_path: Path) -> None:
+def test_what_is_not_sentencepieces_bpe_is_refused(what: str, tmp_path: Path) -> None:
     pairs, complaint = _spoiled()[what]
     header = check_gguf(file_of(pairs, len(llama_pieces().tokens)).write(tmp_path / "tiny.gguf")).header
     with pytest.raises(ModelLoadError, match=complaint) as refused:

@@ -19,7 +19,7 @@ class Expected:
     score: float
 
 
-@functools.cache  # both backends need the same results
+@functools.cache  # both backends ask for the same
 def by_transformers(name: str, prompt: tuple[int, ...], options: BeamOptions) -> list[Expected]:
     """The hypotheses of `generate(num_beams=...)` on a tiny model, best first.
 
@@ -49,7 +49,7 @@ def by_transformers(name: str, prompt: tuple[int, ...], options: BeamOptions) ->
             out: Any = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
     finally:
         model.generation_config = before
-    if width == 1:  # the library calls this greedy search, and gives no scores
+    if width == 1:  # which the library calls greedy search, and scores not at all
         return [Expected(_until_eos(out.sequences[0, len(prompt) :].tolist(), config.eos_token_id), float("nan"))]
     rows = zip(out.sequences[:, len(prompt) :].tolist(), out.sequences_scores.tolist(), strict=True)
     lengths = (out.beam_indices >= 0).sum(dim=1).tolist()

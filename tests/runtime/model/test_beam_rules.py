@@ -1,4 +1,4 @@
-"""Beam search with stop strings and grammars, on both backends and over the pipe, against transformers and a naive search."""
+"""Beam search with stop strings and under a grammar, on both backends and over the pipe, against transformers and by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.tiny_models import tiny_path
 
 PROMPT = [5, 6, 7, 300]
 GRAMMAR = Grammar.regex("(the |a |an )?(cat|dog|bird)s?")
-OPEN = Grammar.regex("[a-f ]*(cat|dog|bird)[a-z]*")  # an answer can always continue, so that only an eos ends it
+OPEN = Grammar.regex("[a-f ]*(cat|dog|bird)[a-z]*")  # an answer can always go on, so that an eos alone ends it
 
 
 @pytest.fixture(scope="module", params=[("hf", "llama"), ("mlx", "llama"), ("hf", "lfm2"), ("mlx", "gemma3")], ids="-".join)
@@ -54,7 +54,7 @@ def beams(model: LanguageModel, options: BeamOptions) -> list[Hypothesis]:
 
 
 def by_transformers(name: str, model: LanguageModel, options: BeamOptions) -> list[tuple[list[int], float]]:
-    """The beam search of transformers, with our masks as `prefix_allowed_tokens_fn`; log-probabilities are over all tokens."""
+    """Its beam search with our masks as `prefix_allowed_tokens_fn`: log-probabilities stay those over all tokens."""
     import torch
 
     def allowed(_: int, ids: Any) -> list[int]:
@@ -88,7 +88,7 @@ def by_transformers(name: str, model: LanguageModel, options: BeamOptions) -> li
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("width", "penalty"), [(4, 0.5), (3, -2.0)])
-def test_a_search_under_a_grammar_equals_that_of_transformers_under_the_same_masks(
+def test_under_a_grammar_it_is_the_search_of_transformers_under_the_same_masks(
     case: tuple[LanguageModel, str], width: int, penalty: float
 ) -> None:
     model, name = case
@@ -103,7 +103,7 @@ def test_a_search_under_a_grammar_equals_that_of_transformers_under_the_same_mas
 
 
 @pytest.mark.slow
-def test_a_complete_answer_ends_a_hypothesis_and_its_numbers_are_the_models_own(case: tuple[LanguageModel, str]) -> None:
+def test_a_whole_answer_ends_a_hypothesis_and_its_numbers_are_the_models_own(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     ours = beams(model, BeamOptions(4, 12, length_penalty=0.5, early_stopping="never", grammar=GRAMMAR))
     for one in ours:
@@ -119,8 +119,8 @@ def test_a_complete_answer_ends_a_hypothesis_and_its_numbers_are_the_models_own(
 
 
 @pytest.mark.slow
-def test_a_search_with_stop_strings_equals_the_naive_search_over_strings(case: tuple[LanguageModel, str]) -> None:
-    # given stop strings that occur in the results of a search without them
+def test_with_stops_it_is_the_search_written_down_over_strings(case: tuple[LanguageModel, str]) -> None:
+    # given stop strings that occur in what an unhindered search finds
     model, name = case
     free = beams(model, BeamOptions(3, 6, ignore_eos=True))
     text = "".join(free[0].run.texts)
@@ -141,7 +141,7 @@ def test_a_search_with_stop_strings_equals_the_naive_search_over_strings(case: t
 
 
 class Narrow(World):
-    """A world with only the 40 likeliest tokens after each path: a naive search over the whole vocabulary takes too long."""
+    """Of each path only the likeliest continuations: a plain search over the whole vocabulary takes for ever."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.pieces, world.eos, world.logprobs, world.stops, world.grammar, world.limit)
@@ -151,7 +151,7 @@ class Narrow(World):
         return sorted(np.argsort(-row, kind="stable")[:40].tolist())
 
 
-def test_a_grammar_prefix_counts_and_one_beam_equals_greedy_generation(case: tuple[LanguageModel, str]) -> None:
+def test_the_beginning_of_an_answer_counts_and_branches_and_beams_agree(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     prefix = model.tokenize("the ")
     ids = [*PROMPT, *prefix]
@@ -182,7 +182,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.slow
-def test_invalid_options_are_refused_before_compute_in_this_process_and_over_the_pipe() -> None:
+def test_mistakes_are_refused_before_compute_here_and_over_the_pipe() -> None:
     async def scenario(model: LanguageModel) -> None:
         for options, error, says in REFUSED:
             with pytest.raises(error, match=says):
@@ -205,7 +205,7 @@ def test_invalid_options_are_refused_before_compute_in_this_process_and_over_the
     asyncio.run(both())
 
 
-def test_a_cancelled_search_leaves_no_lease() -> None:
+def test_a_search_that_is_given_up_leaves_nothing() -> None:
     async def main(model: LanguageModel) -> None:
         options = BeamOptions(4, 300, grammar=Grammar.regex("[a-z]{200}"), stop=("nothing of it",))
         begun = asyncio.Event()

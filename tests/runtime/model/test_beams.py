@@ -1,4 +1,4 @@
-"""Beam search equals that of transformers, on every backend and architecture, and computes no token twice."""
+"""Beam search is transformers' beam search, on every backend and architecture, and costs what it must."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def search(model: LanguageModel, prompt: list[int], options: BeamOptions) -> lis
 
 
 def assert_same(model: LanguageModel, name: str, prompt: list[int], options: BeamOptions) -> list[Hypothesis]:
-    """Asserts that ids and normalised scores are those of transformers."""
+    """Ids and normalised scores are the library's."""
     ours = search(model, prompt, options)
     theirs = by_transformers(name, tuple(prompt), options)
     assert [one.ids for one in ours] == [one.ids for one in theirs]
@@ -58,7 +58,7 @@ MORE = [(w, early, PENALTIES[(w + i) % 5]) for w in range(2, 6) for i, early in 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("width", "early", "penalty"), SOME)
-def test_a_beam_search_equals_that_of_transformers(
+def test_it_is_the_search_of_transformers(
     case: tuple[LanguageModel, str], width: int, early: bool | Literal["never"], penalty: float
 ) -> None:
     model, name = case
@@ -68,7 +68,7 @@ def test_a_beam_search_equals_that_of_transformers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "early", "penalty"), MORE)
-def test_a_beam_search_equals_that_of_transformers_for_many_options_and_prompts(
+def test_so_it_is_in_many_ways(
     case: tuple[LanguageModel, str], width: int, early: bool | Literal["never"], penalty: float
 ) -> None:
     model, name = case
@@ -79,13 +79,13 @@ def test_a_beam_search_equals_that_of_transformers_for_many_options_and_prompts(
             assert_same(model, name, prompt, options)
 
 
-def test_hypotheses_end_at_an_eos_that_is_left_out_of_the_text(case: tuple[LanguageModel, str]) -> None:
-    # given eos ids that a search without an eos has in its results, and a penalty that favours short hypotheses
+def test_an_end_that_is_reached_is_an_eos(case: tuple[LanguageModel, str]) -> None:
+    # given the ids that an unhindered search says at some places, where short hypotheses are better
     model, name = case
     first = search(model, PROMPTS[1], BeamOptions(3, 6, ignore_eos=True))
     eos = (first[0].ids[3], first[2].ids[4])
     found = assert_same(model, name, PROMPTS[1], BeamOptions(3, 9, length_penalty=-2.0, eos_token_ids=eos))
-    # then hypotheses end there, with the text of the token left out
+    # then hypotheses end there, with the token and its text left out
     ended = [one for one in found if one.finish_reason == "eos"]
     assert ended
     for one in ended:
@@ -94,13 +94,13 @@ def test_hypotheses_end_at_an_eos_that_is_left_out_of_the_text(case: tuple[Langu
         assert one.text == "".join(one.run.texts[:-1])
 
 
-def test_a_beam_search_without_an_eos_equals_that_of_transformers(case: tuple[LanguageModel, str]) -> None:
+def test_so_it_is_where_no_eos_is_reached(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     found = assert_same(model, name, PROMPTS[1], BeamOptions(4, 9, ignore_eos=True, num_return=2))
     assert [one.finish_reason for one in found] == ["length"] * 2
 
 
-def test_a_beam_search_is_deterministic_and_the_same_from_the_cache(case: tuple[LanguageModel, str]) -> None:
+def test_it_is_deterministic_and_the_same_from_the_cache(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     options = BeamOptions(4, 8, eos_token_ids=EOS)
     first = search(model, PROMPTS[1], options)
@@ -109,7 +109,7 @@ def test_a_beam_search_is_deterministic_and_the_same_from_the_cache(case: tuple[
     np.testing.assert_allclose([o.score for o in first], [o.score for o in again], atol=TOLERANCE)
 
 
-def test_one_beam_equals_greedy_generation(case: tuple[LanguageModel, str]) -> None:
+def test_one_beam_is_greedy(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     [found] = search(model, PROMPTS[1], BeamOptions(1, 10, ignore_eos=True))
     greedy = GenerationOptions(max_tokens=10, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)
@@ -119,7 +119,7 @@ def test_one_beam_equals_greedy_generation(case: tuple[LanguageModel, str]) -> N
     assert [r.rank for r in found.run] == [1] * 10
 
 
-def test_the_numbers_of_a_hypothesis_are_the_models_own(case: tuple[LanguageModel, str]) -> None:
+def test_numbers_of_a_hypothesis_are_the_models_own(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     best = search(model, PROMPTS[0], BeamOptions(3, 8, ignore_eos=True, top_k=4, length_penalty=0.5))
     for one in best:
@@ -150,18 +150,18 @@ def test_a_step_is_one_forward_and_the_prefix_is_computed_once(case: tuple[Langu
     best = asyncio.run(main())
     after = settled(model)[0]
     assert after.tokens_computed - before.tokens_computed == len(PROMPTS[1]) + 4 * 6
-    if "recurrent" not in model.info.attention_kinds:  # recurrent models split a call into several
+    if "recurrent" not in model.info.attention_kinds:  # whose calls are cut inside
         assert after.forward_calls - before.forward_calls == 1 + 6
     assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6, 7]
     assert steps[-1].finished == 4
-    # and the steps lead to the answer
+    # and the steps tell how the answer came about
     paths = [[token] for token in steps[0].tokens]
     for step in steps[1:-1]:
         paths = [[*paths[parent], token] for parent, token in zip(step.parents, step.tokens, strict=True)]
     assert best[0].ids[:-1] in paths
 
 
-def test_the_paths_of_hypotheses_and_their_scores_are_cached(case: tuple[LanguageModel, str]) -> None:
+def test_what_was_found_is_in_the_cache(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     best = search(model, PROMPTS[1], BeamOptions(3, 6, ignore_eos=True))
     for one in best:
@@ -177,7 +177,7 @@ def test_the_paths_of_hypotheses_and_their_scores_are_cached(case: tuple[Languag
 
 
 @pytest.mark.slow
-def test_searches_and_streams_that_run_together_are_the_same_as_alone(case: tuple[LanguageModel, str]) -> None:
+def test_searches_run_beside_each_other_and_beside_streams(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     options = BeamOptions(3, 6, eos_token_ids=EOS)
     alone: Any = [search(model, prompt, replace(options, width=w)) for prompt, w in zip(PROMPTS, (3, 2), strict=True)]

@@ -33,7 +33,7 @@ TEXTS = (
 
 @functools.cache
 def sentencepiece() -> Tokenizer:
-    """A trained BPE like that of Llama 2: U+2581 for a space, ``<0xXX>`` for every byte without a piece of its own."""
+    """A trained BPE as Llama 2's: U+2581 for a space, ``<0xXX>`` for every byte that has no piece of its own."""
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trained.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
@@ -65,10 +65,10 @@ def model() -> Iterator[LanguageModel]:
         yield made
 
 
-def test_a_sentencepiece_vocabulary_with_byte_fallback_has_exact_bytes(model: LanguageModel) -> None:
+def test_sentencepiece_with_byte_fallback(model: LanguageModel) -> None:
     width = len(model.next_token_logprobs_sync([5]))
     assert len(model.byte_vocab) == len(model.str_vocab) == model.info.vocab_size == width == 1024
-    # given the bytes of every id, from its spelling
+    # given the bytes that every id stands for, by its spelling
     vocab = sentencepiece().get_vocab()
     assert len(vocab) == VOCABULARY
     for text, token in vocab.items():
@@ -80,7 +80,7 @@ def test_a_sentencepiece_vocabulary_with_byte_fallback_has_exact_bytes(model: La
     assert model.byte_vocab[VOCABULARY:] == [b""] * 24
     assert model.str_vocab[VOCABULARY:] == [""] * 24
     assert {bytes([byte]) for byte in range(256)} <= set(model.byte_vocab)
-    # two ids may have the same bytes
+    # two ids may have the same bytes: each says its own
     twins = [i for i, data in enumerate(model.byte_vocab) if data == b"e"]
     assert len(twins) == 2
 
@@ -96,15 +96,15 @@ def test_sentencepiece_ids_join_to_the_text(model: LanguageModel, text: str) -> 
 
 @given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"])))
 @settings(deadline=None, max_examples=60)
-def test_any_text_is_restored_from_its_sentencepiece_bytes(text: str) -> None:
+def test_any_text_survives_sentencepiece(text: str) -> None:
     ours = OurTokenizer(sentencepiece())
     joined = b"".join(ours.byte_vocab()[i] for i in ours.encode(text))
     assert joined in (b" " + text.encode(), text.encode())  # an empty text gets no space in front
 
 
 @pytest.mark.slow
-def test_the_byte_vocabulary_of_a_real_model_is_exact() -> None:
-    # given SmolLM2's tokenizer, and the library's decoding of each id alone
+def test_byte_level_of_a_real_model() -> None:
+    # given SmolLM2's tokenizer, and what the library says of each id alone
     ours = OurTokenizer.from_folder(resolve("smollm2"))
     library: Any = Tokenizer.from_str(ours.to_json())
     vocab, texts = ours.byte_vocab(), ours.str_vocab()
@@ -114,7 +114,7 @@ def test_the_byte_vocabulary_of_a_real_model_is_exact() -> None:
         assert vocab[token].decode(errors="replace") == text
         if "\ufffd" not in text:
             assert texts[token] == text
-    # then ids differ in their bytes, except those that the vocabulary holds twice
+    # then ids are told apart by their bytes, but for those that the vocabulary holds twice
     assert len(set(vocab)) > 49_100
     rng = np.random.default_rng(1)
     for text in (*TEXTS[:2], *TEXTS[3:], "x  1\n\n1. item", "".join(map(chr, rng.integers(0x20, 0x3000, 400)))):

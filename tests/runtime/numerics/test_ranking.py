@@ -1,4 +1,4 @@
-"""Partial orders of a row, compared with a full sort: built from nothing, extended, and carried over to edited rows."""
+"""What is known of a row's order: against a full sort, from nothing, from what was known, and after edits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.records import Float32
 
 
 def row_of(seed: int, vocab: int, digits: int) -> Float32:
-    """Rounded values, with ties."""
+    """Rounded: with equals."""
     values: Float32 = np.round(np.random.default_rng(seed).normal(size=vocab), digits).astype(np.float32)
     return values
 
@@ -24,7 +24,7 @@ def sorted_ids(row: Float32) -> list[int]:
 
 @pytest.mark.parametrize("vocab", [5, 63, 64, 1000, 20_011])
 @pytest.mark.parametrize("steps", [(3,), (1, 64, 300), (100_000,)])
-def test_reach_gives_the_requested_number_of_sorted_entries(vocab: int, steps: tuple[int, ...]) -> None:
+def test_it_knows_as_many_as_were_asked_for(vocab: int, steps: tuple[int, ...]) -> None:
     row = row_of(vocab, vocab, 1)
     ranked = Ranked(row)
     for count in steps:
@@ -36,7 +36,7 @@ def test_reach_gives_the_requested_number_of_sorted_entries(vocab: int, steps: t
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 3), st.sampled_from([70, 900, 5000]), st.sampled_from([0, 2, 64]))
-def test_place_of_gives_the_value_and_the_number_of_larger_entries(seed: int, digits: int, vocab: int, known: int) -> None:
+def test_what_lies_above_a_value(seed: int, digits: int, vocab: int, known: int) -> None:
     row = row_of(seed, vocab, digits)
     ranked = Ranked(row)
     ranked.reach(known)
@@ -49,8 +49,8 @@ def test_place_of_gives_the_value_and_the_number_of_larger_entries(seed: int, di
 @given(
     st.integers(0, 10**6), st.integers(0, 3), st.sampled_from([70, 900, 5000]), st.integers(0, 600), st.sampled_from([0, 5, 64])
 )
-def test_the_order_of_an_edited_copy_equals_a_full_sort(seed: int, digits: int, vocab: int, edits: int, known: int) -> None:
-    # given a row with a known head, and a copy with changed values, also in the head
+def test_an_edited_copy_keeps_what_is_still_true(seed: int, digits: int, vocab: int, edits: int, known: int) -> None:
+    # given a row of which the head is known, and a copy with other values here and there, in the head too
     row = row_of(seed, vocab, digits)
     ranked = Ranked(row)
     ranked.reach(known)
@@ -59,9 +59,9 @@ def test_the_order_of_an_edited_copy_equals_a_full_sort(seed: int, digits: int, 
     ids = np.union1d(ids, ranked.ids[::3])
     copy = row.copy()
     copy[ids] += rng.choice([-np.inf, -2.0, -0.5, 0.0, 0.5, 3.0], len(ids)).astype(np.float32)
-    # when its order is derived from that of the original
+    # when its order is taken from the first one's
     edited = ranked.edited(lambda: copy, ids, copy[ids], None)
-    # then its head is the head of a full sort, and can be extended
+    # then its head is a head of a full sort, and goes on as one
     assert edited.ids.tolist() == sorted_ids(copy)[: len(edited.ids)]
     edited.reach(len(edited.ids) + 9)
     alive = [token for token in sorted_ids(copy) if copy[token] > -np.inf]
@@ -70,7 +70,7 @@ def test_the_order_of_an_edited_copy_equals_a_full_sort(seed: int, digits: int, 
         assert edited.place_of(token) == (copy[token], int((copy > copy[token]).sum()))
 
 
-def test_impossible_tokens_are_left_out_of_the_order() -> None:
+def test_what_cannot_be_comes_only_where_all_is_asked_for() -> None:
     row = np.full(1000, -np.inf, np.float32)
     row[[3, 700]] = -1.0, -0.5
     assert likeliest(row, 5).tolist() == [700, 3]
@@ -81,7 +81,7 @@ def test_impossible_tokens_are_left_out_of_the_order() -> None:
 
 
 @pytest.mark.parametrize("vocab", [7, 1000, 49_152])
-def test_summaries_do_not_depend_on_how_much_of_the_order_is_known(vocab: int) -> None:
+def test_records_are_the_same_whatever_is_known(vocab: int) -> None:
     logits = (np.random.default_rng(1).normal(size=(3, vocab)) * 3).astype(np.float32)
     entropy, mass = np.empty(3), np.empty(3)
     logprobs = log_softmax(logits, entropy=entropy, mass=mass)
@@ -95,7 +95,7 @@ def test_summaries_do_not_depend_on_how_much_of_the_order_is_known(vocab: int) -
         np.testing.assert_array_equal(getattr(plain, name), getattr(shared, name))
 
 
-def test_the_mass_of_a_row_is_one_up_to_rounding() -> None:
+def test_the_mass_of_a_row_is_one_but_for_rounding() -> None:
     logits = (np.random.default_rng(2).normal(size=(4, 50_000)) * [[0.01], [1], [4], [9]]).astype(np.float32)
     mass = np.empty(4)
     assert log_softmax(logits, mass=mass).tolist() == log_softmax(logits).tolist()
@@ -105,8 +105,8 @@ def test_the_mass_of_a_row_is_one_up_to_rounding() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab", [63, 3000, 20_011, 50_000])
 @pytest.mark.parametrize("digits", [7, 1])
-@pytest.mark.parametrize("entropy", [None, 0.0, 2.0, 3.0, 5.5, 9.0])  # nats: it determines how many deeper entries are searched
-def test_the_head_and_deeper_entries_are_found_in_one_search(vocab: int, digits: int, entropy: float | None) -> None:
+@pytest.mark.parametrize("entropy", [None, 0.0, 2.0, 3.0, 5.5, 9.0])  # nats: as many of what lies deeper are looked for
+def test_the_head_and_what_lies_deeper_are_found_in_one_search(vocab: int, digits: int, entropy: float | None) -> None:
     row = row_of(3, vocab, digits)
     ranked = Ranked(row, entropy=entropy)
     ranked.reach(64, Look(64, 4.0, 512))
@@ -118,7 +118,7 @@ def test_the_head_and_deeper_entries_are_found_in_one_search(vocab: int, digits:
         assert ids.tolist() == np.flatnonzero(row >= least).tolist()
         assert found.tolist() == row[ids].tolist()
         assert scores.tolist() == sorted(found.tolist(), reverse=True)
-    # a nearly certain row needs only its head; for a flat one everything above a threshold is searched
+    # a row that is nearly certain is settled by its head; of a flat one a search finds all that knows the mass
     flat = {63: 0.0, 3000: 0.0, 20_011: 5.0, 50_000: 6.0}[vocab]
     assert (ranked.reached is not None) == (2.5 < (3.0 if entropy is None else entropy) < flat)
 
@@ -127,19 +127,19 @@ def test_the_head_and_deeper_entries_are_found_in_one_search(vocab: int, digits:
 @pytest.mark.parametrize("digits", [7, 1])
 @pytest.mark.parametrize("spread", [2.75, 3.0])
 @pytest.mark.parametrize("share", [0.8, 0.9, 0.95])
-def test_a_search_for_a_share_finds_about_as_many_entries_as_have_it(digits: int, spread: float, share: float) -> None:
+def test_of_a_flat_row_about_so_many_are_found_as_have_a_share(digits: int, spread: float, share: float) -> None:
     enough, looked, more = 0, 0, 0.0
     for seed in range(20):
         ranked = ranked_of(row_of(seed, 50_000, digits) * np.float32(spread))
-        if np.exp(ranked.entropy or 0.0) < 600:  # steeper rows are estimated from their largest entries
+        if np.exp(ranked.entropy or 0.0) < 600:  # of a steeper one the largest entries tell more
             continue
         looked += 1
         ranked.reach(64, Look(64, 4.0, 512, share))
-        # then the head is exact, and all entries above the threshold are found
+        # then the head is exact and all that reach the value are there
         assert ranked.ids.tolist() == sorted_ids(ranked.row)[:64]
         assert ranked.reached is not None
         assert ranked.reached.ids.tolist() == np.flatnonzero(ranked.row >= ranked.reached.least).tolist()
-        # and most searches find at least the entries that make up the share, and not many more
+        # and they seldom lack any of those that have the share together, nor are they many more
         weights = np.sort(np.exp(ranked.row.astype(np.float64)))[::-1].cumsum()
         needed = int(weights.searchsorted(share * weights[-1])) + 1
         enough += len(ranked.reached.ids) >= needed
@@ -150,7 +150,7 @@ def test_a_search_for_a_share_finds_about_as_many_entries_as_have_it(digits: int
 
 
 @pytest.mark.parametrize(("spread", "share"), [(0.5, 0.5), (2.0, 0.95), (2.75, 1e-6)])
-def test_only_the_head_of_a_row_too_flat_to_sort_is_found(spread: float, share: float) -> None:
+def test_of_a_row_too_flat_to_be_sorted_the_head_alone_is_looked_for(spread: float, share: float) -> None:
     ranked = ranked_of(row_of(1, 50_000, 7) * np.float32(spread))
     ranked.reach(64, Look(64, 4.0, 512, share))
     assert ranked.ids.tolist() == sorted_ids(ranked.row)[:64]
@@ -158,14 +158,14 @@ def test_only_the_head_of_a_row_too_flat_to_sort_is_found(spread: float, share: 
 
 
 def ranked_of(logits: Float32) -> Ranked:
-    """Log-probabilities with everything that a step knows about them."""
+    """Log-probabilities, of which all is known that a step knows."""
     entropy, mass = np.empty(1), np.empty(1)
     row = log_softmax(logits[None], entropy=entropy, mass=mass)[0]
     return Ranked(row, float(mass[0]), float(entropy[0]))
 
 
 @pytest.mark.parametrize("n", [1, 1000, 50_001])
-def test_the_places_of_a_mask_are_found_for_any_share_of_true_entries(n: int) -> None:
+def test_what_a_mask_holds_is_found_however_much_it_is(n: int) -> None:
     rng = np.random.default_rng(1)
     for share in (0.0, 0.001, 0.02, 0.03, 0.06, 0.09, 0.11, 0.5, 1.0):
         mask = rng.random(n) < share
@@ -174,7 +174,7 @@ def test_the_places_of_a_mask_are_found_for_any_share_of_true_entries(n: int) ->
 
 
 @pytest.mark.parametrize("vocab", [64, 1000, 20_011])
-def test_the_peaks_of_a_step_equal_those_of_its_rows(vocab: int) -> None:
+def test_the_peaks_of_a_step_are_those_of_its_rows(vocab: int) -> None:
     logits = np.random.default_rng(2).normal(size=(9, vocab)).astype(np.float32) * 4
     peaks = empty_peaks(*logits.shape)
     assert peaks is not None

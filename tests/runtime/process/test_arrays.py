@@ -45,7 +45,7 @@ def test_a_strided_view_crosses_as_its_values() -> None:
     np.testing.assert_array_equal(unpack_array(_crossed(pack_array(table[::2, 1::2].T), Array)), table[::2, 1::2].T)
 
 
-def test_object_arrays_are_refused() -> None:
+def test_objects_do_not_cross() -> None:
     with pytest.raises(ArrayError, match="object does not cross"):
         pack_array(np.array([object()]))
 
@@ -93,7 +93,7 @@ def test_a_run_without_one_of_its_columns_is_refused(column: str) -> None:
         ("text_data", np.full(3, 0xFF, np.uint8)),
     ],
 )
-def test_a_run_with_inconsistent_columns_is_refused(column: str, array: npt.NDArray[Any]) -> None:
+def test_a_run_whose_columns_do_not_fit_is_refused(column: str, array: npt.NDArray[Any]) -> None:
     with pytest.raises(ArrayError):
         unpack_run(pack_run(run_of([1, 2, 3])) | {column: pack_array(array)})
 
@@ -103,7 +103,7 @@ def test_vocabularies_round_trip(pieces: list[bytes]) -> None:
     assert unpack_pieces(_crossed(pack_pieces(pieces), Pieces)) == pieces
 
 
-def test_a_vocabulary_with_inconsistent_lengths_is_refused() -> None:
+def test_a_vocabulary_whose_lengths_do_not_fit_is_refused() -> None:
     packed = pack_pieces([b"ab", b"c"])
     with pytest.raises(ArrayError, match="do not add up to 3 bytes"):
         unpack_pieces(Pieces(packed.data, pack_array(np.array([2, 2], np.int32))))

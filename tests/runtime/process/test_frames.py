@@ -18,7 +18,7 @@ def _fed(parser: FrameParser, data: bytes, portion: int) -> list[list[bytes]]:
 
 
 @given(groups=_groups, portion=st.integers(1, 100))
-def test_groups_are_parsed_in_any_portions(groups: list[list[bytes]], portion: int) -> None:
+def test_groups_survive_any_portions(groups: list[list[bytes]], portion: int) -> None:
     data = b"".join(bytes(piece) for group in groups for piece in encode_group(group))
     parser = FrameParser()
     assert _fed(parser, data, portion) == groups
@@ -26,12 +26,12 @@ def test_groups_are_parsed_in_any_portions(groups: list[list[bytes]], portion: i
 
 
 @given(data=st.binary(max_size=200), portion=st.integers(1, 50))
-def test_garbage_is_a_frame_error_or_incomplete_data(data: bytes, portion: int) -> None:
+def test_garbage_is_an_error_or_waits_for_more(data: bytes, portion: int) -> None:
     parser = FrameParser(max_payload=50, max_group=3)
     try:
         groups = _fed(parser, data, portion)
     except RuntimeFault as fault:
-        assert isinstance(fault, FrameError)  # noqa: PT017  # the bytes decide which branch runs
+        assert isinstance(fault, FrameError)  # noqa: PT017  # which of both happens is up to the bytes
     else:
         assert all(len(payload) <= 50 for group in groups for payload in group)
 
@@ -44,7 +44,7 @@ def test_a_truncated_stream_delivers_nothing_and_is_not_idle(group: list[bytes],
     assert parser.idle == (cut % len(data) == 0)
 
 
-def test_large_payloads_are_split_and_arrive_complete() -> None:
+def test_large_payloads_leave_in_pieces_and_arrive_whole() -> None:
     large = bytes(range(256)) * (3 * PIECE // 256 + 1)
     pieces = list(encode_group([b"before", large, b"after"]))
     assert max(len(piece) for piece in pieces) <= PIECE
@@ -66,12 +66,12 @@ def test_an_announced_gigabyte_takes_no_memory_before_it_arrives() -> None:
     tracemalloc.start()
     try:
         assert parser.feed(b"E\x3f\xff\xff\xff" + b"x" * 100) == []
-        assert tracemalloc.get_traced_memory()[1] < 100_000  # the peak
+        assert tracemalloc.get_traced_memory()[1] < 100_000  # at its peak
     finally:
         tracemalloc.stop()
 
 
-def test_data_of_another_protocol_is_refused_with_its_first_byte() -> None:
+def test_another_protocol_is_named() -> None:
     with pytest.raises(FrameError, match="cannot begin with byte 0x47"):
         FrameParser().feed(b"GET / HTTP/1.1\r\n")
 

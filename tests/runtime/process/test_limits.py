@@ -19,7 +19,7 @@ def _watchdog(steps: int = 5, phase: str = "step") -> Watchdog:
 
 
 def _breathing(watchdog: Watchdog, seconds: int, steps: int, phase: str) -> str | None:
-    """Sends a beat every second, without progress."""
+    """Beats every second, without progress."""
     for _ in range(seconds):
         watchdog.message_received()
         watchdog.beat(steps, phase)
@@ -28,21 +28,21 @@ def _breathing(watchdog: Watchdog, seconds: int, steps: int, phase: str) -> str 
     return None
 
 
-def test_a_step_over_its_limit_is_a_hang() -> None:
+def test_a_step_that_does_not_end_is_a_hang() -> None:
     assert _breathing(_watchdog(), 30, 5, "step") is None
     assert _breathing(_watchdog(), 31, 5, "step") == "step 5 took more than 30 s"
 
 
-def test_advancing_steps_are_no_hang() -> None:
+def test_steps_that_move_are_none() -> None:
     watchdog = _watchdog()
     assert all(_breathing(watchdog, 25, steps, "step") is None for steps in range(5, 20))
 
 
-def test_an_idle_engine_is_no_hang() -> None:
+def test_an_idle_engine_may_idle() -> None:
     assert _breathing(_watchdog(5, "idle"), 10_000, 5, "idle") is None
 
 
-def test_silence_is_a_hang_in_any_phase() -> None:
+def test_silence_is_a_hang_whatever_the_phase() -> None:
     for phase in ("idle", "step", "something new"):
         reason = _watchdog(5, phase).elapse(20.5)
         assert reason is not None
@@ -62,19 +62,19 @@ def test_loading_has_its_own_limit_with_and_without_beats() -> None:
     assert _breathing(Watchdog(LIMITS, 100), 101, 0, "loading") == "loading did not get further for 100 s"
 
 
-def test_a_load_with_progress_may_exceed_the_limit() -> None:
+def test_a_load_that_gets_further_may_take_long() -> None:
     watchdog = Watchdog(LIMITS, 100)
     for done in range(20):
         assert _breathing(watchdog, 90, 0, "loading") is None
         watchdog.load(done + 1)
-    for _ in range(50):  # the same progress, repeated between beats
+    for _ in range(50):  # said again and again, between beats
         watchdog.load(20)
         assert _breathing(watchdog, 2, 0, "loading") is None
     assert _breathing(watchdog, 1, 0, "loading") == "loading did not get further for 100 s"
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 3), st.sampled_from(["step", "idle"])), max_size=60))
-def test_an_engine_that_advanced_within_the_limit_is_not_ended(beats: list[tuple[float, int, str]]) -> None:
+def test_nobody_is_ended_who_moved_within_the_limit(beats: list[tuple[float, int, str]]) -> None:
     watchdog, unmoved, state = _watchdog(), 0.0, (5, "step")
     for seconds, steps, phase in beats:
         reason = watchdog.elapse(seconds)
@@ -86,7 +86,7 @@ def test_an_engine_that_advanced_within_the_limit_is_not_ended(beats: list[tuple
             unmoved, state = 0.0, (steps, phase)
 
 
-def test_the_loading_limit_grows_with_the_file_size(tmp_path: Path) -> None:
+def test_the_loading_limit_follows_the_size(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     small.mkdir()
     large.mkdir()
@@ -100,12 +100,12 @@ def test_the_loading_limit_grows_with_the_file_size(tmp_path: Path) -> None:
     assert LIMITS.for_loading("a\0b") > base
 
 
-def test_the_loading_limit_of_a_shelf_name_follows_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_on_the_shelf_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path))
     monkeypatch.chdir(tmp_path.parent)
     (tmp_path / "org--name").mkdir()
     assert LIMITS.for_loading("org/name") == EngineLimits().for_loading(str(tmp_path / "org--name"))
 
 
-def test_an_explicit_loading_limit_is_used_as_it_is() -> None:
+def test_a_given_loading_limit_stands() -> None:
     assert EngineLimits(loading_seconds=3).for_loading("anything") == 3

@@ -68,14 +68,14 @@ def test_replies_round_trip(message: Any) -> None:
 
 
 @given(data=st.binary(max_size=100))
-def test_garbage_is_a_message_error(data: bytes) -> None:
+def test_garbage_is_no_message(data: bytes) -> None:
     for decode in (decode_requests, decode_replies):
         with pytest.raises(MessageError):
             decode([bytearray(data)])
 
 
 @given(data=st.data())
-def test_a_message_with_a_changed_byte_is_refused_or_still_a_known_message(data: st.DataObject) -> None:
+def test_a_bent_message_is_refused_or_is_another_message(data: st.DataObject) -> None:
     good = bytearray(encode(data.draw(st.sampled_from(_REPLIES[:-1]))))
     good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -90,14 +90,14 @@ def test_deep_nesting_is_refused() -> None:
         decode_requests([bytearray(b"\x91" * 100_000)])
 
 
-def test_messages_of_the_other_direction_are_refused() -> None:
+def test_directions_are_not_mixed() -> None:
     with pytest.raises(MessageError):
         decode_requests([bytearray(encode(Beat(1, "idle")))])
     with pytest.raises(MessageError):
         decode_replies([bytearray(encode(Shutdown()))])
 
 
-def test_numpy_numbers_and_paths_are_encoded_as_plain_values() -> None:
+def test_numbers_of_numpy_and_paths_are_plain() -> None:
     options = GenerationOptions(max_tokens=np.int64(3), sampling=SamplingOptions(temperature=np.float32(0.5)))  # type: ignore[arg-type]  # what callers do
     sent = {"ids": np.array([1], np.int32), "options": options}
     arguments = METHODS["generate"].read_arguments(msgspec.Raw(encode(sent)))
@@ -110,12 +110,12 @@ def test_numpy_numbers_and_paths_are_encoded_as_plain_values() -> None:
     ("value", "reason"),
     [("half \ud800 a character", "position 5"), (1 << 64, "ints"), (object(), "object has no place")],
 )
-def test_values_that_msgpack_cannot_encode_are_invalid_requests(value: object, reason: str) -> None:
+def test_what_msgpack_cannot_hold_is_an_invalid_request(value: object, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason):
         encode({"value": value})
 
 
-def test_every_method_matches_an_engine_operation_and_its_arguments() -> None:
+def test_every_method_is_an_operation_of_the_engine_with_these_arguments() -> None:
     with fake_model() as model:
         operations = local(model).calls
         for name, method in METHODS.items():
@@ -128,7 +128,7 @@ def test_every_method_matches_an_engine_operation_and_its_arguments() -> None:
 @pytest.mark.parametrize(
     "ids", [np.array([1.5], np.float32), np.array([[1]], np.int32), np.array([1], np.int64)], ids=["floats", "two rows", "wide"]
 )
-def test_ids_that_are_not_a_row_of_int32_are_refused(ids: object) -> None:
+def test_ids_that_are_no_row_of_int32_are_refused(ids: object) -> None:
     with pytest.raises(MessageError, match="one row of int32"):
         METHODS["prefix_match"].read_arguments(msgspec.Raw(encode({"ids": ids, "adapters": None})))
 

@@ -1,4 +1,4 @@
-"""Any stages in any order, over small and large vocabularies, compared with the stages written out in full."""
+"""Any stages in any order, over small and large vocabularies: what the stages written out in full give."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from runtime.sampling.chain import Sampler, uniform
 from runtime.sampling.report import report
 from tests.runtime.sampling.naive import naive_draw, naive_scores, softmax
 
-TIGHT = 1e-6  # a draw this close to a border may go either way: the masses of the order are float32 sums
-STAGES = tuple(name for name in ORDER if name not in ("penalties", "dry"))  # the others have tests of their own
+TIGHT = 1e-6  # a draw this close to a border may fall on either side: the order's masses are float32 sums
+STAGES = tuple(name for name in ORDER if name not in ("penalties", "dry"))  # those have tests of their own
 
 
 def row(seed: int, vocab: int, scale: float) -> Float32:
@@ -35,7 +35,7 @@ def compare(options: dict[str, Any], logprobs: Float32, places: range, seed: int
     mass = float(np.exp(logprobs, dtype=np.float64).sum())
     for place in places:
         scores = naive_scores(order, logprobs, options, [], uniform(seed, place, 0, 1))
-        if np.isneginf(scores).all():  # the only token left is banned
+        if np.isneginf(scores).all():  # the only one that was left is banned
             for act in (sampler.draw, sampler.trace):
                 with pytest.raises(InvalidRequestError, match="banned"):
                     act(logprobs, place)
@@ -45,7 +45,7 @@ def compare(options: dict[str, Any], logprobs: Float32, places: range, seed: int
             assert sampler.draw(logprobs, place)[0] == token
         traced = sampler.trace(logprobs, place)
         assert traced.token == sampler.draw(logprobs, place)[0]
-        if distance > TIGHT:  # a known normaliser and a partly known order change nothing
+        if distance > TIGHT:  # given the normaliser, and what another has looked at, nothing changes
             known = Ranked(logprobs, mass)
             known.reach(place * 7)
             assert sampler.draw(known, place)[0] == token
@@ -73,7 +73,7 @@ def any_settings(draw: st.DrawFn) -> dict[str, Any]:
     }
     chosen = {name: draw(made) for stage in order for name, made in values[stage].items()}
     for token in chosen.get("banned_tokens", ()):
-        if chosen["logit_bias"].get(token, 0) > 0:  # refused as a contradiction otherwise
+        if chosen["logit_bias"].get(token, 0) > 0:  # refused as a contradiction
             del chosen["logit_bias"][token]
     return {**chosen, "order": tuple(order)}
 
@@ -93,9 +93,9 @@ NONE_LEFT: dict[str, Any] = {"top_k": 1, "banned_tokens": (17,), "order": ("top_
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @example(NONE_LEFT, 448, 100, 1.0)
-@example(FEW_OF_MANY, 2, 100, 2.5)  # the rest has a hundredth of the mass before it
+@example(FEW_OF_MANY, 2, 100, 2.5)  # what is left weighs a hundredth of what stands before it
 @given(any_settings(), st.integers(0, 1000), st.sampled_from([100, 150, 400]), st.floats(0.2, 4))
-def test_any_stages_in_any_order_equal_the_reference(options: dict[str, Any], seed: int, vocab: int, scale: float) -> None:
+def test_any_stages_in_any_order(options: dict[str, Any], seed: int, vocab: int, scale: float) -> None:
     compare(options, row(seed, vocab, scale), range(3))
 
 
@@ -123,24 +123,24 @@ def test_any_stages_in_any_order_equal_the_reference(options: dict[str, Any], se
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("scale", [0.02, 1.0, 3.0])
-def test_draws_from_large_vocabularies_equal_the_reference(options: dict[str, Any], scale: float) -> None:
-    # given distributions spread far beyond the sorted head
+def test_large_vocabularies_are_searched_not_sorted(options: dict[str, Any], scale: float) -> None:
+    # given distributions that are spread far beyond the sorted head
     compare(options, row(int(scale * 100), 20_000, scale), range(4))
 
 
 def test_equal_scores_are_drawn_by_id() -> None:
-    # given many ties, also beyond the head
+    # given many ties, beyond the head too
     rng = np.random.default_rng(0)
     logprobs = log_softmax(rng.integers(0, 4, (1, 40 * SHALLOW.head)).astype(np.float32))[0]
     for options in ({}, {"top_p": 0.6}, {"top_k": 700}, {"typical_p": 0.5}, {"xtc_probability": 1.0, "xtc_threshold": 1e-4}):
         compare(options, logprobs, range(10))
 
 
-def test_a_vocabulary_of_equal_scores_is_drawn_by_id() -> None:
+def test_a_vocabulary_of_equals() -> None:
     compare({"top_p": 0.50001}, log_softmax(np.zeros((1, 30_000), np.float32))[0], range(10))
 
 
-def test_a_grammar_mask_is_applied_first_and_reported_as_grammar() -> None:
+def test_a_mask_comes_first_and_is_reported_as_grammar() -> None:
     logprobs = row(4, 5000, 0.2)
     allowed = np.zeros(5000, np.bool_)
     allowed[[7, 90, 4000]] = True
@@ -155,7 +155,7 @@ def test_a_grammar_mask_is_applied_first_and_reported_as_grammar() -> None:
     assert greedy.draw(logprobs, 0, allowed=allowed)[0] == 90
 
 
-def test_an_empty_set_of_tokens_is_an_error() -> None:
+def test_nothing_left_is_an_error() -> None:
     logprobs = row(4, 10, 1.0)
     for temperature in (0.0, 1.0):
         sampler = Sampler(SamplingOptions(banned_tokens=(1, 2), temperature=temperature), 1)
@@ -174,8 +174,8 @@ def test_an_empty_set_of_tokens_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("probability", [0.0, 1.0])
-def test_an_empty_set_before_xtc_is_the_same_error(probability: float) -> None:
-    # given bans of everything that a grammar or an earlier stage leaves, and XTC after them
+def test_nothing_left_before_xtc_is_the_same_error(probability: float) -> None:
+    # given bans of all that a grammar allows, or that an earlier stage left, and XTC behind them
     logprobs = row(4, 500, 1.0)
     best = int(logprobs.argmax())
     bans = SamplingOptions(xtc_probability=probability, banned_tokens=(best,))
@@ -187,7 +187,7 @@ def test_an_empty_set_before_xtc_is_the_same_error(probability: float) -> None:
         Sampler(late, 1).draw(logprobs, 0)
 
 
-def test_the_input_row_is_never_modified() -> None:
+def test_rows_are_never_written() -> None:
     logprobs = row(4, 3000, 2.0)
     before = logprobs.copy()
     logprobs.flags.writeable = False
@@ -197,7 +197,7 @@ def test_the_input_row_is_never_modified() -> None:
 
 
 def test_a_stage_left_out_of_the_order_does_nothing() -> None:
-    # for instance the model's own top-k with an order of the call without it
+    # the model's own top-k, say, under a call's order without it
     sampler = Sampler(SamplingOptions(top_k=1, order=("temperature",)), 1)
     assert sampler.stages == ()
     assert len({sampler.draw(row(1, 100, 1.0), place)[0] for place in range(30)}) > 5
@@ -216,7 +216,7 @@ def test_a_stage_left_out_of_the_order_does_nothing() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("vocab", [30, 5000])
-def test_a_report_has_the_tokens_kept_by_each_stage(options: dict[str, Any], vocab: int) -> None:
+def test_a_report_says_who_is_held_after_each_stage(options: dict[str, Any], vocab: int) -> None:
     sampler = Sampler(SamplingOptions(**options), 3)
     for place in range(20):
         traced = sampler.trace(row(8, vocab, 2.0), place)

@@ -1,4 +1,4 @@
-"""A naive beam search and an exhaustive search over strings: the reference for the rules of a search."""
+"""Beam search and the best of all texts, written down plainly over strings: what the rules of a search are compared with."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A vocabulary, the log-probabilities of a model over it, and the rules of a search.
+    """A vocabulary, what a model says over it, and the rules.
 
     Attributes:
         pieces: The bytes of every id.
-        eos: Ids that end a hypothesis.
+        eos: Ids that end.
         logprobs: ``(vocab,)`` after a path of new tokens.
         stops: Texts that end a hypothesis.
-        grammar: Restricts the text of a hypothesis.
+        grammar: What it must look like.
         limit: Tokens at most.
     """
 
@@ -33,7 +33,7 @@ class World:
     limit: int = 4
 
     def said(self, path: Path) -> bytes:
-        """The bytes of a path, without an eos."""
+        """Its bytes, without an eos."""
         return b"".join(self.pieces[token] for token in path if token not in self.eos)
 
     def next(self, path: Path) -> list[int]:
@@ -45,7 +45,7 @@ class World:
         return fine + (sorted(self.eos) if accepts(self.grammar, text) else [])
 
     def ending(self, path: Path) -> str | None:
-        """Why a path ends, judged from the whole path; None where it continues."""
+        """Why a path ends, as it is written in the issue: looked at as a whole."""
         if path[-1] in self.eos:
             return "eos"
         whole = len(path) >= self.limit or self._full(path)
@@ -63,8 +63,8 @@ class World:
         return bool(matcher.is_stopped())
 
     def shown(self, path: Path) -> str:
-        """The text of a path up to the stop string that is complete first, the longest of several."""
-        if path[-1] in self.eos:  # the text of an eos is not shown, nor is an unfinished character before it
+        """Its text up to the stop string that is complete first, the longest of several."""
+        if path[-1] in self.eos:  # whose own text is not shown, and an unfinished character is part of it
             return _finished(self.said(path))
         text = self.said(path).decode(errors="replace")
         for end in range(1, len(text) + 1):
@@ -74,7 +74,7 @@ class World:
         return text
 
     def total(self, path: Path) -> float:
-        """The sum of the log-probabilities of a path."""
+        """The sum of its log-probabilities."""
         return sum(float(self.logprobs(path[:i])[token]) for i, token in enumerate(path))
 
 
@@ -86,7 +86,7 @@ def _finished(data: bytes) -> str:
 
 
 def everything(world: World) -> list[Path]:
-    """All possible hypotheses."""
+    """All hypotheses there are."""
     found: list[Path] = []
     running: list[Path] = [()]
     while running:
@@ -97,7 +97,7 @@ def everything(world: World) -> list[Path]:
 
 
 def search(world: World, width: int, penalty: float) -> list[tuple[Path, float]]:
-    """The hypotheses of a beam search without early stopping, best first, each with its score."""
+    """The hypotheses of a beam search of which nothing ends early, best first, each with its score."""
     complete: list[tuple[Path, float]] = []
     running: list[Path] = [()]
     while running:

@@ -1,4 +1,4 @@
-"""Beams under a grammar and with stop strings, compared with an exhaustive and a naive search over strings."""
+"""Beams under a grammar and with stop strings: against all texts there are, and a search written down over strings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def found(grammars: Grammars, world: World, options: BeamOptions) -> list[tuple[
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
-def test_a_search_wide_enough_never_to_prune_finds_every_hypothesis(grammars: Grammars, name: str) -> None:
+def test_beams_that_are_wide_enough_find_the_best_of_all_texts(grammars: Grammars, name: str) -> None:
     # given so many beams that none is ever pruned
     given = world(CASES[name], 1)
     every = everything(given)
@@ -86,7 +86,7 @@ def test_a_search_wide_enough_never_to_prune_finds_every_hypothesis(grammars: Gr
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [2, 3, 5])
 @pytest.mark.parametrize("name", CASES)
-def test_a_narrow_search_prunes_like_the_naive_search(grammars: Grammars, name: str, width: int) -> None:
+def test_a_narrow_search_prunes_as_written_down(grammars: Grammars, name: str, width: int) -> None:
     for seed in range(3):
         given = world(CASES[name], seed, limit=5)
         options = BeamOptions(width=width, early_stopping="never", length_penalty=2.0)
@@ -107,14 +107,14 @@ def test_one_beam_takes_the_likeliest_token_that_is_allowed(grammars: Grammars, 
     assert (got, reason, text) == (path, given.ending(path), given.shown(path))
 
 
-def test_a_beam_at_a_dead_end_of_the_grammar_is_pruned_and_others_continue(grammars: Grammars) -> None:
-    # given two alternatives, the likelier one of which cannot be completed
+def test_a_beam_that_the_grammar_leads_nowhere_is_pruned_and_others_go_on(grammars: Grammars) -> None:
+    # given two ways, the likelier one of which has no end
     given = world(((), Grammar.lark('start: "a" NONE | "ba"\nNONE: /[^\\s\\S]/')), 0)
     got = found(grammars, given, BeamOptions(width=3))
     assert {text for *_, text in got} == {"ba"}
 
 
-def test_a_search_in_which_no_beam_can_continue_raises_a_grammar_error(grammars: Grammars) -> None:
+def test_where_no_beam_can_go_on_it_is_an_error(grammars: Grammars) -> None:
     given = world(((), Grammar.lark('start: "a" NONE\nNONE: /[^\\s\\S]/')), 0)
     with pytest.raises(GrammarError, match="after 1 tokens: it allows nothing here, and no hypothesis is complete"):
         found(grammars, given, BeamOptions(width=3))
@@ -127,13 +127,13 @@ def test_a_stop_inside_an_unfinished_answer_is_incomplete(grammars: Grammars) ->
         assert (after.finish, after.cut) == (finish, 1)
 
 
-def test_a_search_continues_when_stop_strings_end_its_likeliest_beams() -> None:
+def test_beams_run_on_behind_many_that_a_stop_ends() -> None:
     # given one beam whose 20 likeliest tokens end it
     pieces = [b"."] * 20 + [b"a"] * 20
     rules = BeamRules((".",), None, eos=frozenset(), token_bytes=pieces)
     ours = BeamSearch(BeamOptions(width=2, ignore_eos=True), frozenset(), 5, Finish.LENGTH, rules)
     row = np.log(np.arange(40, 0, -1, dtype=np.float32) / 820)
-    # then the next two continue
+    # then the next two run on
     assert ours.advance([Ranked(row)], None).tokens == (20, 21)
 
 

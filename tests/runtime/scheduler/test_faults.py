@@ -1,4 +1,4 @@
-"""A failing request does not affect other requests."""
+"""A request that fails takes nobody with it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from runtime.records import TokenRecord
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, reference, settled, some_ids
 from tests.runtime.model.trouble import troubled
 
-GUILTY = 258  # a token that only failing prompts contain
+GUILTY = 258  # a token that only guilty prompts hold
 
 
 class NativePanic(BaseException):
-    """The panic of a native library: a BaseException that is no Exception."""
+    """What a native library's panic looks like: no Exception."""
 
 
 async def outcomes(model: LanguageModel, prompts: Sequence[list[int]]) -> list[Any]:
@@ -48,10 +48,8 @@ EXPECTED = {"exception": ZeroDivisionError, "panic": RuntimeFault, "nan": NonFin
     shared=st.integers(0, 6),
 )
 @settings(max_examples=25, deadline=None)
-def test_only_requests_with_the_failing_token_fail(
-    kind: str, recurrent: bool, guilty: set[int], chunk: int, shared: int
-) -> None:
-    # given a batch over a common stem, some prompts of which end in the failing token
+def test_only_the_guilty_fail(kind: str, recurrent: bool, guilty: set[int], chunk: int, shared: int) -> None:
+    # given a batch over a common stem, some of it guilty at any place
     stem = some_ids(99, shared)
     prompts = [[*stem, *some_ids(i, 3 + i % 4)] for i in range(12)]
     for i in guilty:
@@ -59,7 +57,7 @@ def test_only_requests_with_the_failing_token_fail(
     behaviour = fault(kind)
     behaviour.recurrent = recurrent
     with fake_model(behaviour, prefill_chunk_tokens=chunk) as model:
-        # when it is computed, then these get their error, and the others their answer
+        # when it is computed, then the guilty get their error, the others their answer
         for i, got in enumerate(asyncio.run(outcomes(model, prompts))):
             if i in guilty:
                 assert type(got) is EXPECTED[kind]
@@ -71,13 +69,13 @@ def test_only_requests_with_the_failing_token_fail(
             assert_right(model.next_token_logprobs_sync(prompts[i]), prompts[i], "recurrent" if recurrent else "attention")
 
 
-def test_a_panic_is_raised_as_a_runtime_fault_with_its_cause() -> None:
+def test_a_panic_is_told_with_its_cause() -> None:
     with fake_model(fault("panic")) as model, pytest.raises(RuntimeFault, match="panic") as caught:
         model.next_token_logprobs_sync([1, GUILTY])
     assert isinstance(caught.value.__cause__, NativePanic)
 
 
-def test_a_nan_error_names_the_position() -> None:
+def test_nan_names_the_position() -> None:
     with fake_model(fault("nan")) as model:
         with pytest.raises(NonFiniteLogitsError, match="position 2"):
             model.next_token_logprobs_sync([1, 2, GUILTY])
@@ -85,7 +83,7 @@ def test_a_nan_error_names_the_position() -> None:
             asyncio.run(model.score([1, GUILTY, 2]))
 
 
-def test_a_query_that_joined_a_failing_one_fails_too() -> None:
+def test_a_waiter_that_joined_the_guilty_fails_too() -> None:
     with fake_model(fault("exception")) as model:
         got = asyncio.run(outcomes(model, [[1, GUILTY], [1, GUILTY], [1, 2]]))
         assert [type(g) for g in got[:2]] == [ZeroDivisionError] * 2
@@ -106,7 +104,7 @@ def test_a_stream_that_fails_in_the_middle_keeps_its_records(kind: str, recurren
         records: list[TokenRecord] = []
         try:
             async for record in model.generate(prompt, options):
-                records.append(record)  # noqa: PERF401  # records before an error must be kept
+                records.append(record)  # noqa: PERF401  # an error must find those that came before it
         except Exception as error:  # noqa: BLE001  # the test looks at it
             return records, error
         return records, None
@@ -130,7 +128,7 @@ def test_a_stream_that_fails_in_the_middle_keeps_its_records(kind: str, recurren
 
 
 @pytest.mark.parametrize("streams", [0, 8])
-def test_cancelled_requests_in_a_failing_batch_do_not_affect_the_others(streams: int) -> None:
+def test_cancelled_requests_in_a_failing_batch(streams: int) -> None:
     # given a batch in which half is cancelled while the model runs into a fault
     gate = Gate()
     behaviour = fault("exception")
@@ -156,7 +154,7 @@ def test_cancelled_requests_in_a_failing_batch_do_not_affect_the_others(streams:
 
 
 def test_kv_that_cannot_be_kept_ends_no_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    # given a model whose KV is copied into the trie
+    # given a model whose KV the trie holds copies of
     prompt = some_ids(1, 5)
     with fake_model(Behaviour(recurrent=True)) as model:
         model.cache_kv(prompt)
@@ -175,8 +173,8 @@ def test_kv_that_cannot_be_kept_ends_no_stream(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_queries_that_follow_a_running_stream_are_answered_right(kind: str) -> None:
-    # given a running stream, when its text so far, and variants of it, are queried at every token
+def test_queries_that_follow_a_running_stream(kind: str) -> None:
+    # given a stream whose tip moves on, when every prefix of its text is asked for meanwhile
     prompt = some_ids(1, 6)
     with fake_model(Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")) as model:
 
@@ -193,7 +191,7 @@ def test_queries_that_follow_a_running_stream_are_answered_right(kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_whose_prompt_is_a_prefix_of_a_query_is_right_in_either_order(kind: str) -> None:
+def test_a_prompt_that_ends_inside_anothers(kind: str) -> None:
     # given a stream whose prompt is the beginning of a query's text, in one batch and either order
     text = some_ids(1, 40)
     for first in (True, False):
@@ -215,7 +213,7 @@ def test_a_stream_whose_prompt_is_a_prefix_of_a_query_is_right_in_either_order(k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_that_branch_from_one_stem_are_right_with_small_chunks(kind: str) -> None:
+def test_long_texts_that_part_while_chunks_are_small(kind: str) -> None:
     # given many prompts over one stem and less room in a batch than they need
     stem = some_ids(0, 70)
     prompts = [[*stem[: 30 + 10 * (i % 5)], *some_ids(i, 20)] for i in range(10)]
@@ -229,23 +227,23 @@ def test_texts_that_branch_from_one_stem_are_right_with_small_chunks(kind: str) 
         assert settled(model)[1].leases == 0
 
 
-def test_probabilities_after_a_nan_row_sum_to_one() -> None:
+def test_answers_are_finite_and_sum_to_one_after_everything() -> None:
     with fake_model(fault("nan")) as model:
         asyncio.run(outcomes(model, [[GUILTY], [1, GUILTY, 3], [2]]))
-        row = model.next_token_logprobs_sync([1, GUILTY, 3])  # the row after the NaN row, not the NaN row itself
+        row = model.next_token_logprobs_sync([1, GUILTY, 3])  # asked for after the NaN row, not at it
         assert float(np.exp(row.astype(np.float64)).sum()) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_a_nan_row_leaves_no_pending_copy() -> None:
-    # given eight texts that share a stem, whose tails are copied for the trie together, and one of which gives NaN
+def test_a_bad_row_leaves_nothing_pending() -> None:
+    # given eight texts that share a stem, whose tails are copied for the trie in one go, and one of them is bad
     with troubled("hf", "llama", device="cpu", kv_dtype="q8") as case:
         model, stem = case.model, case.ids(1, 4)
         case.faults.bad_on = {case.guilty: np.nan}
         model.next_token_logprobs_sync(stem)
-        # when they are queried at once
+        # when they are asked for at once
         got = asyncio.run(outcomes(model, [[*stem, case.guilty if i == 3 else i + 60] for i in range(8)]))
         assert [isinstance(one, NonFiniteLogitsError) for one in got] == [i == 3 for i in range(8)]
-        # then the others are kept, and the copy of the bad one is not left behind
+        # then the others are kept, and the copy of the bad one does not stay behind
         assert [model.prefix_match([*stem, i + 60]).tokens for i in range(8)] == [4 if i == 3 else 5 for i in range(8)]
         settled(model)
         cache = engine_of(model).scheduler.cache

@@ -1,4 +1,4 @@
-"""Stop strings, whatever the tokens: compared with a naive search of the whole text after every character."""
+"""Stop strings, whatever the tokens: against a search that looks at the whole text after every character."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def longest_beginning(text: str, stops: Sequence[str]) -> int:
 
 
 @given(Stops, Pieces)
-def test_the_finder_agrees_with_a_naive_search_after_every_character(stops: list[str], pieces: list[str]) -> None:
+def test_the_finder_agrees_with_looking_again_after_every_character(stops: list[str], pieces: list[str]) -> None:
     finder, text = StopFinder(stops), ""
     for piece in pieces:
         found = finder.feed(piece)
@@ -54,7 +54,7 @@ def test_the_finder_agrees_with_a_naive_search_after_every_character(stops: list
 
 
 @given(Stops, st.text(LETTERS, max_size=30), st.data())
-def test_a_stream_shows_the_text_before_the_stop_however_it_is_split_into_tokens(
+def test_what_a_stream_shows_is_the_text_before_the_stop_however_it_is_cut_into_tokens(
     stops: list[str], text: str, data: st.DataObject
 ) -> None:
     # given tokens that may begin and end inside characters
@@ -74,7 +74,7 @@ def test_a_stream_shows_the_text_before_the_stop_however_it_is_split_into_tokens
         stream.record(SCORES, 0)
         stream.deliver()
         shown = "".join(run.text for run in runs)
-        # then only text before the stop string is shown
+        # then nothing is shown that is not before the stop string
         assert text.startswith(shown)
         assert cut is None or len(shown) <= cut
     if cut is None:
@@ -89,13 +89,13 @@ def test_a_stream_shows_the_text_before_the_stop_however_it_is_split_into_tokens
     assert ids == list(range(len(ids)))
 
 
-def test_a_stop_string_that_occurs_only_in_the_prompt_stops_nothing() -> None:
+def test_a_stop_string_that_stands_in_the_prompt_alone_stops_nothing() -> None:
     prompt = [ord(c) for c in "stop here stop"]
     with fake_model() as model:
         options = GenerationOptions(max_tokens=20, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
         said = "".join(r.text for r in model.generate_sync(prompt, options))
         first = int(reference(prompt).argmax())
-        # a stop string that the last token of the prompt and the first of the answer would form
+        # a stop string that the last token of the prompt and the first of the answer would make up
         joined = "p" + bytes([first]).decode(errors="replace")
         again = GenerationOptions(
             max_tokens=20, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0, stop=("stop here", joined)
@@ -113,7 +113,7 @@ def test_a_stop_string_that_is_never_complete_loses_nothing() -> None:
         assert [r.token_id for r in model.generate_sync([1, 2, 3], held)] == [r.token_id for r in whole]
 
 
-def test_the_branches_of_a_request_share_the_memory_for_a_long_stop_string() -> None:
+def test_the_branches_of_a_request_share_what_is_made_of_a_long_stop_string() -> None:
     options = GenerationOptions(max_tokens=2, ignore_eos=True, top_k=0, stop=("x" * 5000,))
 
     async def peak(model: LanguageModel, branches: int) -> int:

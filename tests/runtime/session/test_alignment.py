@@ -1,4 +1,4 @@
-"""The alignment of two token sequences by their text."""
+"""Where two token sequences say the same."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ def said(ids: list[int]) -> bytes:
 
 
 @given(held=IDS, full=IDS)
-def test_the_alignment_is_the_longest_common_text_that_ends_at_a_token_boundary_of_both(
-    held: list[int], full: list[int]
-) -> None:
+def test_it_is_the_longest_beginning_that_ends_with_a_token_in_both(held: list[int], full: list[int]) -> None:
     found = aligned(held, full, PIECES.__getitem__)
     assert said(held[: found.held]) == said(full[: found.full])
     pairs = [(h, f) for h in range(len(held) + 1) for f in range(len(full) + 1) if said(held[:h]) == said(full[:f])]
     assert len(said(held[: found.held])) == max(len(said(held[:h])) for h, _ in pairs)
     assert (found.held, found.full) in pairs
-    assert not held[found.held :] or PIECES[held[found.held]]  # tokens without bytes belong to the text before them
+    assert not held[found.held :] or PIECES[held[found.held]]  # what has no bytes stays with what was said
 
 
 @given(held=IDS, more=IDS)
-def test_a_continued_sequence_is_aligned_in_full(held: list[int], more: list[int]) -> None:
+def test_what_goes_on_is_taken_whole(held: list[int], more: list[int]) -> None:
     found = aligned(held, [*held, *more], PIECES.__getitem__)
     assert found.held == len(held)
     assert said(([*held, *more])[found.full :]) == said(more)
 
 
-def test_another_tokenisation_of_the_same_text_is_aligned() -> None:
+def test_another_cut_of_the_same_text_is_the_same() -> None:
     found = aligned([0, 1, 0], [4, 1], PIECES.__getitem__)  # a b a, aba b
     assert (found.held, found.full) == (3, 1)
     found = aligned([0, 1, 0], [0, 3, 1], PIECES.__getitem__)  # a b a, a ba b

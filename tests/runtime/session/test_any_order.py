@@ -1,4 +1,4 @@
-"""Sessions under any order of steps, compared with a list of ids."""
+"""Sessions in any order of steps, beside a list of ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime import Session
 from tests.runtime.session.subjects import Subject, greedy, subject
 
 LIMIT = 40
-TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=12)  # few distinct tokens, so that paths share prefixes
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=12)  # few tokens: paths meet
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("ensure"), TOKENS),
@@ -33,7 +33,7 @@ STEPS = st.lists(
 
 @dataclass(slots=True)
 class Naive:
-    """The reference model of a session."""
+    """A session as one would write it on paper."""
 
     ids: list[int] = field(default_factory=list)
     prefix: int = 0
@@ -48,7 +48,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Subject]:
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(steps=STEPS)
-def test_a_session_behaves_like_a_list_of_ids_under_any_steps(case: Subject, steps: list[tuple[str, object]]) -> None:
+def test_a_session_is_a_list_of_ids(case: Subject, steps: list[tuple[str, object]]) -> None:
     from runtime import SessionConfig
 
     pairs = [(case.model.open_session(SessionConfig(limit=LIMIT)), Naive())]
@@ -82,7 +82,7 @@ def test_a_session_behaves_like_a_list_of_ids_under_any_steps(case: Subject, ste
 
 
 def play(case: Subject, session: Session, naive: Naive, what: str, argument: object) -> int | None:
-    """Applies one step to both; returns the number of tokens that the session reports as computed."""
+    """One step on both; what the session says that it computed."""
     room = LIMIT - len(naive.ids)
     if what in ("ensure", "regrow"):
         assert isinstance(argument, list)

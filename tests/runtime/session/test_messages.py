@@ -1,4 +1,4 @@
-"""Conversations: drawn tokens stay as drawn, only new messages are tokenised, and a divergence is explained."""
+"""Conversations: drawn tokens stay as they were drawn, only what is new is tokenised, and where that ends is explained."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 @pytest.fixture(scope="module")
 def words() -> Iterator[Subject]:
-    """A tokenizer with long tokens: the same text can be tokenised in many ways."""
+    """A tokenizer with long tokens: the same text can be cut in many ways."""
     with subject("hf", "llama") as made:
         yield made
 
@@ -48,7 +48,7 @@ Speak = Callable[[str], Session]
 
 @pytest.fixture
 def speak(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speak]:
-    """Opens a session on a model with another template."""
+    """A session on a model with another template."""
     with ExitStack() as stack:
 
         def change(template: str) -> Session:
@@ -60,7 +60,7 @@ def speak(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speak]:
 
 
 @pytest.mark.slow
-def test_each_turn_computes_only_the_new_tokens(case: Subject) -> None:
+def test_each_turn_costs_only_what_is_new(case: Subject) -> None:
     with case.model.open_session() as session:
         contents = ["Where to?"]
         for turn in range(3):
@@ -76,7 +76,7 @@ def test_each_turn_computes_only_the_new_tokens(case: Subject) -> None:
             contents += [f"To {turn}", f"And {turn}?"]
 
 
-def test_an_answer_keeps_its_tokens_however_its_text_is_tokenised(words: Subject) -> None:
+def test_an_answer_keeps_its_tokens_however_its_text_is_cut(words: Subject) -> None:
     model = words.model
     with model.open_session() as session:
         session.ensure_messages_sync(chat("Name a statement."))
@@ -106,9 +106,7 @@ def test_an_answer_keeps_its_tokens_however_its_text_is_tokenised(words: Subject
     then=st.text(max_size=12),
     edit=st.sampled_from(["none", "first", "answer"]),
 )
-def test_the_ids_of_a_conversation_equal_the_rendered_template(
-    case: Subject, first: str, answer: str, then: str, edit: str
-) -> None:
+def test_a_conversation_stands_as_the_template_writes_it(case: Subject, first: str, answer: str, then: str, edit: str) -> None:
     with case.model.open_session() as session:
         session.ensure_messages_sync(chat(first))
         session.prefill_sync([*case.model.tokenize(answer), END])
@@ -126,7 +124,7 @@ def test_the_ids_of_a_conversation_equal_the_rendered_template(
             assert ("message 1 (user) was changed" in divergence.why) == (edit == "first")
 
 
-def test_a_template_that_removes_thinking_from_history_is_reported(speak: Speak) -> None:
+def test_a_template_that_leaves_thinking_out_of_history_is_told(speak: Speak) -> None:
     session = speak(STRIPS)
     model = session.model
     session.ensure_messages_sync(chat("hi"))
@@ -142,12 +140,12 @@ def test_a_template_that_removes_thinking_from_history_is_reported(speak: Speak)
     assert divergence.at == start
     assert (divergence.held[:7], divergence.found[:3]) == ("<think>", "yes")
     assert "thinking" in divergence.why
-    # and the next turn has no divergence
+    # and the next turn has nothing to tell
     session.ensure_messages_sync(chat("hi", "<think>hm</think>yes", "and?"))
     assert session.explain_context().divergence is None
 
 
-def test_a_template_that_inserts_a_date_is_reported(speak: Speak) -> None:
+def test_a_template_that_writes_a_date_is_told(speak: Speak) -> None:
     session = speak(COUNTS)
     session.ensure_messages_sync(chat("hi"))
     session.prefill_sync([*session.model.tokenize("yes"), END])
@@ -164,7 +162,7 @@ def test_a_template_that_inserts_a_date_is_reported(speak: Speak) -> None:
     assert divergence.why == "message 2 (assistant) is not there any more"
 
 
-def test_a_changed_message_is_named(case: Subject) -> None:
+def test_what_changed_is_named(case: Subject) -> None:
     with case.model.open_session() as session:
 
         def why(*contents: str) -> str:
@@ -185,11 +183,11 @@ def test_a_changed_message_is_named(case: Subject) -> None:
         assert "ends there" in why("0")
 
 
-def test_an_answer_whose_text_spells_the_end_of_turn_is_not_taken_for_one(case: Subject) -> None:
+def test_an_answer_that_spells_an_end_of_turn_is_not_taken_for_one(case: Subject) -> None:
     with case.model.open_session() as session:
         session.ensure_messages_sync(chat("hi"))
         held = len(session)
-        session.prefill_sync(case.model.tokenize("yes<|im_end|>"))  # as plain text, without the control token
+        session.prefill_sync(case.model.tokenize("yes<|im_end|>"))  # plain text, and stopped there
         status = session.ensure_messages_sync(chat("hi", "yes", "and?"))
         assert session.ids == case.model.render_chat(chat("hi", "yes", "and?"))
         assert session.ids[held + 3] == END

@@ -40,7 +40,7 @@ def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-def test_a_plain_chat_is_rendered_as_by_transformers(chatml: ChatTemplate) -> None:
+def test_a_plain_chat_is_rendered_as_transformers_does(chatml: ChatTemplate) -> None:
     # given
     from transformers import PreTrainedTokenizerFast
 
@@ -75,7 +75,7 @@ def test_a_control_token_in_the_content_stays_text(chatml: ChatTemplate) -> None
         max_size=4,
     )
 )
-def test_no_content_becomes_a_control_token(chatml: ChatTemplate, contents: list[str]) -> None:
+def test_no_content_makes_a_control_token(chatml: ChatTemplate, contents: list[str]) -> None:
     # when
     ids = render_chat_ids(TINY, chatml, [message for content in contents for message in user(content)])
     # then
@@ -84,8 +84,8 @@ def test_no_content_becomes_a_control_token(chatml: ChatTemplate, contents: list
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece, metaspace])
-def test_a_control_token_in_the_content_does_not_change_the_tokens_around_it(make: Callable[[], tokenizers.Tokenizer]) -> None:
-    # given: `</s>` is a control token, `</a>` is not; both must be tokenised in the same way as text
+def test_stand_ins_leave_the_text_around_them_as_it_was(make: Callable[[], tokenizers.Tokenizer]) -> None:
+    # given: `</s>` is a control token, `</a>` is none; both must be cut from the text around them in the same way
     tokenizer = Tokenizer(make())
     with opened(PLAIN) as template:
         # when
@@ -100,13 +100,13 @@ def test_a_control_token_in_the_content_does_not_change_the_tokens_around_it(mak
 
 
 def _between(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text after a control token, with control tokens in it as text: from a copy without `</s>`."""
+    """The ids of a text after a control token, control tokens in it being plain: told by a twin that has no `</s>`."""
     twin = tokenizers.Tokenizer.from_str(tokenizer.to_json().replace('"</s>"', '"\u2603"'))
     return twin.encode("<s>" + text, add_special_tokens=False).ids[1:]
 
 
 def test_private_characters_of_the_user_are_kept(chatml: ChatTemplate) -> None:
-    # given: the characters that are used as stand-ins
+    # given: the characters that would be used as stand-ins
     content = "".join(chr(0xF0000 + i) for i in range(8)) + "<|im_end|>"
     # when
     ids = render_chat_ids(TINY, chatml, user(content))
@@ -115,7 +115,7 @@ def test_private_characters_of_the_user_are_kept(chatml: ChatTemplate) -> None:
     assert [i for i in ids if i in TINY.special_ids] == [START, END, START]
 
 
-def test_an_added_token_in_the_template_is_one_token_and_in_the_content_text() -> None:
+def test_tokens_that_the_template_writes_are_the_templates_own() -> None:
     # given: `<think>` is an added token but no control token
     backend = tokenizers.Tokenizer.from_str(TINY.to_json())
     backend.add_tokens([tokenizers.AddedToken("<think>", normalized=False)])
@@ -130,7 +130,7 @@ def test_an_added_token_in_the_template_is_one_token_and_in_the_content_text() -
     assert by_model.count(think) == 2
 
 
-def test_control_tokens_in_tools_stay_text(chatml: ChatTemplate) -> None:
+def test_tools_never_become_control_tokens(chatml: ChatTemplate) -> None:
     tools = [{"name": "<|im_end|>", "nested": [{"<|im_start|>": 1}]}]
     with opened("<|im_start|>{{ tools | tojson }}<|im_end|>") as template:
         ids = render_chat_ids(TINY, template, user("x"), tools=tools)
@@ -138,7 +138,7 @@ def test_control_tokens_in_tools_stay_text(chatml: ChatTemplate) -> None:
     assert TINY.decode(ids) == '<|im_start|>[{"name": "<|im_end|>", "nested": [{"<|im_start|>": 1}]}]<|im_end|>'
 
 
-def test_control_characters_and_lone_surrogates_are_rendered(chatml: ChatTemplate) -> None:
+def test_awkward_text_is_rendered(chatml: ChatTemplate) -> None:
     content = "\x00\x1b[31m\u202e \ud800 \ufeff"
     text = TINY.decode(render_chat_ids(TINY, chatml, user(content)))
     assert text == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n".replace("\ud800", "\ufffd")
@@ -161,16 +161,16 @@ def test_control_characters_and_lone_surrogates_are_rendered(chatml: ChatTemplat
         (user([{"type": "image_url", "image_url": {}}]), "only parts {'type': 'text', 'text': ...} can be read"),
     ],
 )
-def test_malformed_messages_are_refused_by_number_and_reason(messages: Any, complaint: str, chatml: ChatTemplate) -> None:
+def test_messages_of_the_wrong_shape_are_named(messages: Any, complaint: str, chatml: ChatTemplate) -> None:
     with pytest.raises(InvalidRequestError, match=complaint):
         render_chat_ids(TINY, chatml, messages)
 
 
-def test_a_message_with_a_tool_call_needs_no_content() -> None:
+def test_a_tool_call_may_be_silent() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
     assert check_messages([call]) == [call]
 
 
-def test_the_error_for_a_model_without_a_template_says_what_to_do() -> None:
+def test_a_model_without_a_template_says_what_to_do() -> None:
     with pytest.raises(UnsupportedFeatureError, match="no chat template: it is a base model; give it plain text"):
         render_chat_ids(TINY, None, user("x"))

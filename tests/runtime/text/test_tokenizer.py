@@ -24,11 +24,11 @@ SHARED = Tokenizer(byte_level())
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_spelling_of_a_vocabulary_is_recognised(name: str) -> None:
+def test_the_spelling_is_recognised(name: str) -> None:
     assert spelling_of(MAKERS[name]()) == name
 
 
-def test_a_metaspace_vocabulary_is_spelt_like_sentencepiece() -> None:
+def test_a_metaspace_vocabulary_is_sentencepieces() -> None:
     assert spelling_of(metaspace()) == "sentencepiece"
 
 
@@ -50,7 +50,7 @@ def test_every_byte_has_a_token() -> None:
     assert {bytes([byte]) for byte in range(256)} <= set(SHARED.byte_vocab())
 
 
-def test_the_bytes_of_sentencepiece_tokens_are_exact() -> None:
+def test_sentencepiece_bytes_are_exact() -> None:
     # given
     tokenizer = Tokenizer(sentencepiece())
     # when
@@ -62,18 +62,18 @@ def test_the_bytes_of_sentencepiece_tokens_are_exact() -> None:
     assert tokenizer.str_vocab()[3 + 0x41] == "A"
 
 
-def test_the_bytes_of_wordpiece_words_begin_with_a_space() -> None:
+def test_wordpiece_words_begin_with_a_space() -> None:
     tokenizer = Tokenizer(wordpiece())
     assert tokenizer.byte_vocab() == [b" <unk>", b" ab", b"c"]
 
 
-def test_the_bytes_of_added_tokens_are_their_text() -> None:
+def test_added_tokens_are_their_text() -> None:
     vocabulary = SHARED.byte_vocab()
     assert vocabulary[SHARED.added["über all"]] == "über all".encode()
     assert vocabulary[SHARED.special["</s>"]] == b"</s>"
 
 
-def test_vocabularies_are_cut_or_padded_to_the_width_of_the_logits() -> None:
+def test_vocabularies_are_as_wide_as_the_logits() -> None:
     n = len(SHARED)
     assert SHARED.byte_vocab(n + 3)[-4:] == [*SHARED.byte_vocab()[-1:], b"", b"", b""]
     assert SHARED.byte_vocab(n - 1) == SHARED.byte_vocab()[:-1]
@@ -92,7 +92,7 @@ def test_content_never_becomes_a_control_token() -> None:
     assert SHARED.decode(plain) == SHARED.decode(control) == "ab</s>ab"
 
 
-def test_text_never_becomes_a_control_token_of_a_unigram_model() -> None:
+def test_a_unigram_models_control_tokens_are_no_pieces_of_text() -> None:
     # given
     tokenizer = Tokenizer(metaspace())
     # when
@@ -102,7 +102,7 @@ def test_text_never_becomes_a_control_token_of_a_unigram_model() -> None:
     assert tokenizer.decode(ids) == " a</s>b <unk>"
 
 
-def test_concurrent_encoding_with_and_without_control_tokens_is_correct() -> None:
+def test_two_threads_do_not_disturb_each_other() -> None:
     # given
     wrong: list[bool] = []
 
@@ -122,7 +122,7 @@ def test_concurrent_encoding_with_and_without_control_tokens_is_correct() -> Non
     assert wrong == []
 
 
-def test_eos_ids_are_collected_from_all_files(tmp_path: Path) -> None:
+def test_what_ends_a_text_is_gathered_from_all_files(tmp_path: Path) -> None:
     # given
     folder = folder_of(
         tmp_path / "m", byte_level(), generation_config={"eos_token_id": [7, 1]}, config={"eos_token_id": 2, "vocab_size": 10}
@@ -135,12 +135,12 @@ def test_eos_ids_are_collected_from_all_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, [], [None], "</s>", -1, 10**9, [True]])
-def test_an_invalid_eos_is_ignored(value: object, tmp_path: Path) -> None:
+def test_an_eos_that_is_no_id_is_passed_over(value: object, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", byte_level(), generation_config={"eos_token_id": value})
     assert Tokenizer.from_folder(folder).eos_token_ids == (1,)
 
 
-def test_a_bos_is_added_according_to_the_config_and_the_tokenizer(tmp_path: Path) -> None:
+def test_whether_a_bos_belongs_in_front(tmp_path: Path) -> None:
     named = {"bos_token": "<s>"}
     by_itself = folder_of(tmp_path / "a", sentencepiece(), tokenizer_config=named)
     told_not_to = folder_of(tmp_path / "b", sentencepiece(), tokenizer_config={**named, "add_bos_token": False})
@@ -163,15 +163,15 @@ def test_a_bos_is_added_according_to_the_config_and_the_tokenizer(tmp_path: Path
         byte_level().to_str().replace('"ab":259', '"ab":4000000000'),
     ],
 )
-def test_an_invalid_tokenizer_file_is_one_clear_error(text: str, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_none_is_one_clear_error(text: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", text)
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json") as refused:
         Tokenizer.from_folder(folder)
     assert "\n" not in str(refused.value)
 
 
-def test_a_tokenizer_file_on_which_the_library_panics_is_one_clear_error(tmp_path: Path) -> None:
-    # given: a pattern on which the library panics, with a BaseException that `except Exception` misses
+def test_a_tokenizer_that_panics_is_one_clear_error(tmp_path: Path) -> None:
+    # given: a pattern the library panics on, a BaseException that `except Exception` misses
     import json
 
     layout = json.loads(byte_level().to_str())
@@ -193,7 +193,7 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
         Tokenizer.from_folder(folder)
 
 
-def test_truncation_and_padding_in_the_file_are_disabled(tmp_path: Path) -> None:
+def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
     backend = byte_level()
     backend.enable_truncation(4)
     backend.enable_padding(length=8)

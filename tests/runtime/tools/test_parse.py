@@ -1,4 +1,4 @@
-"""Tool calls in answers: the formats of the families, malformed ones, hostile ones, and the same in a stream."""
+"""Calls in answers: the forms of the families, malformed ones, hostile ones, and the same while they stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOOLS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("form", "text"), [("hermes", HERMES), ("llama3", LLAMA), ("mistral", MISTRAL), ("mistral", MISTRAL_NAMED)]
 )
-def test_each_format_is_read_by_its_name_and_by_detection(form: CallFormat, text: str) -> None:
+def test_each_form_is_read_by_its_name_and_by_itself(form: CallFormat, text: str) -> None:
     for chosen in (form, "auto"):
         found = parse_tool_calls(text, chosen)
         assert found.text == ""
@@ -54,13 +54,13 @@ def test_each_format_is_read_by_its_name_and_by_detection(form: CallFormat, text
         ('<tool_call>{"type": "function", "function": {"name": "f", "arguments": "{\\"a\\": 1}"}}</tool_call>', "", ["f"]),
     ],
 )
-def test_calls_are_removed_and_the_text_around_them_is_kept(text: str, outside: str, names: list[str]) -> None:
+def test_text_is_kept_and_calls_are_taken_out(text: str, outside: str, names: list[str]) -> None:
     found = parse_tool_calls(text)
     assert found.text == outside
     assert [call.name for call in found.calls] == names
 
 
-def test_call_ids_are_the_models_own_or_distinct_and_reproducible() -> None:
+def test_ids_are_the_models_own_or_nine_digits_that_differ() -> None:
     assert parse_tool_calls(MISTRAL).calls[0].id == "abcdefghi"
     assert parse_tool_calls("[TOOL_CALLS]f[CALL_ID]c12345678[ARGS]{}").calls[0].id == "c12345678"
     made = [call.id for call in parse_tool_calls(HERMES * 2).calls]
@@ -137,13 +137,13 @@ def test_hostile_answers_end_in_a_typed_error_or_as_text(name: str, step: int | 
     else:
         said = "" if seen == text else "x" * 1000
     assert len(said) < 1000
-    assert time.process_time() - before < 60  # it took 0.3 s; quadratic time would take minutes
+    assert time.process_time() - before < 60  # it took 0.3 s; what is quadratic here takes minutes
 
 
 @pytest.mark.parametrize(
     "text", ["Hi " + HERMES + "\n" + HERMES + " <tool", f"{LLAMA};{LLAMA} ok", f" {MISTRAL}{MISTRAL_NAMED}x"]
 )
-def test_reading_in_pieces_equals_reading_at_once(text: str) -> None:
+def test_piece_by_piece_it_is_the_same_as_at_once(text: str) -> None:
     # given
     whole = parse_tool_calls(text)
     for seed in range(20):
@@ -160,7 +160,7 @@ def test_reading_in_pieces_equals_reading_at_once(text: str) -> None:
         assert tuple(call for part in seen for call in part.calls) == whole.calls
 
 
-def test_a_stream_returns_text_at_once_and_a_call_when_it_is_complete() -> None:
+def test_while_it_streams_a_call_shows_when_it_is_complete_and_text_at_once() -> None:
     reader = ToolCallReader(tools=TOOLS)
     assert reader.feed("Let me see. <tool").text == "Let me see. "
     for char in '_call>{"name": "clock", "arguments": {}}</tool_call':
@@ -172,7 +172,7 @@ def test_a_stream_returns_text_at_once_and_a_call_when_it_is_complete() -> None:
         reader.feed("and on")
 
 
-def test_calls_are_checked_against_the_offered_tools() -> None:
+def test_calls_are_compared_with_the_definitions_that_were_offered() -> None:
     assert parse_tool_calls(HERMES, tools=TOOLS).calls[0].name == "weather"
     assert parse_tool_calls(LLAMA, tools=[{"name": "weather"}]).calls[0].name == "weather"
     with pytest.raises(ToolCallError, match=r"weather needs city \(given: days\)"):
@@ -192,12 +192,12 @@ def test_calls_are_checked_against_the_offered_tools() -> None:
         ([{"name": "f"}, {"name": "f"}], "tool 2: another one is called 'f'"),
     ],
 )
-def test_invalid_tool_definitions_are_refused(tools: Any, says: str) -> None:
+def test_bad_definitions_are_refused(tools: Any, says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
         parse_tool_calls("text", tools=tools)
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="did you mean 'hermes'"):
         parse_tool_calls("text", "herms")  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(InvalidRequestError, match="an answer is a text, not bytes"):
@@ -205,7 +205,7 @@ def test_invalid_arguments_are_refused() -> None:
 
 
 @given(st.text(alphabet='<tool_call>/{}[]"name: \\,;TOL_CAS|python_tag', max_size=200))
-def test_any_text_is_returned_parsed_or_refused_with_a_typed_error(text: str) -> None:
+def test_any_text_is_text_or_a_typed_error(text: str) -> None:
     try:
         found = parse_tool_calls(text)
     except ToolCallError:
@@ -213,7 +213,7 @@ def test_any_text_is_returned_parsed_or_refused_with_a_typed_error(text: str) ->
     assert found.calls or found.text == text
 
 
-def test_an_answer_is_converted_into_a_message() -> None:
+def test_an_answer_goes_back_as_a_message() -> None:
     message = parse_tool_calls("Look: " + MISTRAL).message()
     function = {"name": "weather", "arguments": {"city": "Rom", "days": 2}}
     called = [{"type": "function", "id": "abcdefghi", "function": function}]
@@ -232,7 +232,7 @@ def test_an_answer_is_converted_into_a_message() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_call_has_the_span_of_its_text_also_in_a_stream(text: str, written: list[str], size: int) -> None:
+def test_a_call_says_where_it_stands_also_while_it_comes(text: str, written: list[str], size: int) -> None:
     reader, calls = ToolCallReader(), list[ToolCall]()
     for at in range(0, len(text), size):
         calls += reader.feed(text[at : at + size]).calls

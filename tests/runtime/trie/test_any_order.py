@@ -14,7 +14,7 @@ names = st.sampled_from(["base", "adapter"])
 
 
 class StrictTrie(Trie):
-    """Compares every eviction with a naive one: leaf by leaf, oldest first, and no more than needed."""
+    """Holds every eviction against a naive one: leaf by leaf, the oldest first, until there is enough and not one more."""
 
     def evict(self, size: int, *, spared: object = None) -> int:
         nodes = list(self.nodes())
@@ -27,7 +27,7 @@ class StrictTrie(Trie):
 
 
 def oldest(nodes: list[Node], size: int) -> list[Node]:
-    """The nodes that must be evicted to free so many bytes."""
+    """What must go for so many bytes."""
     gone: list[Node] = []
     while sum(node.nbytes for node in gone) < size:
         left = [node for node in nodes if node not in gone]
@@ -39,9 +39,9 @@ def oldest(nodes: list[Node], size: int) -> list[Node]:
 
 
 class TrieMachine(RuleBasedStateMachine):
-    """Random operations compared with a dictionary: (namespace, path) -> whether it can be resumed there.
+    """Random operations beside a dictionary: (namespace, path) -> whether one can go on there.
 
-    The model knows which paths must be in the trie (leased ones) and which may be (stored, perhaps evicted since).
+    The model knows which paths must be held (leased ones) and which may be (stored, perhaps evicted since).
     """
 
     recurrent = False
@@ -56,7 +56,7 @@ class TrieMachine(RuleBasedStateMachine):
         return self.trie.match([(name, ids(path))]) == len(path)
 
     def longest(self, name: str, path: Path) -> int:
-        """The longest stored prefix that can be resumed, found one prefix at a time."""
+        """The longest prefix that is there and can be resumed, worked out one prefix at a time."""
         return max(
             (n for n in range(1, len(path) + 1) if self.present(name, path[:n]) and self.resumable(name, path[:n])), default=0
         )
@@ -91,12 +91,12 @@ class TrieMachine(RuleBasedStateMachine):
             assert done.refused == len(path)
             assert self.trie.bytes == before
             return
-        if self.trie.evicted_bytes > evicted:  # only when the budget requires it
+        if self.trie.evicted_bytes > evicted:  # only where the budget asks for it
             assert before + (BYTES + SCORE) * len(path) + STATE > self.trie.budget
         reached = start + tuple(path[: done.already + done.stored])
         assert lease.length == len(reached)
         assert walk(lease.node) == reached
-        if done.refused:  # only when it cannot fit beside the leased bytes
+        if done.refused:  # only where it cannot fit beside what is leased
             assert (BYTES + SCORE) * done.refused + STATE > self.trie.budget - self.trie.leased_bytes
         for n in range(len(start) + 1, len(reached) + 1):
             self.stored[name, reached[:n]] = True
@@ -134,7 +134,7 @@ class TrieMachine(RuleBasedStateMachine):
             return
         check(self.trie)
         for name, path, lease in self.leases:
-            if lease.node.attached:  # leased paths are present
+            if lease.node.attached:  # what is leased is there
                 assert self.present(name, path)
             assert all(node.payload is not None for node in lease.node.path())
         attached = sum(n.nbytes for n in self.trie.nodes())
@@ -142,7 +142,7 @@ class TrieMachine(RuleBasedStateMachine):
         assert self.trie.bytes == attached + sum(cut_off.values())
         pinned = {id(n): n.nbytes for _, _, lease in self.leases for n in lease.node.path()}
         assert self.trie.leased_bytes == sum(pinned.values())
-        for node in self.trie.nodes():  # every node was stored at some time
+        for node in self.trie.nodes():  # nothing is there that was never stored
             assert (node.namespace, walk(node)) in self.stored
 
     def teardown(self) -> None:

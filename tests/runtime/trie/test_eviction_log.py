@@ -1,4 +1,4 @@
-"""The eviction log distinguishes evicted paths from paths that were never stored."""
+"""What was let go is told from what was never there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def root() -> Node:
 
 
 @given(paths, st.integers(0, 1 << 70), st.integers(0, 9))
-def test_digests_are_the_same_computed_at_once_or_token_by_token(path: tuple[int, ...], above: int, depth: int) -> None:
+def test_digests_come_in_one_sum_or_one_by_one(path: tuple[int, ...], above: int, depth: int) -> None:
     above %= 1 << 64
     at_once = prefix_digests("base", depth, above, ids(path)).tolist()
     for at, token in enumerate(path):
@@ -29,17 +29,17 @@ def test_digests_are_the_same_computed_at_once_or_token_by_token(path: tuple[int
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(paths, st.sampled_from(["a", "b"])), min_size=1, max_size=12), st.lists(paths, max_size=20))
-def test_the_log_knows_exactly_the_evicted_prefixes(
+def test_it_knows_what_was_evicted_and_nothing_else(
     kept: list[tuple[tuple[int, ...], str]], asked: list[tuple[int, ...]]
 ) -> None:
-    # given stored paths, split at each other's branches, when everything is evicted
+    # given paths that were held, cut at each other's branches, when everything is evicted
     trie = Trie(ToyOps(), 1 << 20)
     held = set()
     for path, namespace in kept:
         put(trie, path, namespace)
         held |= {(namespace, path[:n]) for n in range(1, len(path) + 1)}
     trie.evict(1 << 20)
-    # then each of their prefixes is logged as evicted under its own namespace, and no other path is
+    # then each of their prefixes is known for evicted, under its own namespace, and no other path is
     for path in [*asked, *(path for path, _ in kept)]:
         for namespace in ("a", "b"):
             for n in range(1, len(path) + 1):
@@ -59,7 +59,7 @@ def test_the_latest_reason_up_to_a_time_counts() -> None:
     assert record.why([("base", ids((1,)))], 0) == Lost.NO
 
 
-def test_cleared_paths_have_a_reason_of_their_own() -> None:
+def test_clearing_is_a_reason_of_its_own() -> None:
     trie = Trie(ToyOps(), 1 << 20)
     put(trie, (1, 2, 3))
     put(trie, (1, 2, 4))
@@ -68,12 +68,12 @@ def test_cleared_paths_have_a_reason_of_their_own() -> None:
     assert trie.cleared_bytes == 4 * BYTES
 
 
-def test_the_log_is_bounded_and_drops_its_oldest_entries() -> None:
+def test_the_record_is_bounded_and_the_oldest_goes() -> None:
     record, node = EvictionLog(limit=10), root()
     for first in range(8):
         record.note(node, "base", ids((first, 7, 7)), Lost.EVICTED)
     assert [record.why([("base", ids((first,)))], 99) for first in range(8)] == [Lost.NO] * 5 + [Lost.EVICTED] * 3
-    record.note(node, "base", ids(range(50, 100)), Lost.EVICTED)  # longer than the log: its first tokens are kept
+    record.note(node, "base", ids(range(50, 100)), Lost.EVICTED)  # longer than the record: its first tokens are kept
     assert record.why([("base", ids((50,)))], 99) == Lost.EVICTED
     assert record.why([("base", ids(range(50, 61)))], 99) == Lost.NO
 
@@ -85,7 +85,7 @@ def test_a_hundred_thousand_tokens_are_noted_at_once() -> None:
     assert trie.eviction_log.why([("base", ids(range(LIMIT)))], 99) == Lost.EVICTED
 
 
-def test_an_edge_keeps_its_depth_and_digest_after_a_split() -> None:
+def test_an_edge_knows_its_place_after_a_cut() -> None:
     trie = Trie(ToyOps(), 1 << 20)
     put(trie, (1, 2, 3, 4))
     (node,) = trie.nodes()

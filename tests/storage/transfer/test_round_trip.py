@@ -1,4 +1,4 @@
-"""Export and import: every node, number and place survives."""
+"""What goes out comes back: every node, number and place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BRANCHES = "SELECT tip_id - ?, node_id - ?, upto, steps_from_tip FROM branches W
 
 
 @EXPORTS
-def test_an_exported_session_is_imported_unchanged(path: Path, tmp_path: Path, export: Export) -> None:
+def test_a_session_comes_back_as_it_was(path: Path, tmp_path: Path, export: Export) -> None:
     session = with_store(path, branching)
     export(path, session, tmp_path / "out")
     imported = taken(path, tmp_path / "out")
@@ -37,7 +37,7 @@ def test_an_exported_session_is_imported_unchanged(path: Path, tmp_path: Path, e
 
 
 @EXPORTS
-def test_a_session_imported_elsewhere_equals_the_original(path: Path, tmp_path: Path, export: Export) -> None:
+def test_an_export_of_an_import_is_the_same_file_but_for_its_numbers(path: Path, tmp_path: Path, export: Export) -> None:
     session = with_store(path, branching)
     export(path, session, tmp_path / "a")
     other = tmp_path / "other" / "sessions.sqlite3"
@@ -49,7 +49,7 @@ def test_a_session_imported_elsewhere_equals_the_original(path: Path, tmp_path: 
 
 
 @EXPORTS
-def test_the_views_show_the_same_for_the_copy(path: Path, tmp_path: Path, export: Export) -> None:
+def test_the_views_say_the_same_of_the_copy(path: Path, tmp_path: Path, export: Export) -> None:
     session = with_store(path, branching)
     export(path, session, tmp_path / "out")
     [copy] = taken(path, tmp_path / "out").sessions
@@ -65,7 +65,7 @@ def test_the_views_show_the_same_for_the_copy(path: Path, tmp_path: Path, export
     assert len(seen(copy)[1]) == 4 + 10 + 5 + 2 + 3
 
 
-def test_an_import_does_not_replace_a_known_model(path: Path, tmp_path: Path) -> None:
+def test_what_is_known_here_is_not_replaced(path: Path, tmp_path: Path) -> None:
     session = with_store(path, branching)
     as_json(path, session, tmp_path / "out")
     text = (tmp_path / "out").read_text().replace('"name":"A"', '"name":"Mallory"')
@@ -74,7 +74,7 @@ def test_an_import_does_not_replace_a_known_model(path: Path, tmp_path: Path) ->
     assert with_store(path, lambda store: store.model("model-a")) == KNOWN
 
 
-def test_an_imported_copy_is_found_by_its_text(path: Path, tmp_path: Path) -> None:
+def test_the_copy_is_found_by_its_words(path: Path, tmp_path: Path) -> None:
     session = with_store(path, branching)
     as_json(path, session, tmp_path / "out")
     [copy] = taken(path, tmp_path / "out").sessions
@@ -82,7 +82,7 @@ def test_an_imported_copy_is_found_by_its_text(path: Path, tmp_path: Path) -> No
     assert [row.id for row in found] == [copy, session]
 
 
-def test_the_json_format_is_as_documented(path: Path, tmp_path: Path) -> None:
+def test_the_format_is_the_one_that_is_documented(path: Path, tmp_path: Path) -> None:
     session = with_store(path, branching)
     as_json(path, session, tmp_path / "out")
     made = json.loads((tmp_path / "out").read_text())
@@ -95,7 +95,7 @@ def test_the_json_format_is_as_documented(path: Path, tmp_path: Path) -> None:
     assert columns["logprob"] == {"dtype": "<f4", "shape": [2], "values": [-1.25, -1.25]}
 
 
-def test_an_answer_in_progress_is_exported_as_far_as_written(path: Path, tmp_path: Path) -> None:
+def test_an_answer_that_is_being_written_goes_out_as_far_as_it_is(path: Path, tmp_path: Path) -> None:
     async def write(store: SessionStore) -> int:
         session, user, _ = await chat(store)
         node = await store.add_node(NewNode(session, user, "assistant", status="open"))
@@ -116,7 +116,7 @@ def test_an_answer_in_progress_is_exported_as_far_as_written(path: Path, tmp_pat
 
 
 @EXPORTS
-def test_exporting_a_missing_session_leaves_no_file(path: Path, tmp_path: Path, export: Export) -> None:
+def test_a_session_that_is_not_there_leaves_no_file(path: Path, tmp_path: Path, export: Export) -> None:
     with_store(path, branching)
     with pytest.raises(UnknownRowError):
         export(path, 99, tmp_path / "out")
@@ -132,7 +132,7 @@ STATS = st.dictionaries(TEXTS.filter(lambda t: "\0" not in t), st.integers(-(1 <
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[tuple[NewNode, NewChunk | None]]:
-    """Nodes whose parents are indexes into the list."""
+    """Nodes whose parents are places in the list."""
     made: list[tuple[NewNode, NewChunk | None]] = []
     for number in range(draw(st.integers(1, 7))):
         parent = draw(st.none() | st.integers(0, number - 1)) if number else None
@@ -160,9 +160,7 @@ def any_tree(examples: int) -> settings:
 @EXPORTS
 @any_tree(2)
 @given(tree=trees())
-def test_any_tree_survives_the_round_trip(
-    path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewNode, NewChunk | None]]
-) -> None:
+def test_any_tree_comes_back(path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewNode, NewChunk | None]]) -> None:
     comes_back(path, tmp_path, export, tree)
 
 
@@ -170,7 +168,7 @@ def test_any_tree_survives_the_round_trip(
 @EXPORTS
 @any_tree(60)
 @given(tree=trees())
-def test_any_of_many_trees_survives_the_round_trip(
+def test_any_of_many_trees_comes_back(
     path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewNode, NewChunk | None]]
 ) -> None:
     comes_back(path, tmp_path, export, tree)
@@ -194,8 +192,8 @@ def comes_back(path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewN
 
 
 @pytest.mark.parametrize("export", [as_json, as_portable])
-def test_the_setup_of_a_session_is_exported_without_machine_specific_values(path: Path, tmp_path: Path, export: Export) -> None:
-    """Except values with a meaning on one machine, or for the ids of one store, alone."""
+def test_what_a_session_is_set_to_goes_with_it(path: Path, tmp_path: Path, export: Export) -> None:
+    """But for what means something on one machine, or with one store's numbers, alone."""
     kept = {"options": {"temperature": 0.25, "stop": ["\n"]}, "preset": "calm", "format": ["regex", "a+"], "guess": "off"}
     setup = {**kept, "adapters": [["/adapters/lora", "lora", 1.0, True]], "pruned": [[3, 0]]}
 
@@ -214,7 +212,7 @@ def test_the_setup_of_a_session_is_exported_without_machine_specific_values(path
     assert with_store(other, lambda store: store.session_setup(second)) == kept
 
 
-def test_an_invalid_setup_is_refused(path: Path, tmp_path: Path) -> None:
+def test_a_setup_that_is_none_is_refused(path: Path, tmp_path: Path) -> None:
     session = {"title": "A", "created": 1.0, "updated": 1.0, "pinned": False, "setup": [1]}
     text = f'{{"format": "elsewise.session", "version": 1,\n"session": {json.dumps(session)}, "nodes": []}}'
     (tmp_path / "bad.json").write_text(text)

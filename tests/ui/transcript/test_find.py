@@ -41,7 +41,7 @@ def test_a_match_begins_and_ends_inside_tokens_and_never_spans_turns() -> None:
 
 
 @given(pieces=st.lists(st.text("ab c", max_size=4), min_size=1, max_size=12), words=st.text("ab c", min_size=1, max_size=5))
-def test_the_selection_of_a_match_equals_the_searched_words(pieces: list[str], words: str) -> None:
+def test_what_is_selected_is_what_was_looked_for(pieces: list[str], words: str) -> None:
     one = said(1, *pieces)
     found = matches([one], words, template=False)
     assert len(found) == squeezed("".join(pieces)).count(squeezed(words))
@@ -51,14 +51,14 @@ def test_the_selection_of_a_match_equals_the_searched_words(pieces: list[str], w
         assert squeezed(match.words) == squeezed(words)
 
 
-def test_next_steps_through_the_matches_and_wraps_round(qtbot: QtBot, show: Show) -> None:
+def test_from_place_to_place_and_round(qtbot: QtBot, show: Show) -> None:
     # given a long session seen from its end
     transcript = show(long_session())
     told: list[tuple[int | None, int]] = []
     transcript.found_changed.connect(lambda place, total: told.append((place, total)))
-    # when words of its beginning are searched
+    # when words of its beginning are looked for
     transcript.look_for("word7 ")
-    # then there is one match in each turn, and the first one after the visible text is shown
+    # then there is one in each turn, and the first after what is in sight is shown
     assert told[-1][1] == 20
     assert transcript.tokens.selected_text == "word7 "
     # when going on past the last
@@ -69,7 +69,7 @@ def test_next_steps_through_the_matches_and_wraps_round(qtbot: QtBot, show: Show
     assert told[-1] == first
     transcript.find_next(-1)
     assert told[-1][0] == ((first[0] or 0) - 1) % 20
-    # when the search is cleared
+    # when nothing is looked for any more
     transcript.look_for("")
     assert told[-1] == (None, 0)
     assert transcript.tokens.selected_text == ""
@@ -77,8 +77,8 @@ def test_next_steps_through_the_matches_and_wraps_round(qtbot: QtBot, show: Show
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", Mode)
-def test_a_found_match_is_scrolled_into_sight(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
-    # given a machine so slow that each slice lays out almost nothing
+def test_what_was_found_is_in_sight(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
+    # given a machine that lays out next to nothing at a time
     monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", -1.0)
     monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", -1.0)
     transcript = show(long_session())
@@ -87,7 +87,7 @@ def test_a_found_match_is_scrolled_into_sight(qtbot: QtBot, show: Show, monkeypa
     transcript.set_text_scale(1.2)
     places: list[int | None] = []
     transcript.found_changed.connect(lambda place, _total: places.append(place))
-    # when words far away are searched before anything is laid out
+    # when words far away are looked for before anything is laid out
     transcript.look_for("word149")
     transcript.find_next(+1)
     settle(qtbot, transcript)
@@ -101,14 +101,14 @@ def test_a_found_match_is_scrolled_into_sight(qtbot: QtBot, show: Show, monkeypa
     assert pane.selected_text == "word149"
 
 
-def test_markdown_is_found_in_its_typeset_form(qtbot: QtBot, show: Show) -> None:
+def test_markdown_is_found_as_it_is_typeset(qtbot: QtBot, show: Show) -> None:
     words = ["Here", " is", " **bold", "** and so\non, cafe\u0301", "\n\n", "```\ncode here\n```"]
     transcript = show(session(turn(1, "assistant", run_of(words, [1.0] * len(words), Origin.SAMPLED))))
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)
     transcript.look_for("bold")
     assert transcript.read.selected_text == "bold"
-    for parted in ("is bold and", "SO on", "caf\xe9"):  # split by marks, by a line break; another form of the accent
+    for parted in ("is bold and", "SO on", "caf\xe9"):  # by marks, by a line break; another form of the accent
         transcript.look_for(parted)
         assert unicodedata.normalize("NFC", transcript.read.selected_text).lower() == parted.lower()
     transcript.look_for("code here")
@@ -117,7 +117,7 @@ def test_markdown_is_found_in_its_typeset_form(qtbot: QtBot, show: Show) -> None
     assert transcript.read.selected_text == ""
 
 
-def test_read_finds_its_visible_text_also_across_marks(qtbot: QtBot, show: Show) -> None:
+def test_read_finds_what_it_shows_also_across_marks(qtbot: QtBot, show: Show) -> None:
     told: list[tuple[int | None, int]] = []
     texts = [
         "he",
@@ -150,7 +150,7 @@ def test_read_finds_its_visible_text_also_across_marks(qtbot: QtBot, show: Show)
 
 
 @pytest.mark.parametrize("text", ["in `a*b` and", "five a\\*b more", "so:\n\n```c\nint a*b;\n```\n", "~~~\n`a*b`"])
-def test_characters_that_are_no_mark_split_words_in_read(qtbot: QtBot, show: Show, text: str) -> None:
+def test_what_is_no_mark_parts_words_in_read(qtbot: QtBot, show: Show, text: str) -> None:
     pieces = ["an a[b](https://example.org)\n\n", *text]
     transcript = show(session(turn(1, "assistant", run_of(pieces, [1.0] * len(pieces), Origin.SAMPLED))))
     told: list[tuple[int | None, int]] = []
@@ -165,7 +165,7 @@ def test_characters_that_are_no_mark_split_words_in_read(qtbot: QtBot, show: Sho
 @pytest.mark.parametrize(
     "text", ["Press ` now.\n\nThen **type the** word, and ` again.", "```c\nx\n     ```\n**type the** word"]
 )
-def test_code_blocks_end_at_the_same_place_for_the_search_as_in_read(qtbot: QtBot, show: Show, text: str) -> None:
+def test_code_ends_where_read_ends_it(qtbot: QtBot, show: Show, text: str) -> None:
     transcript = show(session(turn(1, "assistant", run_of([*text], [1.0] * len(text), Origin.SAMPLED))))
     told: list[tuple[int | None, int]] = []
     transcript.set_mode(Mode.READ)
@@ -176,7 +176,7 @@ def test_code_blocks_end_at_the_same_place_for_the_search_as_in_read(qtbot: QtBo
 
 
 @pytest.mark.parametrize(("role", "total"), [("system", 0), ("tool", 0), ("user", 1), ("assistant", 1)])
-def test_turns_that_are_not_loaded_yet_are_searched_in_the_form_of_the_mode(show: Show, role: str, total: int) -> None:
+def test_turns_before_those_shown_are_searched_as_they_will_be_shown(show: Show, role: str, total: int) -> None:
     view = replace(session(turn(2, "user", run_of(["Hi"], [1.0], Origin.TYPED))), earlier=1)
     transcript = show(view)
     told: list[int] = []
@@ -187,7 +187,7 @@ def test_turns_that_are_not_loaded_yet_are_searched_in_the_form_of_the_mode(show
     assert told[-1] == total
 
 
-def test_text_that_is_no_markdown_has_no_marks_in_read(qtbot: QtBot, show: Show) -> None:
+def test_what_is_no_markdown_has_no_marks_in_read(qtbot: QtBot, show: Show) -> None:
     transcript = show(session(turn(1, "tool", run_of(["a*b"], [1.0], Origin.TYPED))))
     told: list[tuple[int | None, int]] = []
     transcript.set_mode(Mode.READ)
@@ -198,7 +198,7 @@ def test_text_that_is_no_markdown_has_no_marks_in_read(qtbot: QtBot, show: Show)
         assert told[-1][1] == total
 
 
-def test_matches_in_streamed_tokens_are_found_by_the_next_step(show: Show) -> None:
+def test_what_streams_in_is_found_by_the_next_step(show: Show) -> None:
     transcript = show(session(turn(1, "assistant", run_of(["one", " needle"], [1.0] * 2, Origin.SAMPLED))))
     told: list[tuple[int | None, int]] = []
     transcript.found_changed.connect(lambda place, total: told.append((place, total)))

@@ -1,4 +1,4 @@
-"""Read mode: how text is cut into stretches, which stretches are final, and that no resource is loaded."""
+"""Read mode: what is cut, what is frozen, what is never opened."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def test_long_code_is_cut_at_lines() -> None:
     assert [each.start for each in cut[1:]] == [each.stop for each in cut[:-1]]
 
 
-def test_an_unclosed_fence_is_already_code() -> None:
+def test_an_open_fence_is_code_already() -> None:
     cut = list(stretches("Look:\n```py\nx = 1\n"))
     assert [s.code for s in cut] == [None, "x = 1"]
 
 
 @given(st.lists(st.sampled_from([*PARTS, "1. one\n", "~~~", "| a |\n", "x" * 9000])))
-def test_the_stretches_together_are_the_text(parts: list[str]) -> None:
+def test_the_stretches_are_the_text(parts: list[str]) -> None:
     text = "".join(parts)
     cut = list(stretches(text))
     assert [s.start for s in cut[1:]] == [s.stop for s in cut[:-1]]
@@ -98,7 +98,7 @@ def test_the_stretches_together_are_the_text(parts: list[str]) -> None:
 
 
 @given(st.lists(st.sampled_from(PARTS), min_size=2), st.data())
-def test_all_stretches_but_the_last_stay_the_same_while_text_arrives(parts: list[str], data: st.DataObject) -> None:
+def test_what_is_cut_off_stays_so_while_more_arrives(parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
     shorter = text[: data.draw(st.integers(0, len(text)))]
     frozen = list(stretches(shorter))[:-1]
@@ -106,7 +106,7 @@ def test_all_stretches_but_the_last_stay_the_same_while_text_arrives(parts: list
 
 
 @pytest.mark.slow
-def test_long_typed_text_is_cut_at_lines_and_selected_as_a_whole(qtbot: QtBot, show: Show) -> None:
+def test_long_typed_text_is_cut_at_lines_and_comes_back_whole(qtbot: QtBot, show: Show) -> None:
     text = "".join(f"line {i} of a pasted file\n" for i in range(900))
     transcript = show(session(turn(1, "user", run_of([text], [1.0], Origin.TYPED))))
     transcript.set_mode(Mode.READ)
@@ -118,8 +118,8 @@ def test_long_typed_text_is_cut_at_lines_and_selected_as_a_whole(qtbot: QtBot, s
 
 
 @pytest.mark.parametrize("blank", ["\n", " ", " \n"])
-def test_long_blank_text_is_cut_too(blank: str) -> None:
-    """In one piece it would be scanned again for each line, and Qt would take minutes to break its only line."""
+def test_what_is_blank_is_cut_too(blank: str) -> None:
+    """As a whole it is looked through again at each of its lines, and breaking its one line takes Qt minutes."""
     text, began = blank * 200_000 + "x", time.monotonic()
     cut = list(stretches(text))
     assert time.monotonic() - began < 10
@@ -131,7 +131,7 @@ def test_long_blank_text_is_cut_too(blank: str) -> None:
 
 
 def test_only_the_last_stretch_of_a_stream_is_rendered_again(qtbot: QtBot, show: Show) -> None:
-    # given an answer that streams
+    # given an answer that is being written
     half = ANSWER.index("Last")
     transcript = show(session(turn(2, "assistant", pieces(ANSWER[:half]), status=TurnStatus.STREAMING)))
     transcript.set_mode(Mode.READ)
@@ -141,12 +141,12 @@ def test_only_the_last_stretch_of_a_stream_is_rendered_again(qtbot: QtBot, show:
     # when more arrives
     transcript.append_tokens(2, pieces(ANSWER[half:]))
     qtbot.waitUntil(lambda: len(body.layout) > len(before), timeout=PATIENCE_MS)
-    # then the finished stretches are the same objects
+    # then what was finished is the same object
     after = [body.layout.document(number) for number in range(len(body.layout))]
     assert [a is b for a, b in zip(before[:-1], after, strict=False)] == [True] * (len(before) - 1)
 
 
-def test_typed_text_is_rendered_as_markdown_and_keeps_its_line_breaks(qtbot: QtBot, show: Show) -> None:
+def test_what_was_typed_is_markdown_too_and_keeps_its_lines(qtbot: QtBot, show: Show) -> None:
     typed = "# Trip\n\nGo to **Lisbon**\nby tram: <b>now</b>\n\n```python\nx = 1\n```\n"
     transcript = show(
         session(turn(1, "user", run_of([typed], [1.0], Origin.TYPED)), turn(2, "system", written("**as it is**")))
@@ -157,7 +157,7 @@ def test_typed_text_is_rendered_as_markdown_and_keeps_its_line_breaks(qtbot: QtB
     assert [layout.document(i).toPlainText() for i in range(2)] == ["Trip", "Go to Lisbon\nby tram: <b>now</b>"]
     assert layout.is_code(2)
     assert system.document(0).toPlainText() == "**as it is**"
-    # the copied text is the typed text
+    # what is copied is what was typed
     transcript.read.select_all()
     assert transcript.read.selected_text.startswith(typed.rstrip("\n"))
 
@@ -176,7 +176,7 @@ def test_a_long_answer_is_rendered_in_slices_and_keeps_its_end(qtbot: QtBot, sho
     assert bar.value() == bar.maximum() > 5000
 
 
-def test_selected_text_is_copied_in_its_rendered_form(qtbot: QtBot, reading: TranscriptView) -> None:
+def test_selecting_and_copying_gives_the_text_as_it_is_read(qtbot: QtBot, reading: TranscriptView) -> None:
     QTest.keyClick(reading.read, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
     QTest.keyClick(reading.read, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     copied = QGuiApplication.clipboard().text()
@@ -196,7 +196,7 @@ def test_dragging_selects(qtbot: QtBot, reading: TranscriptView) -> None:
     assert pane.selected_text == "Go to Lisbon, see the trams."
 
 
-def test_links_are_reported_only_for_web_and_mail_addresses(qtbot: QtBot, show: Show) -> None:
+def test_a_link_is_only_reported_and_only_if_it_leads_to_the_web_or_to_mail(qtbot: QtBot, show: Show) -> None:
     text = "[web](https://example.org/x) [mail](mailto:a@b.org) [file](file:///etc/passwd) [run](javascript:alert)"
     transcript = show(session(turn(2, "assistant", pieces(text))))
     transcript.set_mode(Mode.READ)
@@ -224,37 +224,37 @@ def test_a_block_of_code_can_be_copied(qtbot: QtBot, reading: TranscriptView) ->
 
 
 @pytest.mark.parametrize("line", ["x = 1\n", "x = 1 + "])
-def test_code_shown_in_several_parts_is_copied_as_a_whole(qtbot: QtBot, show: Show, line: str) -> None:
-    # given code longer than one part, cut at lines or, without line breaks, anywhere; between two other blocks
+def test_code_that_is_shown_in_parts_is_copied_whole(qtbot: QtBot, show: Show, line: str) -> None:
+    # given code longer than one part, cut at lines or, where there is none, anywhere; between two other pieces
     whole = (line * (220_000 // len(line))).rstrip("\n")
     transcript = show(session(turn(1, "assistant", pieces("```\nbefore\n```\n```py\n" + whole[:150_000], 60))))
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)
     pane = transcript.read
-    # and more of the code streams in while it is shown
+    # that goes on while it is shown
     transcript.append_tokens(1, pieces(whole[150_000:] + "\n```\n```\nbehind\n```", 60))
     box, bar = pane.page.boxes[0], pane.verticalScrollBar()
     qtbot.waitUntil(lambda: len(box.body.layout) == 5, timeout=PATIENCE_MS)
     settle(qtbot, transcript)
     qtbot.waitUntil(lambda: bar.maximum() > box.height - pane.viewport().height(), timeout=PATIENCE_MS)
-    # when each part is copied
+    # when each of the pieces is copied
     copied: list[str] = []
     transcript.copy_requested.connect(copied.append)
     for top in box.body.layout.tops()[:-1]:
         bar.setValue(box.top + top)
         at = box.top + top - bar.value() + 12
-        for x in (30, 40):  # a mouse without a move is ignored
+        for x in (30, 40):  # a mouse that has not moved is not heard
             QTest.mouseMove(pane.viewport(), pos=QPoint(pane.column()[0] + x, at))
         right = pane.column()[0] + pane.column()[1]
         QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(right - 20, at))
-    # then the code is copied as a whole from each of its parts
+    # then it comes whole, wherever it was pointed at
     assert copied == ["before", whole, whole, whole, "behind"]
 
 
 # ---- safety -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_resource_is_loaded_as_a_blank_picture(qapp: QApplication, tmp_path: Path) -> None:
+def test_every_resource_is_a_blank_picture(qapp: QApplication, tmp_path: Path) -> None:
     # given a real picture on disk
     picture = QImage(40, 40, QImage.Format.Format_RGB32)
     picture.fill(Qt.GlobalColor.red)
@@ -312,7 +312,7 @@ def test_a_rule_is_a_hairline(qapp: QApplication) -> None:
 
 
 @pytest.mark.parametrize("below", ["", "below"])
-def test_a_rule_is_no_higher_at_the_beginning_of_a_text(qapp: QApplication, below: str) -> None:
+def test_a_rule_is_no_higher_where_a_text_begins_with_it(qapp: QApplication, below: str) -> None:
     def height(source: str) -> float:
         return markdown_document(source, Faces(), LIGHT, 300).size().height()
 
@@ -326,17 +326,15 @@ SEEN = "aESC[31mb RLOevilPDF tag A ZWSPz\nend"
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("```python\n", "\n```\n")])
-def test_control_and_hidden_characters_are_made_visible_in_read(
-    qtbot: QtBot, show: Show, role: str, before: str, after: str
-) -> None:
+def test_what_would_hide_or_act_is_seen(qtbot: QtBot, show: Show, role: str, before: str, after: str) -> None:
     transcript = show(session(turn(2, role, run_of([before, HIDDEN, after], [1.0] * 3, Origin.SAMPLED))))
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)
     layout = transcript.read.page.boxes[0].body.layout
     typeset = layout.document(0).toPlainText()
-    shown = SEEN if before or role == "user" else SEEN.replace("\n", " ")  # markdown joins lines
+    shown = SEEN if before or role == "user" else SEEN.replace("\n", " ")  # in markdown a line goes on in the next
     assert shown in typeset
-    if before and role == "assistant":  # and *copy* of a block copies the original text
+    if before and role == "assistant":  # and what a block's *copy* takes is the model's own text
         assert transcript.read.page.boxes[0].body.code(0) == HIDDEN
 
 
@@ -345,7 +343,7 @@ def test_control_and_hidden_characters_are_made_visible_in_read(
     "text",
     ["x" * 200_000, "> " * 3000, "- " * 3000, "[" * 5000, "*" * 5000, "| " * 3000 + "\n" + "|-" * 3000, "\x1b\u202e" * 9],
 )
-def test_hostile_markdown_is_shown_without_failure(qtbot: QtBot, show: Show, text: str) -> None:
+def test_hostile_markdown_is_survived(qtbot: QtBot, show: Show, text: str) -> None:
     transcript = show(session(turn(2, "assistant", run_of([text], [1.0], Origin.SAMPLED))))
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)

@@ -21,18 +21,18 @@ from ui.widgets.visible import is_right_to_left, utf16_length, visible, visible_
         ("\ufeff", "BOM"),
     ],
 )
-def test_hidden_and_control_characters_are_replaced_by_their_names(hidden: str, shown: str) -> None:
+def test_what_would_hide_or_act_is_named(hidden: str, shown: str) -> None:
     assert visible(hidden).text == shown
 
 
 @pytest.mark.parametrize("text", ["plain", "tab\there", "line\nbreak", "👩\u200d👧", "❤\ufe0f", "نمی\u200cخواهم", "春天"])
-def test_joining_and_visible_characters_are_kept(text: str) -> None:
+def test_what_joins_or_is_visible_stays(text: str) -> None:
     assert visible(text).text == text
     assert not visible(text).codes
 
 
 @given(st.text(alphabet=st.characters(), max_size=40))
-def test_no_invisible_character_is_left_and_the_spans_of_the_codes_are_right(text: str) -> None:
+def test_nothing_invisible_is_left_and_the_codes_are_where_they_are_said_to_be(text: str) -> None:
     made = visible(text)
     assert visible(made.text).text == made.text
     outside = made.text
@@ -60,11 +60,11 @@ def test_lengths_are_those_of_utf16(text: str) -> None:
         ("é".encode(), "é"),
     ],
 )
-def test_any_token_has_a_visible_text(data: bytes, word: str) -> None:
+def test_any_token_has_a_word(data: bytes, word: str) -> None:
     assert visible_bytes(data) == word
 
 
-def test_right_to_left_scripts_are_recognised() -> None:
+def test_right_to_left_scripts_are_told_apart() -> None:
     assert is_right_to_left("abc مرحبا")
     assert is_right_to_left("שלום")
     assert not is_right_to_left("春天 é 😀")

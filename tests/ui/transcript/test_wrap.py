@@ -36,7 +36,7 @@ PIECES = [
     "x" * 90,
     "\t",
 ]
-CLEAR = [p for p in PIECES if p not in ("e\u0301", "\u200d")]  # Qt has no fixed place for marks between two directions
+CLEAR = [p for p in PIECES if p not in ("e\u0301", "\u200d")]  # marks over two directions: Qt puts them where it likes
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def table_of(tokens: Tokens, faces: Faces) -> LineTable:
 
 
 def lines_of(table: LineTable) -> list[str]:
-    """The text of each line."""
+    """What stands on each line."""
     return [table.text_of(i).text for i in range(len(table))]
 
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=60), st.integers(1, 7))
 @settings(max_examples=60, deadline=None)
-def test_streamed_tokens_are_wrapped_as_if_loaded_at_once(qapp: QApplication, texts: list[str], size: int) -> None:
+def test_streaming_wraps_as_if_all_had_been_there(qapp: QApplication, texts: list[str], size: int) -> None:
     faces = Faces()
     whole = tokens_of(texts)
     run = run_of(texts, [1.0] * len(texts), Origin.SAMPLED)
@@ -74,7 +74,7 @@ def test_streamed_tokens_are_wrapped_as_if_loaded_at_once(qapp: QApplication, te
 
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=60))
-@example([" مرحبا", *[" the"] * 6, *[" tram"] * 2, *["   "] * 9])  # the spaces at its end hang out at the left
+@example([" مرحبا", *[" the"] * 6, *[" tram"] * 2, *["   "] * 9])  # the spaces at its end stand out at the left
 @example([" the", "x" * 90, " the", " the", " the", "\t", "\n"])  # a tab that has no room hangs from its line
 @example([" the", "x" * 90, "\t", " the"])
 @settings(max_examples=60, deadline=None)
@@ -91,7 +91,7 @@ def test_no_character_is_lost_and_no_line_is_too_long(qapp: QApplication, texts:
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=40))
 @settings(max_examples=60, deadline=None)
-def test_every_drawn_token_is_found_at_its_place(qapp: QApplication, texts: list[str]) -> None:
+def test_every_token_that_is_drawn_is_found_where_it_is_drawn(qapp: QApplication, texts: list[str]) -> None:
     faces = Faces()
     tokens = tokens_of(texts)
     table = table_of(tokens, faces)
@@ -107,7 +107,7 @@ def test_every_drawn_token_is_found_at_its_place(qapp: QApplication, texts: list
 @given(st.lists(st.sampled_from(CLEAR), min_size=1, max_size=40))
 @example([" the"] * 9 + ["   "] * 9)  # spaces hang at a paragraph's end
 @example([" the"] * 9 + ["   "] * 5 + ["x" * 30])  # and at a line's
-@example([" مرحبا", "\n"])  # a newline is where the text continues: at the left
+@example([" مرحبا", "\n"])  # a newline stands where the text goes on: at the left
 @settings(max_examples=60, deadline=None)
 def test_no_token_hides_another_from_the_mouse(qapp: QApplication, texts: list[str]) -> None:
     faces = Faces()
@@ -120,7 +120,7 @@ def test_no_token_hides_another_from_the_mouse(qapp: QApplication, texts: list[s
             assert any(shaped.span_at(x) is span for x in places), span
 
 
-def test_words_are_not_broken_and_spaces_are_kept(faces: Faces) -> None:
+def test_words_are_kept_whole_and_spaces_are_kept(faces: Faces) -> None:
     tokens = tokens_of(["every", " sec", "ond", " bak", "ery", "  has", " a", " window", " seat", " in", " the", " sun"])
     table = table_of(tokens, faces)
     lines = lines_of(table)
@@ -134,7 +134,7 @@ def test_newlines_break_lines_and_a_closing_one_adds_none(faces: Faces) -> None:
     assert lines_of(table_of(tokens, faces)) == ["a", "", "b"]
 
 
-def test_a_right_to_left_paragraph_is_aligned_right_on_every_line(faces: Faces) -> None:
+def test_a_right_to_left_paragraph_stands_at_the_right_on_every_line(faces: Faces) -> None:
     tokens = tokens_of([" مرحبا", " بالعالم"] * 12 + ["\n", "left"])
     table = table_of(tokens, faces)
     assert len(table) > 3
@@ -144,7 +144,7 @@ def test_a_right_to_left_paragraph_is_aligned_right_on_every_line(faces: Faces) 
     assert ShapedLine(tokens, table, len(table) - 1, faces).spans[0].x0 == 0
 
 
-def test_line_of_finds_the_line_of_its_start_place(faces: Faces) -> None:
+def test_a_place_is_on_the_line_that_holds_it(faces: Faces) -> None:
     random.seed(7)
     tokens = tokens_of([random.choice(PIECES) for _ in range(400)])
     table = table_of(tokens, faces)
@@ -154,7 +154,7 @@ def test_line_of_finds_the_line_of_its_start_place(faces: Faces) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["x" * 1_000_000, "e" + "\u0301" * 20_000, "\x1b" * 30_000, "word " * 100_000])
-def test_very_long_tokens_are_wrapped(faces: Faces, text: str) -> None:
+def test_monstrous_tokens_are_survived(faces: Faces, text: str) -> None:
     tokens = tokens_of(["a", text, "b"])
     table = table_of(tokens, faces)
     assert table.done
@@ -162,7 +162,7 @@ def test_very_long_tokens_are_wrapped(faces: Faces, text: str) -> None:
         assert ShapedLine(tokens, table, line, faces).spans
 
 
-def test_wrapping_in_slices_gives_the_same_lines(faces: Faces) -> None:
+def test_wrapping_in_slices_comes_to_the_same_lines(faces: Faces) -> None:
     tokens = tokens_of([" word"] * 3000)
     sliced = LineTable(tokens, faces, WIDTH, template=False)
     steps = 0
@@ -209,7 +209,7 @@ def shaped_lines(table: LineTable, tokens: Tokens, faces: Faces) -> list[ShapedL
     return [ShapedLine(tokens, table, line, faces) for line in range(len(table))]
 
 
-def test_code_between_fences_is_monospaced_with_even_indentation(faces: Faces) -> None:
+def test_code_between_fences_has_letters_of_one_width_and_even_indentation(faces: Faces) -> None:
     tokens = tokens_of(CODE)
     table = table_of(tokens, faces)
     lines = shaped_lines(table, tokens, faces)
@@ -224,7 +224,7 @@ def test_code_between_fences_is_monospaced_with_even_indentation(faces: Faces) -
 
 
 @pytest.mark.parametrize("cuts", range(1, 12))
-def test_streamed_code_is_laid_out_as_loaded_code(faces: Faces, cuts: int) -> None:
+def test_code_that_streams_in_is_laid_out_as_code_that_was_there(faces: Faces, cuts: int) -> None:
     letters = [*"".join(CODE)]
     whole, grown = tokens_of(letters), tokens_of(letters[:cuts])
     table = table_of(grown, faces)

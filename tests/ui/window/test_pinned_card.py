@@ -35,7 +35,7 @@ def visit_of(bench: FakeWorkbench) -> int:
 
 
 async def pin(window: MainWindow, node: int, index: int = LISBON) -> PinnedCard:
-    """Clicks a token and returns its card."""
+    """A click on a token."""
     window.activateWindow()
     view = window.parts.transcript
     QTest.mouseClick(view.tokens.viewport(), Qt.MouseButton.LeftButton, pos=centre(view, node, index))
@@ -44,7 +44,7 @@ async def pin(window: MainWindow, node: int, index: int = LISBON) -> PinnedCard:
 
 
 def move(widget: QWidget, at: QPoint) -> None:
-    """Moves the mouse to a point of a widget."""
+    """The mouse comes to a point of a widget."""
     none = Qt.MouseButton.NoButton
     where = QPointF(at), QPointF(widget.mapToGlobal(at))
     QApplication.sendEvent(widget, QMouseEvent(QEvent.Type.MouseMove, *where, none, none, Qt.KeyboardModifier.NoModifier))
@@ -75,7 +75,7 @@ def test_a_click_pins_a_card_and_a_number_branches(in_window: Play, bench: FakeW
         assert card.isVisible()
         QTest.keyClick(card.field, Qt.Key.Key_Escape)
         assert not card.isVisible()
-        # every letter opens it likewise, as the first letter of a search
+        # every letter opens it likewise, as the first one of words
         for letter in "abcdefghijklmnopqrstuvwxyzV":
             QTest.keyClicks(window.parts.transcript.tokens, letter)
             assert card.field.hasFocus()
@@ -98,9 +98,7 @@ def test_a_click_pins_a_card_and_a_number_branches(in_window: Play, bench: FakeW
     in_window(scene)
 
 
-def test_return_in_the_text_focuses_the_field_with_typed_words_and_does_not_branch(
-    in_window: Play, bench: FakeWorkbench
-) -> None:
+def test_return_in_the_text_beside_words_that_are_typed_branches_to_nothing(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -116,7 +114,7 @@ def test_return_in_the_text_focuses_the_field_with_typed_words_and_does_not_bran
     in_window(scene)
 
 
-def test_typing_without_a_pinned_token_goes_into_the_message(in_window: Play, bench: FakeWorkbench) -> None:
+def test_what_is_typed_where_no_token_is_pinned_belongs_to_the_message(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -134,14 +132,14 @@ def test_typing_without_a_pinned_token_goes_into_the_message(in_window: Play, be
             assert field.hasFocus()
             QTest.keyClicks(field, "either")
             assert field.toPlainText() == "One, neither"
-        # and at a pinned token it goes into its card
+        # and at a pinned token it is the token's
         window.acts.tokens.trigger()
         card = await pin(window, visit_of(bench))
         QTest.keyClick(card.field, Qt.Key.Key_Escape)
         QTest.keyClicks(view.tokens, "n")
         assert card.field.text() == "n"
         assert field.toPlainText() == "One, neither"
-        # but not for a model that cannot continue from typed words
+        # but for a model that cannot go on from them
         QTest.keyClick(card.field, Qt.Key.Key_Escape)
         lacks = frozenset({"token_ids", "embed"})
         bench.status = StatusView(EngineState.READY, model="big at host", lacks=lacks)
@@ -165,11 +163,11 @@ def test_keys_mark_preview_search_and_step(in_window: Play, bench: FakeWorkbench
         QTest.keyClick(card.field, Qt.Key.Key_Up)
         QTest.keyClick(card.field, Qt.Key.Key_Space)
         await until(lambda: [call[3] for call in bench.asked("preview")] == [1001])
-        # an arrow moves to the neighbour, and the card follows
+        # an arrow goes to the neighbour, and the card goes along
         QTest.keyClick(card.field, Qt.Key.Key_Right)
         assert window.parts.transcript.pinned == (visit, LISBON + 1)
         assert card.isVisible()
-        # typing searches the vocabulary; a digit is part of the search there
+        # typing looks through the vocabulary; a digit is a digit there
         QTest.keyClicks(card.field, "bak")
         assert shown(card) == [" bakery"]
         assert card.rows[0].accessibleName().startswith("␣bakery, probability –")
@@ -187,7 +185,7 @@ def test_keys_mark_preview_search_and_step(in_window: Play, bench: FakeWorkbench
 
 
 @pytest.mark.slow
-def test_words_typed_at_a_token_become_a_branch_that_the_model_continues(in_window: Play, bench: FakeWorkbench) -> None:
+def test_words_typed_at_a_token_are_a_branch_that_the_model_goes_on_from(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)
 
@@ -197,7 +195,7 @@ def test_words_typed_at_a_token_become_a_branch_that_the_model_continues(in_wind
         token = tokens.token_box(visit, LISBON)
         assert token is not None
         caret = tokens.viewport().grab(token).toImage()
-        # typed words are shown in the text, replacing the token and the text after it
+        # typed words stand in the text, in the place of the token and what follows it
         assert not card.write.isVisible()
         QTest.keyClicks(card.field, "Porto or Braga")
         assert tokens.ghost is not None
@@ -205,7 +203,7 @@ def test_words_typed_at_a_token_become_a_branch_that_the_model_continues(in_wind
         assert tokens.viewport().grab(token).toImage() != caret
         assert card.write.text() == "Write “Porto or Braga” and go on"
         await until(lambda: bench.asked("tokenise") == [(" Porto or Braga",)])  # so that Return need not wait for it
-        # no token has these words: Return writes them, and the model continues; both versions exist
+        # no token has these words: Return writes them, and the model goes on; both versions are there
         QTest.keyClick(card.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("write") == [(TRIP, visit, LISBON, " Porto or Braga")])
         await until(lambda: not window.controller.running)
@@ -215,7 +213,7 @@ def test_words_typed_at_a_token_become_a_branch_that_the_model_continues(in_wind
         assert visit in new.variants
         assert new.run.texts[LISBON] == " Porto or Braga"
         assert window.acts.previous.isEnabled()  # to the version that was there before
-        # a part of a token can be written too; Escape changes nothing
+        # a part of a token is written too; Escape leaves everything as it is
         await until(lambda: tokens.token_box(new.node_id, 1) is not None)
         card = await pin(window, new.node_id, 1)
         QTest.keyClicks(card.field, "bak")
@@ -232,7 +230,9 @@ def test_words_typed_at_a_token_become_a_branch_that_the_model_continues(in_wind
     in_window(scene)
 
 
-def test_typed_words_stay_when_the_numbers_change_and_the_token_is_scrolled_away(in_window: Play, bench: FakeWorkbench) -> None:
+def test_what_is_typed_stays_when_the_numbers_change_and_the_token_is_scrolled_away(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
     visit = visit_of(bench)
     finish(bench)
 
@@ -262,7 +262,7 @@ def test_typed_words_stay_when_the_numbers_change_and_the_token_is_scrolled_away
 
 
 @pytest.mark.parametrize("with_ctrl", [False, True])
-def test_words_equal_to_a_token_choose_that_token_unless_ctrl_is_held(
+def test_the_words_of_a_token_are_that_token_unless_ctrl_writes_them(
     in_window: Play, bench: FakeWorkbench, with_ctrl: bool
 ) -> None:
     visit = visit_of(bench)
@@ -282,7 +282,7 @@ def test_words_equal_to_a_token_choose_that_token_unless_ctrl_is_held(
     in_window(scene)
 
 
-def test_typed_words_may_begin_with_a_digit_or_a_space_once_the_field_has_focus(in_window: Play, bench: FakeWorkbench) -> None:
+def test_words_may_begin_with_a_digit_or_a_space_once_the_field_is_asked_for(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)
 
@@ -312,7 +312,7 @@ def test_typed_words_may_begin_with_a_digit_or_a_space_once_the_field_has_focus(
             QTest.keyClick(card.field, Qt.Key.Key_Backspace)
             QTest.keyClicks(card.field, "2 of us")
             assert card.field.text() == "2 of us"
-            # in a card that is opened again digits choose alternatives, unless its field has words
+            # a card that is opened again chooses by its numbers, unless words wait in it
             card.field.selectAll()
             QTest.keyClick(card.field, Qt.Key.Key_Delete)
             QTest.keyClick(card.field, Qt.Key.Key_Escape)
@@ -328,7 +328,7 @@ def test_typed_words_may_begin_with_a_digit_or_a_space_once_the_field_has_focus(
     in_window(scene)
 
 
-def test_words_whose_branch_is_refused_are_restored_in_the_card(in_window: Play, bench: FakeWorkbench) -> None:
+def test_words_that_cannot_be_written_are_in_the_card_again(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)
 
@@ -345,7 +345,7 @@ def test_words_whose_branch_is_refused_are_restored_in_the_card(in_window: Play,
     in_window(scene)
 
 
-def test_words_typed_at_a_token_of_a_message_open_a_new_version_of_it_as_a_draft(in_window: Play, bench: FakeWorkbench) -> None:
+def test_words_typed_in_a_message_are_another_version_of_it_as_a_draft(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     question = bench.views[TRIP].turns[0]
 
@@ -401,7 +401,7 @@ def test_a_ban_adds_to_those_of_the_preset_and_is_undone(in_window: Play, bench:
         QTest.mouseClick(card.ban, Qt.MouseButton.LeftButton)
         await until(lambda: bench.asked("set_option") == [(TRIP, "banned_tokens", [7, 8, 1001])])
         await until(lambda: window.controller.undo_stack.label == "Ban")
-        # a second ban of the same token changes nothing and adds no undo step
+        # once more it is nothing new, and nothing to take back
         QTest.mouseClick(card.ban, Qt.MouseButton.LeftButton)
         await until(lambda: not len(window.controller.tasks))
         window.acts.undo.trigger()
@@ -411,7 +411,7 @@ def test_a_ban_adds_to_those_of_the_preset_and_is_undone(in_window: Play, bench:
     in_window(scene)
 
 
-def test_undoing_a_ban_keeps_bans_that_were_set_by_hand_since(in_window: Play, bench: FakeWorkbench) -> None:
+def test_undoing_a_ban_leaves_those_set_by_hand_since(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         card = await pin(window, visit_of(bench))
         QTest.keyClick(card.field, Qt.Key.Key_Up)
@@ -431,7 +431,7 @@ def test_undoing_a_ban_keeps_bans_that_were_set_by_hand_since(in_window: Play, b
 def test_the_mark_stays_on_its_token_when_the_row_arrives(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)
-    for word in (" rain", " rains", " train"):  # the first completions may be words of the trip
+    for word in (" rain", " rains", " train"):  # the first ones may be words of the trip
         bench.vocabulary.id_of(word)
 
     async def scene(window: MainWindow) -> None:
@@ -440,7 +440,7 @@ def test_the_mark_stays_on_its_token_when_the_row_arrives(in_window: Play, bench
         QTest.keyClicks(card.field, "rain")
         QTest.keyClick(card.field, Qt.Key.Key_Down)
         QTest.keyClick(card.field, Qt.Key.Key_Down)
-        # the row is requested once, however long it takes
+        # the row is asked for once, however long it takes
         await until(lambda: bench.asked("whole_row") == [(TRIP, visit, LISBON, "here")])
         bench.row = np.full(2000, -8.0, np.float32)
         bench.gate.release()
@@ -455,7 +455,7 @@ def test_the_mark_stays_on_its_token_when_the_row_arrives(in_window: Play, bench
     in_window(scene)
 
 
-def test_a_key_in_the_message_pins_an_uncertain_token_and_a_number_branches(in_window: Play, bench: FakeWorkbench) -> None:
+def test_from_a_message_a_key_goes_to_an_uncertain_token_and_a_number_branches(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
     async def scene(window: MainWindow) -> None:
@@ -473,7 +473,7 @@ def test_a_key_in_the_message_pins_an_uncertain_token_and_a_number_branches(in_w
 
 
 @pytest.mark.slow
-def test_a_refused_row_is_not_requested_again_until_another_model_runs(in_window: Play, bench: FakeWorkbench) -> None:
+def test_a_refused_row_is_not_asked_for_again_until_another_model_runs(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)
 
@@ -488,7 +488,7 @@ def test_a_refused_row_is_not_requested_again_until_another_model_runs(in_window
         assert len(bench.asked("whole_row")) == 1
         assert shown(card) == [" bakery"]
         assert window.parts.composer.notice.words == ""
-        # when the model is unloaded and another one is loaded, the row is requested
+        # when the model is unloaded and another one is there, it is asked
         bench.row = np.full(2000, -8.0, np.float32)
         bench.refusal = "no model runs"
         bench.emit(StatusChanged(StatusView(EngineState.STARTING)))
@@ -496,7 +496,7 @@ def test_a_refused_row_is_not_requested_again_until_another_model_runs(in_window
         bench.emit(StatusChanged(StatusView(EngineState.READY)))
         await until(lambda: "probability –" not in card.rows[0].accessibleName())
         assert len(bench.asked("whole_row")) == 3
-        # and its rows are dropped when it is unloaded
+        # and what it said is forgotten with it
         bench.refusal = "no model runs"
         bench.emit(StatusChanged(StatusView(EngineState.DIED)))
         await until(lambda: "probability –" in card.rows[0].accessibleName())
@@ -506,9 +506,7 @@ def test_a_refused_row_is_not_requested_again_until_another_model_runs(in_window
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ended", ["refused", "pinned", "left", "pressed twice"])
-def test_the_pin_moves_to_a_new_branch_unless_it_was_refused_or_the_pin_has_changed(
-    in_window: Play, bench: FakeWorkbench, ended: str
-) -> None:
+def test_a_branch_is_followed_unless_it_does_not_come(in_window: Play, bench: FakeWorkbench, ended: str) -> None:
     visit = visit_of(bench)
     finish(bench)
 
@@ -517,7 +515,7 @@ def test_the_pin_moves_to_a_new_branch_unless_it_was_refused_or_the_pin_has_chan
         if len(bench.asked("branch")) > 1:
             raise Refusal("an answer is under way")
 
-    bench.answers.branch = branch  # type: ignore[method-assign]  # it never arrives
+    bench.answers.branch = branch  # type: ignore[method-assign]  # it is on its way for ever
 
     async def scene(window: MainWindow) -> None:
         card = await pin(window, visit)
@@ -534,7 +532,7 @@ def test_the_pin_moves_to_a_new_branch_unless_it_was_refused_or_the_pin_has_chan
             for session in (BOAT, TRIP):
                 window.controller.open(session)
                 await until(lambda session=session: window.controller.is_shown(session))  # type: ignore[misc]
-        # when a sibling of the answer is shown, then the pin moves to it only if the branch is still awaited
+        # when a sibling of the answer is shown, it is as it was chosen there
         pinned, turns = window.parts.transcript.pinned, bench.views[TRIP].turns
         other = bench.new_id()
         sibling = replace(turns[1], node_id=other, variants=(visit, other))
@@ -548,7 +546,7 @@ def test_the_pin_moves_to_a_new_branch_unless_it_was_refused_or_the_pin_has_chan
 
 
 @pytest.mark.slow
-def test_the_card_covers_neither_its_token_nor_the_actions(app: QApplication, in_window: Play, bench: FakeWorkbench) -> None:
+def test_it_covers_neither_the_token_nor_the_actions(app: QApplication, in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)
     all_rows: dict[int, list[str]] = {}
@@ -577,8 +575,8 @@ def test_the_card_covers_neither_its_token_nor_the_actions(app: QApplication, in
             assert parts.column.rect().contains(card.sheet())
             assert not card.sheet().intersects(token.translated(corner))
             small = scale == 2 and height <= 500
-            assert small or not card.sheet().intersects(line.translated(corner))  # unless the card has no other room
-            # the rows that fit are the most likely ones, and the row of the token
+            assert small or not card.sheet().intersects(line.translated(corner))  # where it has no other place
+            # the rows there is room for are the best ones, and the token's
             rows = all_rows.setdefault(index, shown(card))
             assert len(rows) >= 10
             assert set(shown(card)) <= {*rows[: len(shown(card))], rows[2 if index == LISBON else -1]}
@@ -595,13 +593,13 @@ def test_streaming_text_under_a_resting_pointer_opens_nothing(in_window: Play, b
         view = window.parts.transcript
         last = bench.views[TRIP].turns[-1].node_id
         end = centre(view, last, 7)
-        rests = QPoint(end.x() + 90, end.y())  # where the text will be
+        rests = QPoint(end.x() + 90, end.y())  # where the text will come to
         move(view.tokens.viewport(), rests)
         await frames(6)
         assert view.card.content is None
         bench.emit(TokensArrived(TRIP, last, run_of(bench.vocabulary, [" and", " long", " lunches", " outside"])))
         await until(lambda: view.tokens.token_box(last, 11) is not None)
-        move(view.tokens.viewport(), rests)  # as a screen sends it when the content under the pointer changes
+        move(view.tokens.viewport(), rests)  # as a screen sends it when what is under the pointer changed
         await frames(8)
         assert view.card.content is None
         move(view.tokens.viewport(), rests + QPoint(3, 0))
@@ -613,11 +611,11 @@ def test_streaming_text_under_a_resting_pointer_opens_nothing(in_window: Play, b
 @given(
     height=st.integers(100, 500), token=st.integers(0, 700), lines=st.integers(1, 30), room=st.integers(300, 1200),
 )  # fmt: skip
-def test_the_card_is_placed_where_it_covers_nothing_if_there_is_room(height: int, token: int, lines: int, room: int) -> None:
+def test_the_best_place_is_free_where_any_is(height: int, token: int, lines: int, room: int) -> None:
     token = min(token, room - 30)  # a card is shown only for a token that is in sight
     span, line = QRect(40, token, 50, 24), QRect(0, token + 28 * lines, 600, 20)
     top, free = best_place(height, span, line, QRect(0, 0, 600, room))
-    if free < height:  # then the largest free space is used
+    if free < height:  # then it is the largest there is
         assert free >= room - line.bottom() - 9
         assert free >= token - 9
         return
