@@ -1,4 +1,4 @@
-"""Batches in which some requests are bad: the guilty get typed errors, all others their right answers, nothing stays held."""
+"""Batches in which some requests are bad: these get typed errors, all others their right answers, and nothing stays leased."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def greedy(case: Case, ids: list[int], n: int) -> list[int]:
 
 
 async def outcome(case: Case, work: str, ids: Any) -> Any:
-    """The answer, or the error that came instead."""
+    """The answer, or the error that was raised instead."""
     try:
         if work == "query":
             return await case.model.next_token_logprobs(ids)
@@ -88,7 +88,7 @@ async def outcome(case: Case, work: str, ids: Any) -> Any:
 
 
 def right(case: Case, work: str, ids: list[int], got: Any) -> None:
-    """Asserts that an innocent request has its own answer."""
+    """Asserts that a good request has its own answer."""
     if work == "sample" and case.guilty in greedy(case, ids, 2):
         return  # it draws the guilty token itself
     if work == "query":
@@ -115,8 +115,9 @@ requests = st.lists(st.tuples(st.sampled_from(WORKS), guilts), min_size=2, max_s
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_the_guilty_alone_fail(case: Case, requests: list[tuple[str, str]], fault: str, stem: int) -> None:
+def test_only_the_bad_requests_of_a_batch_fail(case: Case, requests: list[tuple[str, str]], fault: str, stem: int) -> None:
     # given a batch of every kind of work over one stem, with every kind of mistake in any place
+    case.model.clear_cache()  # a row that was answered while the model worked would be answered again
     texts = [[*case.ids(99, stem), *case.ids(i, 2 + i % 4)] for i in range(len(requests))]
     case.faults.raise_on, case.faults.bad_on = {}, {}
     if fault in VALUES:
@@ -133,9 +134,9 @@ def test_the_guilty_alone_fail(case: Case, requests: list[tuple[str, str]], faul
     async def main() -> list[Any]:
         return list(await asyncio.gather(*(outcome(case, w, ids) for (w, _), ids in zip(requests, asked, strict=True))))
 
-    # when all come at once
+    # when all arrive at once
     got = asyncio.run(main())
-    # then who is guilty is told of what, and nobody else notices
+    # then the bad ones get errors of the right types, and the others right answers
     for (work, guilt), text, one in zip(requests, texts, got, strict=True):
         if guilt in BEFORE_THE_MODEL:
             assert type(one) is BEFORE_THE_MODEL[guilt][1], guilt
@@ -144,7 +145,7 @@ def test_the_guilty_alone_fail(case: Case, requests: list[tuple[str, str]], faul
         else:
             right(case, work, text, one)
     audit(case.model)
-    # and the guilty texts are answered once the model is well
+    # and texts that failed are answered once the model works again
     case.faults.raise_on, case.faults.bad_on = {}, {}
     for text in texts[:3]:
         case.check(case.model.next_token_logprobs_sync(text), text)
@@ -152,7 +153,7 @@ def test_the_guilty_alone_fail(case: Case, requests: list[tuple[str, str]], faul
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", sorted(IN_THE_MODEL))
-def test_a_stream_fails_alone_and_keeps_what_it_said(case: Case, fault: str) -> None:
+def test_a_failing_stream_keeps_its_tokens_and_does_not_affect_the_others(case: Case, fault: str) -> None:
     # given streams of which one will draw a token at which the model fails
     prompts = [case.ids(seed, 4) for seed in range(4)]
     options = GenerationOptions(max_tokens=8, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
@@ -161,7 +162,7 @@ def test_a_stream_fails_alone_and_keeps_what_it_said(case: Case, fault: str) -> 
         said: list[int] = []
         try:
             async for record in case.model.generate(prompt, options):
-                said.append(record.token_id)  # noqa: PERF401  # an error must find those that came before it
+                said.append(record.token_id)  # noqa: PERF401  # tokens before an error must be kept
         except Exception as error:  # noqa: BLE001  # the test looks at it
             return said, error
         return said, None
@@ -173,7 +174,7 @@ def test_a_stream_fails_alone_and_keeps_what_it_said(case: Case, fault: str) -> 
     plain = [said for said, _ in asyncio.run(main())]
     others = {t for i, said in enumerate(plain) for t in (*said, *prompts[i]) if i != 1} | set(prompts[1])
     fresh = [i for i, token in enumerate(plain[1][:-1]) if token not in others and token not in plain[1][:i]]
-    at = next(i for i in fresh if i >= 2)  # where forwards may be begun ahead, this one is
+    at = next(i for i in fresh if i >= 2)  # late enough for its forward to be begun ahead
     if fault in VALUES:
         case.faults.bad_on = {plain[1][at]: VALUES[fault]}
     else:
@@ -187,7 +188,7 @@ def test_a_stream_fails_alone_and_keeps_what_it_said(case: Case, fault: str) -> 
     audit(case.model)
 
 
-def test_a_batch_call_with_one_bad_member_says_which_kind(case: Case) -> None:
+def test_a_batch_call_with_one_bad_member_raises_its_kind_of_error(case: Case) -> None:
     for bad, kind in (([], InvalidRequestError), ([1] * (CONTEXT + 1), ContextOverflowError), ([1.5], InvalidRequestError)):
         batch: list[Any] = [case.ids(1, 4), bad, case.ids(2, 4)]
         works = (
