@@ -32,6 +32,7 @@ from runtime.loading.config import token_paths
 from runtime.loading.model_folder import ModelFolder, library_faults
 from runtime.loading.paths import is_model_id
 from runtime.loading.progress import LoadProgress, OnLoad, current_listener, progress_listener
+from runtime.memory import paused_collection
 from runtime.options.checking import shown
 from runtime.options.load import LoadOptions
 from runtime.scheduler.loop import Scheduler
@@ -70,7 +71,7 @@ def load(
         AdapterError: One of `adapters` is not on this machine, damaged, or for another base.
     """
     checked = LoadOptions.from_mapping(options)
-    with reporting_load(progress, on_progress or current_listener()) as on_load:
+    with reporting_load(progress, on_progress or current_listener()) as on_load, paused_collection():
         return _load(source, backend, checked, on_load)
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import NoReturn
@@ -24,6 +24,7 @@ from runtime.branches import Branches
 from runtime.dotted import resolve
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.loading.progress import LoadProgress, OnLoad, progress_listener
+from runtime.memory import exempt_from_collection
 from runtime.options.checking import nearest
 from runtime.records import TokenRun
 from runtime.transport.arrays import ArrayError, pack_pieces, pack_run
@@ -65,7 +66,7 @@ _SHUTDOWN_SECONDS = 1.5  # for the model to close when the parent asks; the pare
 async def serve(pipe: socket.socket) -> NoReturn:
     """Serves one model over a connected socket; ends the process when the pipe closes."""
     loop = asyncio.get_running_loop()
-    server = Server()
+    server = Server(exempt_from_collection)
     await loop.create_connection(lambda: server.connection, sock=pipe)
     watch = loop.create_task(server.watch_parent(os.getppid()))  # a forked child of the parent may hold the pipe open
     code, grace = await server.over
@@ -77,9 +78,14 @@ async def serve(pipe: socket.socket) -> NoReturn:
 
 
 class Server:
-    """Serves one model over one pipe. All members run on the loop's thread."""
+    """Serves one model over one pipe. All members run on the loop's thread.
 
-    def __init__(self) -> None:
+    Args:
+        on_loaded: Called when the model is loaded, before the parent is told.
+    """
+
+    def __init__(self, on_loaded: Callable[[], None] = lambda: None) -> None:
+        self._on_loaded = on_loaded
         self.connection = Connection(self._on_group, self._on_lost)
         self.over: asyncio.Future[tuple[int, float]] = asyncio.get_running_loop().create_future()  # exit code, grace
         self._model: LanguageModel | None = None
@@ -163,6 +169,7 @@ class Server:
         try:
             model = await asyncio.to_thread(make_model, request, report)
             loaded = encode(await asyncio.to_thread(describe, model))
+            self._on_loaded()
         except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all
             if not isinstance(error, RuntimeFault):  # the message of a RuntimeFault suffices, and goes to the caller
                 _log.warning("loading %r failed", request.source, exc_info=error)

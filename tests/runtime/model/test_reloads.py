@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import pytest
 
-from runtime import load
+from runtime import ModelLoadError, load
 from runtime.loading.model_folder import open_folder
 from runtime.memory import limit_arenas, return_memory
 from runtime.text.tokenizer import Tokenizer
@@ -100,6 +100,26 @@ def test_several_models_at_once_are_right_and_leave_no_thread() -> None:
     before = native_threads()
     assert several() == [first] * 3
     assert native_threads(before) <= before
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_load_pauses_garbage_collection_and_leaves_it_as_it_was(tmp_path: Path, collects: bool) -> None:
+    seen = list[bool]()
+    before = gc.isenabled()
+    try:
+        if collects:
+            gc.enable()
+        else:
+            gc.disable()
+        load(tiny_path("llama"), "hf", on_progress=lambda _: seen.append(gc.isenabled())).close()
+        after = gc.isenabled()
+        with pytest.raises(ModelLoadError):
+            load(tmp_path, "hf")
+        assert (after, gc.isenabled()) == (collects, collects)
+        assert set(seen) == {False}
+    finally:
+        if not before:
+            gc.disable()
 
 
 @pytest.fixture

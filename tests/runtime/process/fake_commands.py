@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
 import os
@@ -41,13 +42,15 @@ async def _environment(model: FakeTransport, argument: str) -> str:
 
 
 async def _process(model: FakeTransport, argument: str) -> str:
-    """The import path, heavy imports, SIGINT handling and thread of this process."""
+    """The import path, heavy imports, SIGINT handling, thread and garbage collection of this process."""
     return json.dumps(
         {
             "path": sys.path,
             "heavy": sorted({"torch", "mlx", "transformers", "PySide6"} & sys.modules.keys()),
             "sigint_ignored": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
             "thread": threading.current_thread() is threading.main_thread(),
+            "collects": gc.isenabled(),
+            "exempt": gc.get_freeze_count(),
         }
     )
 

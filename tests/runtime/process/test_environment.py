@@ -57,6 +57,12 @@ def test_the_engine_imports_no_heavy_library_and_ignores_ctrl_c(client: Language
     assert os.getpgid(client.pid) != os.getpgid(0)
 
 
+def test_the_engine_collects_garbage_but_not_among_what_was_there_once_the_model_was_loaded(client: LanguageModel) -> None:
+    process = json.loads(asyncio.run(command(client, "process")))
+    assert process["collects"]
+    assert process["exempt"] > 1_000
+
+
 def test_ctrl_c_does_not_end_the_engine(client: LanguageModel) -> None:
     os.kill(client.pid, signal.SIGINT)
     assert asyncio.run(client.tokenize_async("ab")) == [0, 1]
