@@ -8,33 +8,31 @@ cancellation. Owner thread only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from runtime.aio import together
 from runtime.backends.packs.packed import Backend
 from runtime.options.load import LoadOptions
-from runtime.options.priority import Priority
 from runtime.scheduler.beam.beams import Beams
 from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.faults import all_of, typed
-from runtime.scheduler.jobs import BeamJob, CallJob, DecodingJob, FanJob, GenerateJob, Job, QueryJob, ScoreJob, Turn, settle
+from runtime.scheduler.jobs import BeamJob, CallJob, DecodingJob, Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
-from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.prefill.prompts import Prompts
+from runtime.scheduler.prefill.prefill import Pace, Prefill
+from runtime.scheduler.prefill.prompts import AT_ONCE, Lane, Prompts, Waiting
 from runtime.scheduler.workers import Background, BackgroundJob, WorkerContext
 from runtime.speculation.draft import Drafter
 from runtime.trie.tree import common_prefix
 
-AT_ONCE = 64  # most jobs of one caller that are placed in one step
 STALLED_SECONDS = 0.01  # wait of a step if every answer waits for a grammar mask; new jobs are admitted between steps
 
 
@@ -66,13 +64,16 @@ class Scheduler:
         self.counters = Counters()
         self._ledger = RequestMetrics(self.counters)
         self._drafter = self.cache.room.drafter = None if draft is None else Drafter(draft, self.cache.room.make)
-        self._waiting = Waiting()
+        self._waiting = Waiting(self.cache, self._ledger)
         self._has_waiting = False  # whether jobs still wait after a step
         self._steps_to_sweep = 0  # steps until the waiting jobs are checked for cancelled ones
         self._last_check = (-1, 0)  # departures and budget at the last check for room for parked jobs
         self._queries: WeakValueDictionary[object, QueryJob] = WeakValueDictionary()  # running or waiting, by key
-        self.blocks = Blocks(options.blocks, self.cache, self.counters, self._resume_restored)
+        self.blocks = Blocks(options.blocks, self.cache, self.counters)
         self._leaving: list[tuple[str, Future[None]]] = []  # digests of adapters to unload, and the futures to settle
+        self._pace = Pace(backend.speed, options.prefill_chunk_tokens or backend.chunk_tokens)
+        self._background = Background(WorkerContext(backend, options, self.cache, self.counters, self._ledger, self._pace))
+        self._prompts = Prompts(options, self.cache, self.counters, self._ledger, self._pace, self._waiting, self._background)
         vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
         self._decoding = Decoding(
             options,
@@ -82,26 +83,9 @@ class Scheduler:
             vocabulary,
             self._drafter,
             overlaps=backend.overlaps,
-            preempt=self._preempt,
+            preempt=self._prompts.preempt,
         )
-        self._beams = Beams(self.cache, self.counters, self._ledger, self._preempt, vocabulary)
-        self._starts: dict[type[Job], Callable[[Prefill, Distribution], None]] = {
-            GenerateJob: self._decoding.start,
-            FanJob: self._decoding.start,
-            BeamJob: self._beams.start,
-        }  # called when a prompt is complete
-        self._prompts = Prompts(
-            options,
-            self.cache,
-            self.counters,
-            self._ledger,
-            fail=self._fail,
-            starts=self._starts,
-            park=self._park,
-            preempt_others=lambda: self._background.preempt(),
-        )
-        context = WorkerContext(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
-        self._background = Background(context)
+        self._beams = Beams(self.cache, self.counters, self._ledger, self._prompts.preempt, vocabulary)
         self.steps = 0
         self.counters.publish(self.cache)
 
@@ -151,15 +135,27 @@ class Scheduler:
         self._has_waiting = bool(self._waiting.new or self._waiting.parked)
         if self.blocks.asked and self.blocks.busy:
             self.blocks.step(contended=bool(self._decoding.rows or self._beams.running or self._prompts.running))
+            while self.blocks.restores.complete:
+                self._resume_restored(self.blocks.restores.complete.popleft())
         if self._decoding.rows:
             self._decoding.step(paced=not (self._prompts.running or self._background.workers))
         if self._beams.running:
             self._beams.step()
         decodes = bool(self._decoding.rows or self._beams.running)
         if decodes:
-            self._prompts.pace.busy()
+            self._pace.busy()
         if self._prompts.running:
-            self._prompts.step(decoding=decodes)
+            for _ in self._prompts.step(decoding=decodes):
+                with together():
+                    for job, prefill, last in self._prompts.complete:
+                        try:
+                            if isinstance(job, DecodingJob):
+                                self._start(prefill, last)
+                            else:
+                                job.answer(last)
+                        except BaseException as error:  # noqa: BLE001  # the border: only this job fails
+                            self._fail(job, error)
+                    self._prompts.complete.clear()
         decodes = bool(self._decoding.rows or self._beams.running)
         if self._background.workers and not (decodes and self._prompts.running):
             self._background.step(contended=decodes or bool(self._prompts.running))
@@ -191,11 +187,15 @@ class Scheduler:
         ends: list[Callable[[], None]] = [partial(self._decoding.end, row, error) for row in self._decoding.rows]
         ends.append(partial(self._beams.fail_all, error))
         ends += [partial(self._prompts.end, prefill, error) for prefill in self._prompts.running]
+        for job, prefill, _ in self._prompts.complete:
+            ends += [partial(self.cache.leave, prefill)] if isinstance(job, DecodingJob) else []
+            ends.append(partial(self._fail, job, error))
         ends += [partial(self._end_restore, prefill, error) for prefill in self.blocks.restores.cursors]
         ends.append(partial(self._background.fail_all, error))
         ends += [partial(self._fail, job, error) for job in self._waiting]
         ends += [partial(settle, future, error=error) for _, future in self._leaving]
         all_of(ends)
+        self._prompts.complete.clear()
         self._waiting.clear()
         self._leaving.clear()
 
@@ -205,7 +205,7 @@ class Scheduler:
         self.cache.clear()
         if self._drafter is not None:
             self._drafter.unload()
-        del self._starts, self._prompts, self._decoding, self._beams  # reference cycles with it that hold the vocabulary
+        del self._prompts, self._decoding, self._beams  # which hold the vocabulary: this object is in reference cycles
 
     def cancel_queries(self, error: BaseException) -> None:
         """Ends every query with `error`; generations and scores continue."""
@@ -249,13 +249,9 @@ class Scheduler:
         self.counters.publish(self.cache)  # before the answer, so that its reader sees the numbers
         job.end(typed(error))
 
-    def _preempt(self) -> bool:
-        """Preempts a background job, or else a prompt, for a running answer; False if there is none."""
-        return self._background.preempt() or self._prompts.preempt()
-
-    def _park(self, job: Job) -> None:
-        self._ledger.park(job)
-        self._waiting.park(job, self.cache.room.lacking(len(job.ids) + job.extra_tokens))
+    def _start(self, prefill: Prefill, last: Distribution) -> None:
+        """Starts the generation of a complete prompt with the distribution after it."""
+        (self._beams if isinstance(prefill.job, BeamJob) else self._decoding).start(prefill, last)
 
     def _fits(self, prefill: Prefill) -> bool:
         """Whether a newly placed job has room besides the others, after preempting some of them if necessary.
@@ -270,7 +266,7 @@ class Scheduler:
         if room.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
             return True  # a shared prefix is computed and stored once
         while room.spare() < 0 and len(room.live) > 1:
-            if not (self._background.preempt(job) or self._prompts.preempt(job=job)):
+            if not self._prompts.preempt(job=job):
                 return False
         return True
 
@@ -302,7 +298,7 @@ class Scheduler:
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 if job.on_progress is not None:
                     job.on_progress(prefill.progress)
-                self._starts[type(job)](prefill, known)
+                self._start(prefill, known)
                 return
             self.cache.leave(prefill)
         if self.blocks.thread is not None and self.blocks.restores.worth_reading(job):
@@ -311,7 +307,7 @@ class Scheduler:
         prefill = self.cache.place(job, max(first_wanted, 0))
         if (self._waiting.parked or not self.cache.room.plenty) and not self._fits(prefill):
             self.cache.leave(prefill)
-            self._park(job)
+            self._waiting.park(job)
             return
         self._prompts.running.append(prefill)
         if job.on_progress is not None:
@@ -335,71 +331,3 @@ class Scheduler:
         self._ledger.leave(job, "cancelled" if error is None else "error", reused=cursor.reused)
         job.end(error)
         self.blocks.restores.drop(cursor)
-
-
-class Lane(NamedTuple):
-    """The key of a queue of waiting jobs."""
-
-    priority: Priority
-    turn: Turn
-
-
-class Waiting:
-    """Waiting jobs: a queue per `Lane`, so that a call with thousands delays no other; and *parked* ones, which lack memory."""
-
-    def __init__(self) -> None:
-        self.new: dict[Lane, deque[Job]] = {}
-        self._admitted = 0  # jobs so far
-        self.parked: dict[Job, int] = {}  # each with the bytes that it needs, in order of arrival
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter([*self.parked, *(job for jobs in self.new.values() for job in jobs)])
-
-    def __len__(self) -> int:
-        return len(self.parked) + sum(map(len, self.new.values()))
-
-    def park(self, job: Job, needed: int) -> None:
-        """Parks a job until `needed` bytes are free besides the running jobs, or no other job runs."""
-        job.parks += 1
-        self.parked[job] = needed
-
-    def drop(self, chosen: Callable[[Job], bool]) -> list[Job]:
-        """Removes and returns the chosen jobs."""
-        dropped = [job for job in self if chosen(job)]
-        if dropped:
-            removed = set(dropped)
-            self.parked = {job: needed for job, needed in self.parked.items() if job not in removed}
-            left = {key: deque(job for job in jobs if job not in removed) for key, jobs in self.new.items()}
-            self.new = {key: jobs for key, jobs in left.items() if jobs}
-        return dropped
-
-    def clear(self) -> None:
-        """Removes all jobs."""
-        self.new.clear()
-        self.parked.clear()
-
-    def take(self, returns: Callable[[int], bool], running: Sized, most: int) -> Iterator[Job]:
-        """Yields the jobs to place now, the most urgent first; the caller places each before it asks for the next one.
-
-        Args:
-            returns: Whether a parked job that needs the given number of bytes may return.
-            running: Running prompts.
-            most: From this number of running prompts on, each lane yields one job.
-        """
-        lanes = sorted(self.new, key=attrgetter("turn.served"))
-        for priority in Priority:
-            for job in list(self.parked):
-                if job.priority == priority and job in self.parked and returns(self.parked[job]):
-                    del self.parked[job]
-                    yield job
-            for lane in lanes:
-                for n in range(AT_ONCE if lane.priority == priority else 0):
-                    jobs = self.new.get(lane)  # placing the last job may have removed others
-                    if not jobs or (n and len(running) >= most):
-                        break
-                    job = jobs.popleft()
-                    if not jobs:
-                        del self.new[lane]
-                    self._admitted += 1
-                    job.order = self._admitted
-                    yield job

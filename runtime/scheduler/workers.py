@@ -17,8 +17,7 @@ from runtime.scheduler.jobs import AnsweredJob, Job
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
-from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.prefill.prompts import CHUNK_SECONDS, Pace, preemptible
+from runtime.scheduler.prefill.prefill import CHUNK_SECONDS, Pace, Prefill, preemptible
 
 
 @dataclass(frozen=True, slots=True)

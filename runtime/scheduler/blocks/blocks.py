@@ -23,7 +23,6 @@ from runtime.scheduler.blocks.saving import Savings
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters
-from runtime.scheduler.prefill.prefill import Prefill
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,16 +38,13 @@ class Blocks:
         options: Options of the block file; None: there is none.
         cache: Source of saves and target of restores.
         counters: Counts the work done.
-        restored: Called with a job's cursor after its restore; it must leave the cursor.
 
     Attributes:
         asked: Whether the model was loaded with a block file; without one there is nothing to do.
         thread: The block thread, as long as the file can be used.
     """
 
-    def __init__(
-        self, options: BlockOptions | None, cache: Cache, counters: Counters, restored: Callable[[Prefill], None]
-    ) -> None:
+    def __init__(self, options: BlockOptions | None, cache: Cache, counters: Counters) -> None:
         self._cache, self._backend = cache, cache.backend
         self._arrived: deque[Callable[[], None]] = deque()  # appended to by the block thread
         self.wake: Callable[[], None] = lambda: None  # wakes the owner thread; called by the block thread
@@ -58,7 +54,7 @@ class Blocks:
         self._fault = ""  # why the file could not be opened
         if options is not None and self.asked:
             self.thread = BlockThread(partial(_open, options), lambda fault: self.post(partial(self._opened, fault)))
-        self.restores = Restores(cache, counters, self.ask, self.failed, restored)
+        self.restores = Restores(cache, counters, self.ask, self.failed)
         self._savings = Savings(cache, counters, self.ask, self.failed)
 
     @property

@@ -55,10 +55,10 @@ class Restores:
         counters: Counts the work done.
         ask: See `Blocks.ask`.
         failed: See `Blocks.failed`.
-        done: Called with a job's cursor after its restore; it must leave the cursor.
 
     Attributes:
         due: Whether `step` has anything to do: a restore was dropped, and others may wait for it.
+        complete: Cursors of jobs after their restore, which the caller takes and leaves.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Restores:
         counters: Counters,
         ask: Callable[..., None],
         failed: Callable[[BaseException], None],
-        done: Callable[[Prefill], None],
     ) -> None:
-        self._cache, self._counters, self._ask, self._failed, self._done = cache, counters, ask, failed, done
+        self._cache, self._counters, self._ask, self._failed = cache, counters, ask, failed
         self._running: list[Restore] = []
         self._followers: list[Prefill] = []  # jobs that wait for another job's restore of their path
         self.due = False
+        self.complete: deque[Prefill] = deque()
 
     @property
     def cursors(self) -> list[Prefill]:
         """The cursors of all jobs that wait for a restore."""
-        return [*(restore.prefill for restore in self._running), *self._followers]
+        return [*(restore.prefill for restore in self._running), *self._followers, *self.complete]
 
     def worth_reading(self, job: Job) -> bool:
         """Whether enough reusable KV of a path is missing to look into the block file."""
@@ -85,7 +85,7 @@ class Restores:
         return not job.blocks_checked and last >= LEAST and last - self._cache.reusable(job, last) >= LEAST
 
     def begin(self, prefill: Prefill) -> None:
-        """Looks up the path's next blocks; `done` is called when they are restored.
+        """Looks up the path's next blocks; the cursor is in `complete` once they are restored.
 
         The last token is pushed in any case. A block may end with it, but not a recurrent checkpoint, which has no way back.
         """
@@ -107,9 +107,10 @@ class Restores:
 
     def drop(self, prefill: Prefill) -> None:
         """Drops a cancelled job; the caller leaves its cursor."""
-        if prefill in self._followers:
-            self._followers.remove(prefill)
-            return
+        for waiting in (self._followers, self.complete):
+            if prefill in waiting:
+                waiting.remove(prefill)
+                return
         restore = next(one for one in self._running if one.prefill is prefill)
         restore.ended = True
         self._running.remove(restore)
@@ -250,13 +251,12 @@ class Restores:
         restore.ended = True
         self._running.remove(restore)
         self._counters.publish(self._cache)
-        self._done(restore.prefill)
+        self.complete.append(restore.prefill)
         self._release_followers()
 
     def _release_followers(self) -> None:
-        waiting, self._followers = self._followers, []
-        for prefill in waiting:
-            self._done(prefill)
+        self.complete.extend(self._followers)
+        self._followers.clear()
 
 
 def _read(links: Sequence[Link], store: BlockStore) -> list[Read]:

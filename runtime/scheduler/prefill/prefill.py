@@ -1,7 +1,8 @@
-"""Prefill: a job's cursor along its path, and the batch of new tokens for one forward."""
+"""Prefill: a job's cursor along its path, the batch of new tokens for one forward, and how many these are."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -15,6 +16,11 @@ from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, f
 from runtime.scheduler.prefill.distributions import ChunkLogits, non_finite
 from runtime.trie import Lease
 
+CHUNK_SECONDS = 0.08  # a prefill chunk while another request waits for a token
+ALONE_SECONDS = 0.4  # a prefill chunk while none does
+LONG_SECONDS = 1.5  # the longest chunk that other jobs can interrupt, or of background work
+QUIET_SHARE = 0.1  # uninterruptible background forwards take at most this part of the time without other work
+MIN_CHUNK = 32  # tokens; also of the first chunk on a slow machine, where a larger one may take minutes
 CHECKPOINT_TOKENS = 512  # most tokens between two resumable states of a recurrent model
 
 
@@ -209,3 +215,50 @@ def _leads(end: Prefill, prefill: Prefill) -> bool:
     """Whether the path of `end` is a prefix of that of `prefill`."""
     part = prefill.tagged[: end.total]
     return bool(part[-1] == end.tagged[-1]) and np.array_equal(part, end.tagged)
+
+
+class Pace:
+    """Sizes forwards: the number of tokens that take a given time at the measured speed.
+
+    Args:
+        speed: Tokens per second, an estimate before the first chunk.
+        most: Upper limit of tokens.
+    """
+
+    def __init__(self, speed: float, most: int) -> None:
+        self._speed, self._most = speed, most
+        self.measured = False  # whether the speed was measured
+        self.urgent = time.monotonic()  # time of the last work other than background work
+
+    def busy(self) -> None:
+        """Notes that there is work other than background work."""
+        self.urgent = time.monotonic()
+
+    def chunk(self, seconds: float) -> int:
+        """Tokens of a forward that takes `seconds`."""
+        return min(max(int(self._speed * seconds), MIN_CHUNK), self._most)
+
+    def background(self) -> int:
+        """Tokens of an uninterruptible background forward: more, the longer there was no other work."""
+        quiet = time.monotonic() - self.urgent
+        return self.chunk(min(max(QUIET_SHARE * quiet, ALONE_SECONDS), LONG_SECONDS))
+
+    def seconds(self, tokens: int) -> float:
+        """The expected duration of a forward of `tokens` tokens."""
+        return tokens / self._speed
+
+    def measure(self, tokens: int, seconds: float) -> None:
+        """Updates the speed by the duration of a forward."""
+        if tokens >= MIN_CHUNK // 2:
+            self._speed += 0.5 * (tokens / max(seconds, 1e-6) - self._speed)
+            self.measured = True
+
+
+def preemptible(job: Job, tokens: int, other: Job) -> bool:
+    """Whether a running job of `tokens` tokens may be preempted for a new one, `other`.
+
+    A less urgent job may; an equally urgent one only for a shorter one, and only once.
+    """
+    if job.priority != other.priority:
+        return job.priority > other.priority
+    return not job.parks and tokens > len(other.ids) + other.extra_tokens

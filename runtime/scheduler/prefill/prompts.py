@@ -4,73 +4,44 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
-from runtime.aio import together
 from runtime.backends.base import ForwardInterrupted
 from runtime.info import PromptProgress
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import Scores
 from runtime.scheduler.faults import bisect, typed
-from runtime.scheduler.jobs import CallJob, DecodingJob, Job, QueryJob, ScoreJob
+from runtime.scheduler.jobs import CallJob, DecodingJob, Job, QueryJob, ScoreJob, Turn
 from runtime.scheduler.kv.cache import Cache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
-from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stop_of
+from runtime.scheduler.prefill.prefill import (
+    ALONE_SECONDS,
+    CHUNK_SECONDS,
+    LONG_SECONDS,
+    Batch,
+    Pace,
+    Prefill,
+    by_workspace,
+    preemptible,
+    stop_of,
+)
+from runtime.scheduler.workers import Background
 
-CHUNK_SECONDS = 0.08  # a prefill chunk while another request waits for a token
-ALONE_SECONDS = 0.4  # a prefill chunk while none does
-LONG_SECONDS = 1.5  # the longest chunk that other jobs can interrupt, or of background work
+AT_ONCE = 64  # most jobs of one caller that are placed in one step
 CALM_SECONDS = 3.0  # without jobs of two callers at once; afterwards an interruptible chunk takes `LONG_SECONDS`
-QUIET_SHARE = 0.1  # uninterruptible background forwards take at most this part of the time without other work
-MIN_CHUNK = 32  # tokens; also of the first chunk on a slow machine, where a larger one may take minutes
 LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc reuses blocks up to 32 MiB, and pages in larger ones each time
 MOST_LOGITS_BYTES = 64 << 20  # `LOGITS_BYTES` of a large model: compared with half a byte per parameter, paging in is cheap
 FEWEST_ROWS = 128  # least rows of logits per forward, however large the vocabulary: fewer tokens do not fill a processor
 SHORT = 2  # tokens; jobs that need no more share one forward of up to `ALONE_SECONDS`, even while others wait
-
-
-class Pace:
-    """Sizes forwards: the number of tokens that take a given time at the measured speed.
-
-    Args:
-        speed: Tokens per second, an estimate before the first chunk.
-        most: Upper limit of tokens.
-    """
-
-    def __init__(self, speed: float, most: int) -> None:
-        self._speed, self._most = speed, most
-        self.measured = False  # whether the speed was measured
-        self.urgent = time.monotonic()  # time of the last work other than background work
-
-    def busy(self) -> None:
-        """Notes that there is work other than background work."""
-        self.urgent = time.monotonic()
-
-    def chunk(self, seconds: float) -> int:
-        """Tokens of a forward that takes `seconds`."""
-        return min(max(int(self._speed * seconds), MIN_CHUNK), self._most)
-
-    def background(self) -> int:
-        """Tokens of an uninterruptible background forward: more, the longer there was no other work."""
-        quiet = time.monotonic() - self.urgent
-        return self.chunk(min(max(QUIET_SHARE * quiet, ALONE_SECONDS), LONG_SECONDS))
-
-    def seconds(self, tokens: int) -> float:
-        """The expected duration of a forward of `tokens` tokens."""
-        return tokens / self._speed
-
-    def measure(self, tokens: int, seconds: float) -> None:
-        """Updates the speed by the duration of a forward."""
-        if tokens >= MIN_CHUNK // 2:
-            self._speed += 0.5 * (tokens / max(seconds, 1e-6) - self._speed)
-            self.measured = True
 
 
 def _interrupts(job: Job, others: Sequence[Job]) -> bool:
@@ -85,14 +56,79 @@ def _interrupts(job: Job, others: Sequence[Job]) -> bool:
     return not (isinstance(job, QueryJob) and any(isinstance(other, QueryJob) and job.key == other.key for other in others))
 
 
-def preemptible(job: Job, tokens: int, other: Job) -> bool:
-    """Whether a running job of `tokens` tokens may be preempted for a new one, `other`.
+class Lane(NamedTuple):
+    """The key of a queue of waiting jobs."""
 
-    A less urgent job may; an equally urgent one only for a shorter one, and only once.
+    priority: Priority
+    turn: Turn
+
+
+class Waiting:
+    """Waiting jobs: a queue per `Lane`, so that a call with thousands delays no other; and *parked* ones, which lack memory.
+
+    Args:
+        cache: Says what a parked job lacks.
+        ledger: Request metrics.
     """
-    if job.priority != other.priority:
-        return job.priority > other.priority
-    return not job.parks and tokens > len(other.ids) + other.extra_tokens
+
+    def __init__(self, cache: Cache, ledger: RequestMetrics) -> None:
+        self._cache, self._ledger = cache, ledger
+        self.new: dict[Lane, deque[Job]] = {}
+        self._admitted = 0  # jobs so far
+        self.parked: dict[Job, int] = {}  # each with the bytes that it needs, in order of arrival
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter([*self.parked, *(job for jobs in self.new.values() for job in jobs)])
+
+    def __len__(self) -> int:
+        return len(self.parked) + sum(map(len, self.new.values()))
+
+    def park(self, job: Job) -> None:
+        """Parks a job until the bytes that it needs are free besides the running jobs, or no other job runs."""
+        self._ledger.park(job)
+        job.parks += 1
+        self.parked[job] = self._cache.room.lacking(len(job.ids) + job.extra_tokens)
+
+    def drop(self, chosen: Callable[[Job], bool]) -> list[Job]:
+        """Removes and returns the chosen jobs."""
+        dropped = [job for job in self if chosen(job)]
+        if dropped:
+            removed = set(dropped)
+            self.parked = {job: needed for job, needed in self.parked.items() if job not in removed}
+            left = {key: deque(job for job in jobs if job not in removed) for key, jobs in self.new.items()}
+            self.new = {key: jobs for key, jobs in left.items() if jobs}
+        return dropped
+
+    def clear(self) -> None:
+        """Removes all jobs."""
+        self.new.clear()
+        self.parked.clear()
+
+    def take(self, returns: Callable[[int], bool], running: Sized, most: int) -> Iterator[Job]:
+        """Yields the jobs to place now, the most urgent first; the caller places each before it asks for the next one.
+
+        Args:
+            returns: Whether a parked job that needs the given number of bytes may return.
+            running: Running prompts.
+            most: From this number of running prompts on, each lane yields one job.
+        """
+        lanes = sorted(self.new, key=attrgetter("turn.served"))
+        for priority in Priority:
+            for job in list(self.parked):
+                if job.priority == priority and job in self.parked and returns(self.parked[job]):
+                    del self.parked[job]
+                    yield job
+            for lane in lanes:
+                for n in range(AT_ONCE if lane.priority == priority else 0):
+                    jobs = self.new.get(lane)  # placing the last job may have removed others
+                    if not jobs or (n and len(running) >= most):
+                        break
+                    job = jobs.popleft()
+                    if not jobs:
+                        del self.new[lane]
+                    self._admitted += 1
+                    job.order = self._admitted
+                    yield job
 
 
 class Prompts:
@@ -103,10 +139,13 @@ class Prompts:
         cache: Places prefills.
         counters: Counts the work done.
         ledger: Request metrics.
-        fail: Ends a job that has left its prefill with an error.
-        starts: For each kind of `DecodingJob`, starts its generation with the cursor and the distribution after the prompt.
-        park: Parks a job until another has left.
-        preempt_others: Preempts less urgent work of another kind; False if there is none.
+        pace: Sizes the forwards.
+        waiting: Takes preempted prompts.
+        background: The background jobs, which are preempted before a prompt is.
+
+    Attributes:
+        running: The prefills.
+        complete: The prompts of the last forward that are complete: the jobs, their cursors, and the distributions after them.
     """
 
     def __init__(
@@ -115,20 +154,17 @@ class Prompts:
         cache: Cache,
         counters: Counters,
         ledger: RequestMetrics,
-        *,
-        fail: Callable[[Job, BaseException], None],
-        starts: Mapping[type[Job], Callable[[Prefill, Distribution], None]],
-        park: Callable[[Job], None],
-        preempt_others: Callable[[], bool],
+        pace: Pace,
+        waiting: Waiting,
+        background: Background,
     ) -> None:
         self._batch_rows, self._batch_tokens = options.batch_rows, options.max_batch_tokens
         self._cache = cache
         self._counters = counters
         self._ledger = ledger
-        self._fail = fail
-        self._starts = starts
-        self._park = park
-        self._preempt_others = preempt_others
+        self._pace = pace
+        self._waiting = waiting
+        self._background = background
         self._round = 0
         self._disturbed = -math.inf  # the last time that two callers had jobs at once
         self._hurried = False  # whether the last forward was interrupted: a job waits for the next one
@@ -137,11 +173,11 @@ class Prompts:
         rows_bytes = min(max(backend.info.parameters // 2, LOGITS_BYTES), MOST_LOGITS_BYTES)
         most = max(rows_bytes // (4 * backend.info.vocab_size), FEWEST_ROWS)
         self._most_rows = options.max_batch_tokens if backend.on_device and not backend.unified else most
-        self.pace = Pace(cache.backend.speed, options.prefill_chunk_tokens or cache.backend.chunk_tokens)
         self.running: list[Prefill] = []
+        self.complete: list[tuple[Job, Prefill, Distribution]] = []
 
-    def step(self, *, decoding: bool) -> None:
-        """One forward within the quota, over all workspaces if the backend can.
+    def step(self, *, decoding: bool) -> Iterator[None]:
+        """One forward within the quota, over all workspaces if the backend can; after each, the caller empties `complete`.
 
         The most urgent prompts come first, then those of the caller that has waited longest.
 
@@ -149,14 +185,15 @@ class Prompts:
         """
         self._round += 1
         self.running.sort(key=attrgetter("job.priority", "job.turn.served", "served"))
-        quota = self.pace.chunk(CHUNK_SECONDS) if decoding else self._alone()
+        quota = self._pace.chunk(CHUNK_SECONDS) if decoding else self._alone()
         if decoding:
             self._disturbed = time.monotonic()
             short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
-            quota = max(quota, min(short, self.pace.chunk(ALONE_SECONDS)))
+            quota = max(quota, min(short, self._pace.chunk(ALONE_SECONDS)))
         quota = min(quota, self._batch_tokens)
         for group in [list(self.running)] if self._cache.backend.together else by_workspace(self.running):
             quota -= self._push(group[: self._batch_rows], quota)
+            yield
             if quota <= 0 or decoding:
                 return
 
@@ -164,17 +201,17 @@ class Prompts:
         """Tokens of the next forward while no generation waits: longer forwards cost less per token."""
         now, first = time.monotonic(), self.running[0].job  # the most urgent job
         if first.priority < Priority.BACKGROUND:
-            self.pace.urgent = now
+            self._pace.urgent = now
             for prefill in self.running:
                 if prefill.job.priority == first.priority and prefill.job.turn is not first.turn:
                     self._disturbed = now
         if self._hurried:
             self._hurried = False
-            return self.pace.chunk(CHUNK_SECONDS)
+            return self._pace.chunk(CHUNK_SECONDS)
         if self._cache.backend.interruptible:
-            calm = self.pace.measured and now - self._disturbed >= CALM_SECONDS
-            return self.pace.chunk(LONG_SECONDS if calm else ALONE_SECONDS)
-        return self.pace.background()
+            calm = self._pace.measured and now - self._disturbed >= CALM_SECONDS
+            return self._pace.chunk(LONG_SECONDS if calm else ALONE_SECONDS)
+        return self._pace.background()
 
     def _interrupted(self, group: Sequence[Prefill], until: float) -> bool:
         """Whether to interrupt a forward of `group`: for new jobs, or because no caller waits for any of its jobs.
@@ -204,8 +241,8 @@ class Prompts:
             for prefill in group:
                 batch.advance(prefill, quota - batch.size, stop_of(prefill, group) if recurrent else prefill.total)
             interrupted = None
-            if backend.interruptible and batch.size > self.pace.chunk(ALONE_SECONDS):
-                until = started + self.pace.seconds(batch.size) - ALONE_SECONDS
+            if backend.interruptible and batch.size > self._pace.chunk(ALONE_SECONDS):
+                until = started + self._pace.seconds(batch.size) - ALONE_SECONDS
                 interrupted = partial(self._interrupted, group, until)
             batch.run(interrupted)
         except BaseException as error:  # noqa: BLE001  # bisected: only the faulty request fails
@@ -223,14 +260,14 @@ class Prompts:
                 if len(batch.portions) > 1:  # one after the other: each may use all memory that the others do not need
                     groups = by_workspace(group)
                     return sum(self._push([p for p in part if p in self.running], quota) for part in groups)
-                if self._preempt_others() or self.preempt(group):
+                if self.preempt(group):
                     rest = [prefill for prefill in group if prefill in self.running]
                     return self._push(rest, quota) if rest else quota
             bisect(group, error, lambda part: self._push(part, quota), self.end)
             return quota
         pushed = batch.size
         seconds = time.monotonic() - started
-        self.pace.measure(pushed, seconds)
+        self._pace.measure(pushed, seconds)
         self._counters.prefill_seconds += seconds
         self._counters.tokens_prefilled += pushed
         self._counters.publish(self._cache)  # before the answers, so that their readers see the numbers
@@ -243,35 +280,28 @@ class Prompts:
                     prefill.job.on_progress(prefill.progress)
         if not self._cache.room.in_place:
             self._cache.copy_new_tails(moved)
-        complete: list[tuple[Job, Prefill, Distribution]] = []
         for prefill in moved:
-            self._settle_chunk(prefill, complete)
+            self._settle_chunk(prefill)
         if self._cache.copied_tails:
             self._cache.drop_copied_tails()
         self._counters.publish(self._cache)  # before the answers, so that their readers see the numbers
-        with together():
-            for job, prefill, last in complete:
-                try:
-                    if isinstance(job, DecodingJob):
-                        self._starts[type(job)](prefill, last)
-                    else:
-                        job.answer(last)
-                except BaseException as error:  # noqa: BLE001  # the border: only this job fails
-                    self._fail(job, error)
         return pushed
 
     def preempt(self, among: list[Prefill] | None = None, job: Job | None = None) -> bool:
-        """Preempts a prompt when running requests need more than the budget: it is parked, its KV stays in the trie.
+        """Preempts a background job, or else a prompt, when running requests need more than the budget.
 
-        Takes the least urgent prompt, of these one that was not parked before, of these the longest.
+        A prompt is parked; its KV stays in the trie. It is the least urgent one; of several, one that was not parked before; of
+        these, the longest.
 
         Args:
-            among: The candidates; None: all running prompts.
+            among: The candidates among the prompts; None: all running prompts.
             job: The job that needs room, if it is not running yet; see `preemptible`.
 
         Returns:
             False if there is no candidate, or no other running job that it could wait for.
         """
+        if self._background.preempt(job):
+            return True
         prefills = self.running if among is None else among
         if job is not None:
             prefills = [prefill for prefill in prefills if preemptible(prefill.job, prefill.total, job)]
@@ -279,7 +309,7 @@ class Prompts:
             return False
         chosen = max(prefills, key=lambda prefill: (prefill.job.priority, not prefill.job.parks, prefill.total))
         self._drop(chosen)
-        self._park(chosen.job)
+        self._waiting.park(chosen.job)
         return True
 
     def _resume(self, prefill: Prefill) -> bool:
@@ -300,8 +330,8 @@ class Prompts:
             return False
         return True
 
-    def _settle_chunk(self, prefill: Prefill, complete: list[tuple[Job, Prefill, Distribution]]) -> None:
-        """Publishes a chunk's tokens and scores; appends a complete path to `complete` and releases its place if not needed."""
+    def _settle_chunk(self, prefill: Prefill) -> None:
+        """Publishes a chunk's tokens and scores; a complete path joins `complete`, and its place is released if not needed."""
         job, chunk, rows = prefill.job, prefill.chunk, sorted(prefill.rows)
         prefill.chunk, scores, last = None, None, None
         prefill.rows.clear()
@@ -326,7 +356,7 @@ class Prompts:
             return
         if last is None:
             return
-        complete.append((job, prefill, last))
+        self.complete.append((job, prefill, last))
         self.running.remove(prefill)
         if not isinstance(job, DecodingJob):  # a generation keeps its place, and is counted at its end
             self._cache.leave(prefill)

@@ -20,7 +20,7 @@ from runtime import load
 from runtime.loading.memory_estimate import CONTEXT, estimate_fit, kv_numbers, state_numbers
 from runtime.options.generation import GenerationOptions
 from runtime.options.load import KvDtype, LoadOptions
-from runtime.scheduler.prefill.prompts import MIN_CHUNK  # the chunk size does not go below it, however busy the machine
+from runtime.scheduler.prefill.prefill import MIN_CHUNK  # the chunk size does not go below it, however busy the machine
 from runtime.shelf.model_shelf import ModelShelf
 from tests.tiny_models import BUILDERS, tiny_folder, tiny_path
 

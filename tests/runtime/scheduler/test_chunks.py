@@ -27,7 +27,8 @@ class Clock:
     def __init__(self, speed: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self._seconds, self._speed = 0.0, speed
         self.sizes: list[int] = []
-        monkeypatch.setattr("runtime.scheduler.prefill.prompts.time", SimpleNamespace(monotonic=lambda: self._seconds))
+        for module in ("prefill", "prompts"):
+            monkeypatch.setattr(f"runtime.scheduler.prefill.{module}.time", SimpleNamespace(monotonic=lambda: self._seconds))
 
     def __call__(self, tokens: Any) -> None:
         self.sizes.append(len(tokens))

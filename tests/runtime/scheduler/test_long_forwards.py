@@ -94,7 +94,8 @@ def calm_model(
     behaviour = Behaviour(interruptible=interruptible, recurrent=kind == "recurrent", overlaps=kind == "overlapping")
     with fake_model(behaviour, prefill_chunk_tokens=4_096) as model:
         made = Model(model, speed)
-        monkeypatch.setattr("runtime.scheduler.prefill.prompts.time", SimpleNamespace(monotonic=made.clock))
+        for module in ("prefill", "prompts"):
+            monkeypatch.setattr(f"runtime.scheduler.prefill.{module}.time", SimpleNamespace(monotonic=made.clock))
         engine_of(model).call(lambda: setattr(behaviour, "before_forward", made.before)).result(60)
         made.read(some_ids(1, 100), kind=kind)
         made.sizes.clear()
