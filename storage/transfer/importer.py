@@ -288,8 +288,19 @@ def _opened(path: Path) -> _Source:
         raise InvalidFileError(path.name, f"it cannot be read ({fault.strerror})") from fault
 
 
-def _size(part: ModelPart | VocabularyPart) -> int:
-    return len(part.info) if isinstance(part, ModelPart) else len(part.tokens)
+def _size(part: ImportPart) -> int:
+    """Bytes, or characters of text, of the large fields of a part."""
+    match part:
+        case TokensPart():
+            return len(part.columns) + len(part.summary)
+        case NodePart():
+            return len(part.text) + len(part.stats)
+        case ModelPart():
+            return len(part.info)
+        case VocabularyPart():
+            return len(part.tokens)
+        case _:
+            return 0
 
 
 def _batch(parts: Iterator[ImportPart]) -> list[ImportPart]:
@@ -297,10 +308,7 @@ def _batch(parts: Iterator[ImportPart]) -> list[ImportPart]:
     deadline, room, batch = time.perf_counter() + BATCH_SECONDS, BATCH_BYTES, list[ImportPart]()
     for part in parts:
         batch.append(part)
-        if isinstance(part, TokensPart):
-            room -= len(part.columns) + len(part.summary)
-        elif isinstance(part, VocabularyPart):
-            room -= len(part.tokens)
+        room -= _size(part)
         if room < 0 or time.perf_counter() > deadline:
             break
     return batch

@@ -80,13 +80,14 @@ class SessionRows(QAbstractListModel):
         self._open: int | None = None
         self._closed: set[int] = set()  # folders
         self._given: tuple[Sequence[SessionSummary], Sequence[FolderView], datetime.date] | None = None
+        self._now = datetime.datetime.now().astimezone()  # of `_given`
         self.tagging: int | None = None  # the session whose tags are edited, where its title usually is
 
     def take(self, sessions: Sequence[SessionSummary], now: datetime.datetime, folders: Sequence[FolderView] = ()) -> None:
         """Shows sessions: the pinned ones, the folders, then the rest grouped by the time of their last change."""
         given = (list(sessions), list(folders), now.date())
         if given != self._given:
-            self._given = given
+            self._given, self._now = given, now
             self._show(self._grouped(sessions, now, folders))
 
     def take_trash(self, sessions: Sequence[TrashedSession]) -> None:
@@ -97,11 +98,9 @@ class SessionRows(QAbstractListModel):
     def toggle(self, folder_id: int) -> None:
         """Shows or hides the sessions of a folder."""
         self._closed ^= {folder_id}
-        given, self._given = self._given, None
-        if given is not None:
-            sessions, folders, day = given
-            noon = datetime.datetime.combine(day, datetime.time(12)).astimezone()
-            self.take(sessions, noon, folders)
+        if self._given is not None:
+            sessions, folders, _ = self._given
+            self._show(self._grouped(sessions, self._now, folders))
 
     def reveal(self, session_id: int) -> None:
         """Shows the sessions of the folder that a session is in."""

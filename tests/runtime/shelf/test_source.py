@@ -177,3 +177,12 @@ def test_verification_reads_every_byte_again(imported: Path) -> None:
 def test_a_model_that_is_not_on_the_shelf_cannot_be_verified(name: str, shelf: Path) -> None:
     with pytest.raises(ModelLoadError, match="not on the shelf"):
         ModelShelf().verify(name)
+
+
+def test_a_damaged_record_of_a_digest_is_no_record(shelf: Path, tmp_path: Path) -> None:
+    path = small_llama().write(tmp_path / "small.gguf")
+    resolve(path)
+    assert remembered_sha256(path) is not None
+    for record in (shelf / ".digests").iterdir():
+        record.write_text("[" * 200_000)
+    assert remembered_sha256(path) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPushButton
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import FolderView, MainWindow, SessionSummary
-from ui.sidebar.session_rows import MIME
+from ui.sidebar.session_rows import MIME, SessionRows
 from ui.sidebar.sessions import SessionPanel
 
 Play = Callable[[Scene], None]
@@ -95,6 +96,25 @@ def test_a_folder_is_closed_opened_and_removed_without_its_sessions(in_window: P
         await until(lambda: "Boats" not in rows(panel))
 
     in_window(scene)
+
+
+def test_closing_a_folder_on_the_day_of_a_clock_change_leaves_the_groups_as_they_are(
+    app: QApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        now = datetime.datetime(2026, 10, 25, 0, 30).astimezone()
+        listed = SessionRows(app)
+        boat = SessionSummary(BOAT, "Boat", now.timestamp() - 1200, 1, pinned=False, is_sample=False)
+        listed.take([boat], now, [FolderView(70, "Food")])
+        names = [str(listed.index(row).data()) for row in range(listed.rowCount())]
+        assert names == ["Food", "Today", "Boat"]
+        listed.toggle(70)
+        assert [str(listed.index(row).data()) for row in range(listed.rowCount())] == names
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_session_is_dropped_into_a_folder_and_taken_out_by_menu(in_window: Play, bench: FakeWorkbench) -> None:
