@@ -203,7 +203,7 @@ class Embeddings(Worker[_Work]):
     # ---- both -----------------------------------------------------------------------------------------------------
 
     def _leave(self, work: _Work, finish: str) -> None:
-        self._ledger.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
+        self._request_metrics.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
 
     def _finish_text(self, work: _Work, number: int, pool: Pool) -> None:
         """Finishes a text: stores its vector, or ends the job if the vector is not finite."""

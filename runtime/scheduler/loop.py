@@ -64,7 +64,7 @@ class Scheduler:
         self._most = max(options.batch_rows, AT_ONCE)  # limit of running prompts; beyond it each caller gets one more
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
-        self._ledger = RequestMetrics(self.counters)
+        self._request_metrics = RequestMetrics(self.counters)
         self._drafter = self.cache.room.drafter = None if draft is None else Drafter(draft, self.cache.room.make)
         self._waiting = Waiting()
         self._has_waiting = False  # whether jobs still wait after a step
@@ -78,13 +78,13 @@ class Scheduler:
             options,
             self.cache,
             self.counters,
-            self._ledger,
+            self._request_metrics,
             vocabulary,
             self._drafter,
             overlaps=backend.overlaps,
             preempt=self._preempt,
         )
-        self._beams = Beams(self.cache, self.counters, self._ledger, self._preempt, vocabulary)
+        self._beams = Beams(self.cache, self.counters, self._request_metrics, self._preempt, vocabulary)
         self._starts: dict[type[Job], Callable[[Prefill, Distribution], None]] = {
             GenerateJob: self._decoding.start,
             FanJob: self._decoding.start,
@@ -94,13 +94,13 @@ class Scheduler:
             options,
             self.cache,
             self.counters,
-            self._ledger,
+            self._request_metrics,
             fail=self._fail,
             starts=self._starts,
             park=self._park,
             preempt_others=lambda: self._background.preempt(),
         )
-        context = WorkerContext(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
+        context = WorkerContext(backend, options, self.cache, self.counters, self._request_metrics, self._prompts.pace)
         self._background = Background(context)
         self.steps = 0
         self.counters.publish(self.cache)
@@ -125,7 +125,7 @@ class Scheduler:
                     continue
                 self._queries[job.key] = job
             else:
-                self._ledger.enter(job)
+                self._request_metrics.enter(job)
                 if isinstance(job, DecodingJob):
                     job.begin_masks()
             self._waiting.new.setdefault(Lane(job.priority, job.turn), deque()).append(job)
@@ -240,12 +240,12 @@ class Scheduler:
 
     def _drop_waiting(self, job: Job) -> None:
         """Ends a cancelled request before it is placed."""
-        self._ledger.leave(job, "cancelled")
+        self._request_metrics.leave(job, "cancelled")
         job.end(None)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """Ends a job without a place with an error, possibly a `BaseException` (a native panic)."""
-        self._ledger.leave(job, "error")
+        self._request_metrics.leave(job, "error")
         self.counters.publish(self.cache)  # before the answer, so that its reader sees the numbers
         job.end(typed(error))
 
@@ -254,7 +254,7 @@ class Scheduler:
         return self._background.preempt() or self._prompts.preempt()
 
     def _park(self, job: Job) -> None:
-        self._ledger.park(job)
+        self._request_metrics.park(job)
         self._waiting.park(job, self.cache.room.lacking(len(job.ids) + job.extra_tokens))
 
     def _fits(self, prefill: Prefill) -> bool:
@@ -279,7 +279,7 @@ class Scheduler:
             settle(job.future, job.call())
             return
         if not isinstance(job, QueryJob):
-            self._ledger.place(job)
+            self._request_metrics.place(job)
         if isinstance(job, BackgroundJob):
             self._background.admit(job)
             return
@@ -332,7 +332,7 @@ class Scheduler:
         """Ends a job whose path is being restored: with the error, or because no caller waits."""
         job = cursor.job
         self.cache.leave(cursor)
-        self._ledger.leave(job, "cancelled" if error is None else "error", reused=cursor.reused)
+        self._request_metrics.leave(job, "cancelled" if error is None else "error", reused=cursor.reused)
         job.end(error)
         self.blocks.restores.drop(cursor)
 

@@ -29,7 +29,7 @@ class WorkerContext:
     options: LoadOptions  # batch limits
     cache: Cache
     counters: Counters
-    ledger: RequestMetrics
+    request_metrics: RequestMetrics
     pace: Pace  # sizes the forwards
 
 
@@ -68,7 +68,7 @@ class Worker(ABC, Generic[W]):
 
     def __init__(self, context: WorkerContext) -> None:
         self._backend, self._options, self._cache = context.backend, context.options, context.cache
-        self._counters, self._ledger, self._pace = context.counters, context.ledger, context.pace
+        self._counters, self._request_metrics, self._pace = context.counters, context.request_metrics, context.pace
         self.running: list[W] = []  # the one served last is at the end
 
     @property

@@ -59,7 +59,7 @@ class Beams:
     Args:
         cache: Places the beams.
         counters: Counts the work done.
-        ledger: Request metrics.
+        request_metrics: Counts and times the requests.
         preempt: Preempts a background job or a prompt; False if there is none.
         vocabulary: The model's vocabulary.
     """
@@ -68,13 +68,13 @@ class Beams:
         self,
         cache: Cache,
         counters: Counters,
-        ledger: RequestMetrics,
+        request_metrics: RequestMetrics,
         preempt: Callable[[], bool],
         vocabulary: Vocabulary,
     ) -> None:
         self._cache = cache
         self._counters = counters
-        self._ledger = ledger
+        self._request_metrics = request_metrics
         self._preempt = preempt
         self._vocabulary = vocabulary
         self.running: list[Running] = []
@@ -147,7 +147,9 @@ class Beams:
     def _leave(self, one: Running, finish: str) -> None:
         self.running.remove(one)
         tokens = one.search.complete[0].last.length if one.search.complete else one.search.steps
-        self._ledger.leave(one.job, finish, generated=tokens, reused=one.reused, computed=one.computed, first=one.started)
+        self._request_metrics.leave(
+            one.job, finish, generated=tokens, reused=one.reused, computed=one.computed, first=one.started
+        )
         if one.job.constraint is not None and one.search.rules is not None:
             self._counters.count_grammar(tokens, one.search.rules)
         self._counters.tokens_reused += one.reused

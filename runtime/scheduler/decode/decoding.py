@@ -54,7 +54,7 @@ class Decoding:
         options: Batch limits.
         cache: Places the generations.
         counters: Counts the work done.
-        ledger: Request metrics.
+        request_metrics: Counts and times the requests.
         vocabulary: The model's vocabulary.
         drafter: The draft model, if any.
         overlaps: Whether the backend computes a begun forward asynchronously.
@@ -66,7 +66,7 @@ class Decoding:
         options: LoadOptions,
         cache: Cache,
         counters: Counters,
-        ledger: RequestMetrics,
+        request_metrics: RequestMetrics,
         vocabulary: Vocabulary,
         drafter: Drafter | None,
         *,
@@ -76,7 +76,7 @@ class Decoding:
         self._batch_rows = options.batch_rows
         self._cache = cache
         self._counters = counters
-        self._ledger = ledger
+        self._request_metrics = request_metrics
         self._vocabulary = vocabulary
         self._drafter = drafter
         self._overlaps = overlaps
@@ -134,7 +134,7 @@ class Decoding:
         """The branches of a fan; ends the cancelled ones."""
         assert isinstance(job, FanJob)
         for dropped in (one for one in job.jobs if one.cancelled):
-            self._ledger.leave(dropped, "cancelled")
+            self._request_metrics.leave(dropped, "cancelled")
             dropped.end(None)
         return [one for one in job.jobs if not one.cancelled]
 
@@ -164,7 +164,7 @@ class Decoding:
                 self._publish(row)
         finally:
             self._cache.leave(row.prefill)
-            self._ledger.leave(
+            self._request_metrics.leave(
                 row.job,
                 "error" if error is not None else row.stream.finish.label or "cancelled",
                 generated=made,

@@ -102,7 +102,7 @@ class Prompts:
         options: Batch limits.
         cache: Places prefills.
         counters: Counts the work done.
-        ledger: Request metrics.
+        request_metrics: Counts and times the requests.
         fail: Ends a job that has left its prefill with an error.
         starts: For each kind of `DecodingJob`, starts its generation with the cursor and the distribution after the prompt.
         park: Parks a job until another has left.
@@ -114,7 +114,7 @@ class Prompts:
         options: LoadOptions,
         cache: Cache,
         counters: Counters,
-        ledger: RequestMetrics,
+        request_metrics: RequestMetrics,
         *,
         fail: Callable[[Job, BaseException], None],
         starts: Mapping[type[Job], Callable[[Prefill, Distribution], None]],
@@ -124,7 +124,7 @@ class Prompts:
         self._batch_rows, self._batch_tokens = options.batch_rows, options.max_batch_tokens
         self._cache = cache
         self._counters = counters
-        self._ledger = ledger
+        self._request_metrics = request_metrics
         self._fail = fail
         self._starts = starts
         self._park = park
@@ -334,7 +334,7 @@ class Prompts:
         if isinstance(job, ScoreJob):
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             job.prompted = time.monotonic()
-            self._ledger.leave(job, "done", reused=prefill.reused, computed=prefill.computed)
+            self._request_metrics.leave(job, "done", reused=prefill.reused, computed=prefill.computed)
 
     def _score_rows(self, job: ScoreJob, chunk: ChunkLogits, rows: Sequence[tuple[int, int]]) -> Scores:
         """The job's known scores, for the whole path, with those of the tokens after the rows merged in."""
@@ -357,7 +357,7 @@ class Prompts:
         """Ends the job: with the error, or because no caller waits."""
         self._drop(prefill)
         how = "cancelled" if error is None else "error"
-        self._ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
+        self._request_metrics.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
         self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
         prefill.job.end(error)
 
@@ -393,7 +393,7 @@ class Prompts:
         self._counters.tokens_reused += len(job.ids)
         self._counters.last_reused, self._counters.last_computed = len(job.ids), 0
         number, listener = job.number, job.on_progress
-        self._ledger.leave(job, "done", reused=len(job.ids))
+        self._request_metrics.leave(job, "done", reused=len(job.ids))
         self._counters.publish(self._cache)
         if listener is not None:
             listener(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0, number))
