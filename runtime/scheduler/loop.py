@@ -24,7 +24,18 @@ from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.faults import all_of, typed
-from runtime.scheduler.jobs import BeamJob, CallJob, DecodingJob, FanJob, GenerateJob, Job, QueryJob, ScoreJob, Turn, settle
+from runtime.scheduler.jobs import (
+    BeamJob,
+    BranchesJob,
+    CallJob,
+    DecodingJob,
+    GenerateJob,
+    Job,
+    QueryJob,
+    ScoreJob,
+    Turn,
+    settle,
+)
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
@@ -87,7 +98,7 @@ class Scheduler:
         self._beams = Beams(self.cache, self.counters, self._request_metrics, self._preempt, vocabulary)
         self._starts: dict[type[Job], Callable[[Prefill, Distribution], None]] = {
             GenerateJob: self._decoding.start,
-            FanJob: self._decoding.start,
+            BranchesJob: self._decoding.start,
             BeamJob: self._beams.start,
         }  # called when a prompt is complete
         self._prompts = Prompts(

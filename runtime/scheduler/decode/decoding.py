@@ -33,7 +33,7 @@ from runtime.scheduler.decode.rows import (
     verify_draft,
 )
 from runtime.scheduler.faults import bisect, typed
-from runtime.scheduler.jobs import FanJob, GenerateJob, Job
+from runtime.scheduler.jobs import BranchesJob, GenerateJob, Job
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import Answer, NoRoomError, PartialForward, SharedFetch, Workspace, begin, forward, prepare
 from runtime.scheduler.metrics import Counters, RequestMetrics
@@ -131,8 +131,8 @@ class Decoding:
             raise
 
     def _branches(self, job: Job) -> list[GenerateJob]:
-        """The branches of a fan; ends the cancelled ones."""
-        assert isinstance(job, FanJob)
+        """The branches of a `BranchesJob`; ends the cancelled ones."""
+        assert isinstance(job, BranchesJob)
         for dropped in (one for one in job.jobs if one.cancelled):
             self._request_metrics.leave(dropped, "cancelled")
             dropped.end(None)
