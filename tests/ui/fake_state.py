@@ -231,7 +231,7 @@ class FakeState:
         self.kl_from = 0
         self.wanted_all: list[bool] = []
         self.moved = (0.0, 0.5, -0.5, 1.5, -1.5, 4.0, -4.0)
-        self.elsewhere: list[SimilarTurn] = []  # turns of other branches
+        self.other_branches: list[SimilarTurn] = []
         self.unscored = 0  # tokens of a session
         self.lacks_model = ""  # the reason why no model can be used
         self.poolings: tuple[Pooling, ...] = ("mean", "last", "max")

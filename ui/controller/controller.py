@@ -105,7 +105,7 @@ class Controller(Showing):
         await self.tasks.cancel()
 
     async def _start(self, session_id: int | None, *, fresh: bool) -> None:
-        free = [row for row in await self.sessions.list_all() if not row.elsewhere]
+        free = [row for row in await self.sessions.list_all() if not row.in_other_window]
         if session_id is None and free and not fresh:
             session_id = free[0].session_id
         if self.shown is None and self.tasks.running("open") is None:  # New Session may have been pressed already

@@ -61,7 +61,7 @@ from ui.port.refusals import (
     QT_TRANSLATE_NOOP,
     ModelRefusal,
     Refusal,
-    ShownElsewhere,
+    ShownInOtherWindow,
     in_window,
     translate,
     translate_with,

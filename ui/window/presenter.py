@@ -87,7 +87,7 @@ class Presenter(QObject):
         controller.refused.connect(self.refuse)
         controller.other_shown.connect(self._leave_refusal)
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
-        controller.sessions.trashed_elsewhere.connect(self._offer_restore)
+        controller.sessions.trashed_in_other_window.connect(self._offer_restore)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
         self._in_list = False  # the list of sessions has the focus
         steps = controller.undo_stack
