@@ -181,7 +181,7 @@ class Actions(QObject):
         self.usual = command(VIEW, self.tr("Usual Text Size"), lambda: w.zoom_text(0), "Ctrl+0")
         self.uncertain = command(VIEW, self.tr("Next Uncertain Token"), lambda: w.presenter.next_uncertain(),
             "Ctrl+J", separated=True)
-        self.disagreement = command(VIEW, self.tr("Next Disagreement"), lambda: w.presenter.second.next_disagreement(),
+        self.disagreement = command(VIEW, self.tr("Next Disagreement"), lambda: w.presenter.comparison.next_disagreement(),
             "Ctrl+Shift+J")
 
         self.stop = command(SESSION, self.tr("Stop"), lambda: w.controller.answers.stop(), STOP_KEYS,
@@ -210,8 +210,8 @@ class Actions(QObject):
             can=lambda now: now.can_step(+1))
         self.compare = command(SESSION, self.tr("Compare with Another Branch"), lambda: w.intents.compare(), "Ctrl+D",
             can=lambda now: now.has_branches)
-        self.second = command(SESSION, self.tr("Compare with a Model…"), lambda: w.controller.second.ask_menu(), "Ctrl+Shift+D",
-            can=lambda now: now.has_turns and not now.lacks_model)
+        self.compare_model = command(SESSION, self.tr("Compare with a Model…"), lambda: w.controller.comparison.ask_menu(),
+            "Ctrl+Shift+D", can=lambda now: now.has_turns and not now.lacks_model)
         self.score = command(SESSION, self.tr("Score Session"), lambda: w.transfers.score(),
             can=lambda now: now.has_turns and not now.running, needs="score")
         self.setup = command(SESSION, self.tr("Model and Adapters…"), lambda: w.popover.toggle(MODEL), "Ctrl+Shift+M",

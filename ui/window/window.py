@@ -202,7 +202,7 @@ class MainWindow(QMainWindow):
         self.escape.add(Closes.POPOVER, made, made.close_again)
         made.model.models_wanted.connect(self.controller.models.ask_menu)
         made.model.comparison_wanted.connect(made.close_again)
-        made.model.comparison_wanted.connect(self.controller.second.ask_menu)
+        made.model.comparison_wanted.connect(self.controller.comparison.ask_menu)
         made.model.more_wanted.connect(self._open_models)
         self.controller.shelf.downloads_changed.connect(made.model.adapter_field.show_downloads)
         made.model.adapter_field.show_downloads(self.controller.shelf.downloads)
