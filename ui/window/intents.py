@@ -80,16 +80,9 @@ class Intents(QObject):
         self._parts.show_sidebar(True)
         self._parts.sidebar.sessions.search.setFocus()
 
-    def find(self) -> None:
-        """Opens the search in the conversation, or in the tree if that is shown."""
-        self._finder.open()
-
-    def find_next(self, by: int) -> None:
-        """Goes to the next (+1) or the previous (-1) match."""
-        self._finder.step(by)
-
     @property
-    def _finder(self) -> FindBar:
+    def finder(self) -> FindBar:
+        """The search in the conversation, or in the tree if that is shown."""
         return self._parts.finder if self._parts.tree.isHidden() else self._parts.tree.finder
 
     def show_pruned(self, show: bool) -> None:  # a state, not an option
