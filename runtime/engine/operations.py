@@ -192,7 +192,7 @@ class Operations:
 
     def set_kv_budget(self, budget_bytes: int) -> Future[None]:
         """Sets the KV budget."""
-        return self._engine.call(lambda: self._engine.scheduler.cache.room.set_budget(budget_bytes))
+        return self._engine.call(lambda: self._engine.scheduler.cache.kv_budget.set_budget(budget_bytes))
 
     # ---- answers ---------------------------------------------------------------------------------------------
 

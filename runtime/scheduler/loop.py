@@ -76,7 +76,7 @@ class Scheduler:
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
         self._request_metrics = RequestMetrics(self.counters)
-        self._drafter = self.cache.room.drafter = None if draft is None else Drafter(draft, self.cache.room.make)
+        self._drafter = self.cache.kv_budget.drafter = None if draft is None else Drafter(draft, self.cache.kv_budget.make_room)
         self._waiting = Waiting()
         self._has_waiting = False  # whether jobs still wait after a step
         self._steps_to_sweep = 0  # steps until the waiting jobs are checked for cancelled ones
@@ -145,11 +145,11 @@ class Scheduler:
         """Runs one step; returns whether another one has work at once, without a new job or an answer of another thread."""
         self.steps += 1
         self._drop_cancelled()
-        room, looked = self.cache.room, self._last_check
-        self._last_check = self.cache.departures, self.cache.room.budget
+        kv_budget, looked = self.cache.kv_budget, self._last_check
+        self._last_check = self.cache.departures, self.cache.kv_budget.budget
 
         def returns(needed: int) -> bool:
-            return not room.live or (looked != self._last_check and room.spare() >= needed)
+            return not kv_budget.live or (looked != self._last_check and kv_budget.spare() >= needed)
 
         for job in self._waiting.take(returns, self._prompts.running, self._most):
             if job.abandoned:
@@ -174,7 +174,7 @@ class Scheduler:
         decodes = bool(self._decoding.rows or self._beams.running)
         if self._background.workers and not (decodes and self._prompts.running):
             self._background.step(contended=decodes or bool(self._prompts.running))
-        self.cache.room.account()
+        self.cache.kv_budget.account()
         self.counters.publish(self.cache)
         others = self._waiting.new or self._prompts.running or (self._background.workers and not self._background.waits)
         stalled = decodes and not others and self._decoding.stalled and self._beams.stalled
@@ -266,21 +266,21 @@ class Scheduler:
 
     def _park(self, job: Job) -> None:
         self._request_metrics.park(job)
-        self._waiting.park(job, self.cache.room.lacking(len(job.ids) + job.extra_tokens))
+        self._waiting.park(job, self.cache.kv_budget.lacking(len(job.ids) + job.extra_tokens))
 
     def _fits(self, prefill: Prefill) -> bool:
         """Whether a newly placed job has room besides the others, after preempting some of them if necessary.
 
         Called when memory is short or jobs are parked.
         """
-        room, job = self.cache.room, prefill.job
+        kv_budget, job = self.cache.kv_budget, prefill.job
         for elder, needed in self._waiting.parked.items():
             before = elder.priority <= job.priority and elder.order < job.order
-            if before and room.spare() < needed <= room.spare(elder.order):
+            if before and kv_budget.spare() < needed <= kv_budget.spare(elder.order):
                 return False  # only later jobs keep the parked one waiting: this job must not join them
-        if room.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
+        if kv_budget.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
             return True  # a shared prefix is computed and stored once
-        while room.spare() < 0 and len(room.live) > 1:
+        while kv_budget.spare() < 0 and len(kv_budget.live) > 1:
             if not (self._background.preempt(job) or self._prompts.preempt(job=job)):
                 return False
         return True
@@ -320,7 +320,7 @@ class Scheduler:
             self.blocks.restores.begin(self.cache.place(job, len(job.ids) - 1))
             return
         prefill = self.cache.place(job, max(first_wanted, 0))
-        if (self._waiting.parked or not self.cache.room.plenty) and not self._fits(prefill):
+        if (self._waiting.parked or not self.cache.kv_budget.plenty) and not self._fits(prefill):
             self.cache.leave(prefill)
             self._park(job)
             return

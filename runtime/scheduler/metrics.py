@@ -66,13 +66,13 @@ class Counters:
 
     def publish(self, cache: Cache) -> None:
         """Makes the present numbers visible to other threads."""
-        trie, room, (forwards, pushed) = cache.trie, cache.room, cache.before
+        trie, kv_budget, (forwards, pushed) = cache.trie, cache.kv_budget, cache.before
         of_cache = (
             cache.backend.pushed - pushed,
             cache.backend.forwards - forwards,
-            room.bytes,
-            room.budget,
-            room.peak,
+            kv_budget.bytes,
+            kv_budget.budget,
+            kv_budget.peak,
             trie.evicted_bytes,
             trie.evictions,
             cache.hits,

@@ -202,11 +202,11 @@ class Decoding:
         rows = [row for row in self.rows if row.workspace is workspace]
         for row in rows:
             row.next_copy_out = max(2 * row.pushed, COPY_OUT_TOKENS)
-        room, alone = self._cache.room, len(rows) == 1 and workspace.held == len(rows[0].job.ids) + rows[0].pushed
-        if alone or workspace.users > len(rows) or not room.in_place:
+        kv_budget, alone = self._cache.kv_budget, len(rows) == 1 and workspace.held == len(rows[0].job.ids) + rows[0].pushed
+        if alone or workspace.users > len(rows) or not kv_budget.in_place:
             return
         try:
-            room.copy_out(workspace)
+            kv_budget.copy_out(workspace)
         except BaseException:  # as in `_publish`
             log.exception("what stands beside a running answer could not be copied out")
 

@@ -241,7 +241,7 @@ class Prompts:
                 prefill.served = prefill.job.turn.served = self._round
                 if prefill.job.on_progress is not None:
                     prefill.job.on_progress(prefill.progress)
-        if not self._cache.room.in_place:
+        if not self._cache.kv_budget.in_place:
             self._cache.copy_new_tails(moved)
         complete: list[tuple[Job, Prefill, Distribution]] = []
         for prefill in moved:
@@ -275,7 +275,7 @@ class Prompts:
         prefills = self.running if among is None else among
         if job is not None:
             prefills = [prefill for prefill in prefills if preemptible(prefill.job, prefill.total, job)]
-        if not prefills or len(self._cache.room.live) < 2:
+        if not prefills or len(self._cache.kv_budget.live) < 2:
             return False
         chosen = max(prefills, key=lambda prefill: (prefill.job.priority, not prefill.job.parks, prefill.total))
         self._drop(chosen)
