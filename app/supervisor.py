@@ -87,7 +87,7 @@ class Supervisor:
     def beside(self, source: str, backend: str, changes: Mapping[str, Any]) -> Supervisor:
         """A supervisor of a second engine, without block file and speculation."""
         options = {name: value for name, value in self.options.items() if name not in _OWN}
-        if "wishes" in options:  # `changes` may set options that are wishes here
+        if "wishes" in options:  # `changes` may set options that are soft here
             options["wishes"] = [name for name in options["wishes"] if name in options]
         if "log_path" in options:
             log_path = Path(options["log_path"])

@@ -192,7 +192,7 @@ async def run_window(
     application = QApplication.instance()
     if isinstance(application, Application):
         application.file_opened.connect(windows.open_file)
-    with _closing_on_signals(windows), _telling_of_a_move(windows):
+    with _closing_on_signals(windows), _explaining_moved_app(windows):
         await filled.wait()
         window.repaint()  # now, before the engine uses the CPU
         log.info("%s %.3f s of processor time", COMPLETE, time.process_time())
@@ -275,7 +275,7 @@ def _closing_on_signals(windows: AppWindows) -> Iterator[None]:
 
 
 @contextmanager
-def _telling_of_a_move(windows: AppWindows) -> Iterator[None]:
+def _explaining_moved_app(windows: AppWindows) -> Iterator[None]:
     """Explains exceptions outside commands if the app bundle was moved, which makes its files missing."""
     before = sys.excepthook
 

@@ -13,14 +13,14 @@ import pytest
 from tests.pages import PAGES, ROOT, blocks
 
 PATIENCE_SECONDS = 240
-ELSEWHERE = {  # executed by tests of their own
+TESTED_BY_OTHERS = {  # executed by tests of their own
     "docs/coming-from.md",  # tests/test_coming_from.py: every line of its tables too
     "docs/session-files.md",  # tests/app/cli/test_smollm2.py: behind the commands that write its file
 }
 EXAMPLES = {
     f"{page} {number}": example
     for page, text in PAGES.items()
-    if page not in ELSEWHERE
+    if page not in TESTED_BY_OTHERS
     for number, example in enumerate(blocks(text, "python"), 1)
 }
 

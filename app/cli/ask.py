@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from app.cli.common import console, read_text, reading
 from app.cli.options import (
-    ELSEWHERE,
+    OPTION_HINTS,
     PRESET,
     AnswerOptions,
     Flags,
@@ -228,8 +228,8 @@ def _line(number: int, text: str, asked: AnswerOptions, place: int) -> Line:
     unknown = next((name for name in entry if name not in KNOWN), None)
     if unknown is not None:
         close = get_close_matches(unknown, KNOWN, n=1)
-        hint = f"use {ELSEWHERE[unknown]}" if unknown in ELSEWHERE else f"known: {', '.join(sorted(KNOWN))}"
-        hint = f"did you mean {close[0]!r}?" if close and unknown not in ELSEWHERE else hint
+        hint = f"use {OPTION_HINTS[unknown]}" if unknown in OPTION_HINTS else f"known: {', '.join(sorted(KNOWN))}"
+        hint = f"did you mean {close[0]!r}?" if close and unknown not in OPTION_HINTS else hint
         raise InvalidRequestError(f"unknown name {unknown[:60]!r}: {hint}")
     given = {name: value for name, value in entry.items() if value is not None}
     prompt, messages = given.get("prompt"), given.get("messages")

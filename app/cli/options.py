@@ -55,7 +55,7 @@ FLAGS: Final = {  # names with a flag of their own
     "adapters": "--adapter",
 }
 _BEAMS: Final = "Python: the command line has no beam search (model.beam_generate)"
-ELSEWHERE: Final = {  # names of options elsewhere, and what to use on the command line
+OPTION_HINTS: Final = {  # names of options in other libraries, and what to use on the command line
     **dict.fromkeys(("grammar", "guided_grammar"), "--schema, --regex or --lark"),
     **dict.fromkeys(("response_format", "schema", "json_schema", "guided_json"), "--schema"),
     **dict.fromkeys(("regex", "guided_regex"), "--regex"),
@@ -283,8 +283,8 @@ def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, An
         name = name.strip()
         if not equals or not name:
             raise click.UsageError(f"--option {text}: write NAME=VALUE, such as typical_p=0.9")
-        if name in ELSEWHERE:
-            raise click.UsageError(f"--option {name}: use {ELSEWHERE[name]}")
+        if name in OPTION_HINTS:
+            raise click.UsageError(f"--option {name}: use {OPTION_HINTS[name]}")
         if name in LOADING - OPTION_NAMES:
             raise click.UsageError(f"--option {name}: use --load {name}={value}, for it is decided when a model is loaded")
         if name in found or name in said:

@@ -101,7 +101,7 @@ class LanguageModel:
         self._kv, self._adapters = KvCache(transport, self._checks), AdapterStack(transport)
         self._tokenizer_digest: str | None = None
         self._before_text: list[int] | None = None  # the ids of "", which the tokenizer puts before every text
-        self._finalizer = weakref.finalize(self, transport.forgotten)
+        self._finalizer = weakref.finalize(self, transport.finalize)
         self._finalizer.atexit = False  # at exit the engine ends with the process
 
     def __repr__(self) -> str:

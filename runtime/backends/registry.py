@@ -50,7 +50,7 @@ _BUILT_IN = {
     "mock": _BuiltIn("runtime.backends.mock:load", own_text=True),
     "fake": _BuiltIn("runtime.backends.fake:load", own_text=True),
 }
-_ELSEWHERE = {
+_REMOTE_ONLY = {
     "vllm": "a vLLM server is connected to by its address: `elsewise ask --connect URL` (or `connect(base_url)`, "
     "`load_model_by_name(name, 'vllm', {'base_url': URL})`); on this machine use hf or mlx"
 }
@@ -82,7 +82,7 @@ def unregister_backend(name: str) -> None:
 
 def available_backends() -> dict[str, str | bool]:
     """Every known name: True, or why it cannot run here, with the install line. Imports none of them."""
-    answer: dict[str, str | bool] = dict(_ELSEWHERE)
+    answer: dict[str, str | bool] = dict(_REMOTE_ONLY)
     for name, built_in in _BUILT_IN.items():
         missing = _missing(name)
         answer[name] = f"{' and '.join(missing)} not installed {built_in.install}" if missing else True

@@ -49,9 +49,9 @@ from runtime.scheduler.embedding import EmbedJob
 from runtime.scheduler.jobs import (
     AnsweredJob,
     BeamJob,
+    BranchesJob,
     CallJob,
     DecodingJob,
-    FanJob,
     GenerateJob,
     Job,
     QueryJob,
@@ -192,7 +192,7 @@ class Operations:
 
     def set_kv_budget(self, budget_bytes: int) -> Future[None]:
         """Sets the KV budget."""
-        return self._engine.call(lambda: self._engine.scheduler.cache.room.set_budget(budget_bytes))
+        return self._engine.call(lambda: self._engine.scheduler.cache.kv_budget.set_budget(budget_bytes))
 
     # ---- answers ---------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Operations:
                 await off_loop(first.constraint.ready, None)  # so that the mask is computed once
             jobs = {options.branch: first} | {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}
             shared = {field.name: getattr(first, field.name) for field in fields(DecodingJob)}
-            async for item in self._stream(group, jobs, [FanJob(**shared, jobs=tuple(jobs.values()))], on_progress):
+            async for item in self._stream(group, jobs, [BranchesJob(**shared, jobs=tuple(jobs.values()))], on_progress):
                 yield item
 
         return Branches(read(), partial(self._drop, group))

@@ -44,7 +44,7 @@ class Grammars:
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._making_tokenizer = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
         self._tokenizer: Any = None
         self._width = 0
         self._workers: MaskWorkers | None = None
@@ -175,7 +175,7 @@ class Grammars:
         """An `llguidance.LLMatcher` in its initial state."""
         import llguidance
 
-        with self._making_tokenizer:
+        with self._tokenizer_lock:
             if self._tokenizer is None:
                 vocabulary = self._vocabulary()
                 self._tokenizer, self._width = _tokenizer_of(vocabulary), len(vocabulary.tokens)

@@ -83,7 +83,7 @@ class _Reading:
         if name in _WITHOUT_EFFECT and isinstance(value, bool):
             return
         if not isinstance(name, str) or name not in OPTION_NAMES:
-            hint = elsewhere(name) or nearest(name, OPTION_NAMES)
+            hint = option_hint(name) or nearest(name, OPTION_NAMES)
             raise InvalidRequestError(f"unknown option {shown(name)}: {hint}")
         if value is None:
             return
@@ -188,7 +188,7 @@ _SCORE = "model.score(ids) has what the model thinks of a prompt's tokens"
 _GUESSES = "speculative=SpeculativeOptions(...), or a mapping of its names, turns on speculative decoding"
 _SCHEMA = "a JSON schema is grammar=Grammar.json_schema(...), or a response_format"
 
-_PLACES: Final = {
+_OPTION_HINTS: Final = {
     **dict.fromkeys(("num_beams", "beam_width", "beam_size", "beams", "use_beam_search", "num_beam_groups"), _BEAMS),
     **{
         name: f"it belongs to beam search: model.beam_generate(ids, BeamOptions({name}=...))"
@@ -215,11 +215,11 @@ _PLACES: Final = {
 _AT_LOAD: Final = frozenset(f.name for f in fields(LoadOptions))
 
 
-def elsewhere(name: object) -> str | None:
+def option_hint(name: object) -> str | None:
     """The place, in words, of the setting that another library calls by this name; None for an unknown name."""
     if not isinstance(name, str):
         return None
     plain = name.strip().replace("-", "_").casefold()
     if plain in _AT_LOAD:
         return f"it is decided when a model is loaded: load(..., {plain}=...)"
-    return _PLACES.get(plain)
+    return _OPTION_HINTS.get(plain)

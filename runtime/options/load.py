@@ -30,7 +30,7 @@ Weights = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4"]
 ChatFormat = Literal["auto", "none", "chatml", "llama3", "mistral", "gemma", "plain"]
 
 MOST_THREADS: Final = 1024
-WISHES: Final = ("weights", "context_length", "offload")  # options that `LoadOptions.wishes` may name
+SOFT_OPTIONS: Final = ("weights", "context_length", "offload")  # those that `LoadOptions.wishes` may name
 
 BATCH_ROWS = 64  # default of `max_batch_rows`
 CHUNK_TOKENS, CUDA_CHUNK_TOKENS = 512, 2048  # defaults of `prefill_chunk_tokens`
@@ -60,8 +60,8 @@ class LoadOptions:
     and `resolve=False` switch those stops off). A user's template adds no ends: give `stop` with the request. These three
     options do not change KV: `kv_fingerprint` stays; `model_fingerprint` and `ModelInfo.template_digest` change.
 
-    `wishes` names settings that may be left out: a model or an engine that cannot have one of them (weights in fewer bits on
-    mlx, a longer context than the model's) is loaded without it, with a note in `ModelInfo.warnings`, instead of refused.
+    `wishes` names soft options, which may be left out: a model or an engine that cannot have one (weights in fewer bits on mlx,
+    a longer context than the model's) is loaded without it, with a note in `ModelInfo.warnings`, instead of refused.
     """
 
     # "auto", or the device that the backend computes on: cpu, cuda[:n] or mps
@@ -96,7 +96,7 @@ class LoadOptions:
     # a model of the same vocabulary that drafts tokens for `speculative`
     draft_model: str | None = option(None, text("a folder or a name on the shelf, as text"))
     # options to leave out, with a warning, where this model or its engine cannot have them
-    wishes: tuple[str, ...] = option((), many(f"options out of {', '.join(WISHES)}", WISHES.__contains__))
+    wishes: tuple[str, ...] = option((), many(f"options out of {', '.join(SOFT_OPTIONS)}", SOFT_OPTIONS.__contains__))
 
     @property
     def batch_rows(self) -> int:

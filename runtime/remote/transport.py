@@ -152,7 +152,7 @@ class RemoteTransport:
         finally:
             self._thread.stop()
 
-    def forgotten(self) -> None:
+    def finalize(self) -> None:
         """Closes the connections without waiting."""
         if self.ended is None:
             self._operations.text.close()

@@ -150,10 +150,10 @@ class Embeddings(Worker[_Work]):
         longest = max(map(len, paths))
         tokens = np.stack([np.concatenate([path, np.full(longest - len(path), path[-1])]) for path in paths]).astype(np.int64)
         needed = tokens.size * self._backend.info.hidden_size * 4
-        if not self._cache.room.make(needed):
+        if not self._cache.kv_budget.make_room(needed):
             raise NoRoomError(
                 f"the hidden states of {tokens.size:,} tokens need {needed:,} bytes, and running requests leave no room "
-                f"for them in the budget of {self._cache.room.budget:,}: raise kv_cache_bytes (`set_kv_budget`) "
+                f"for them in the budget of {self._cache.kv_budget.budget:,}: raise kv_cache_bytes (`set_kv_budget`) "
                 "or end another request"
             )
         started, stack = time.monotonic(), stack_of(chosen[0][0].job.namespace)  # all chosen texts have the same adapters
@@ -161,7 +161,7 @@ class Embeddings(Worker[_Work]):
         try:
             hidden = self._backend.hidden_states(tokens, stacks)  # (rows, longest, hidden)
         except MemoryBudgetError:
-            self._cache.room.free_unused()
+            self._cache.kv_budget.free_unused()
             hidden = self._backend.hidden_states(tokens, stacks)
         self._pace.measure(tokens.size, time.monotonic() - started)
         for (work, number), path, states in zip(chosen, paths, hidden, strict=True):
@@ -203,7 +203,7 @@ class Embeddings(Worker[_Work]):
     # ---- both -----------------------------------------------------------------------------------------------------
 
     def _leave(self, work: _Work, finish: str) -> None:
-        self._ledger.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
+        self._request_metrics.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
 
     def _finish_text(self, work: _Work, number: int, pool: Pool) -> None:
         """Finishes a text: stores its vector, or ends the job if the vector is not finite."""

@@ -275,7 +275,7 @@ def settle(future: Waiter, value: object = None, *, error: BaseException | None 
 
 
 @dataclass(slots=True, eq=False)
-class FanJob(DecodingJob):
+class BranchesJob(DecodingJob):
     """Several continuations of one path, which is computed once for all of them."""
 
     jobs: Sequence[GenerateJob] = ()

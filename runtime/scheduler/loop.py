@@ -62,9 +62,9 @@ class Scheduler:
         self._most = max(options.batch_rows, AT_ONCE)  # limit of running prompts; beyond it each caller gets one more
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
-        self._ledger = RequestMetrics(self.counters)
-        self._drafter = self.cache.room.drafter = None if draft is None else Drafter(draft, self.cache.room.make)
-        self._waiting = Waiting(self.cache, self._ledger)
+        self._request_metrics = RequestMetrics(self.counters)
+        self._drafter = self.cache.kv_budget.drafter = None if draft is None else Drafter(draft, self.cache.kv_budget.make_room)
+        self._waiting = Waiting(self.cache, self._request_metrics)
         self._has_waiting = False  # whether jobs still wait after a step
         self._steps_to_sweep = 0  # steps until the waiting jobs are checked for cancelled ones
         self._last_check = (-1, 0)  # departures and budget at the last check for room for parked jobs
@@ -72,20 +72,24 @@ class Scheduler:
         self.blocks = Blocks(options.blocks, self.cache, self.counters)
         self._leaving: list[tuple[str, Future[None]]] = []  # digests of adapters to unload, and the futures to settle
         self._pace = Pace(backend.speed, options.prefill_chunk_tokens or backend.chunk_tokens)
-        self._background = Background(WorkerContext(backend, options, self.cache, self.counters, self._ledger, self._pace))
-        self._prompts = Prompts(options, self.cache, self.counters, self._ledger, self._pace, self._waiting, self._background)
+        self._background = Background(
+            WorkerContext(backend, options, self.cache, self.counters, self._request_metrics, self._pace)
+        )
+        self._prompts = Prompts(
+            options, self.cache, self.counters, self._request_metrics, self._pace, self._waiting, self._background
+        )
         vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
         self._decoding = Decoding(
             options,
             self.cache,
             self.counters,
-            self._ledger,
+            self._request_metrics,
             vocabulary,
             self._drafter,
             overlaps=backend.overlaps,
             preempt=self._prompts.preempt,
         )
-        self._beams = Beams(self.cache, self.counters, self._ledger, self._prompts.preempt, vocabulary)
+        self._beams = Beams(self.cache, self.counters, self._request_metrics, self._prompts.preempt, vocabulary)
         self.steps = 0
         self.counters.publish(self.cache)
 
@@ -109,7 +113,7 @@ class Scheduler:
                     continue
                 self._queries[job.key] = job
             else:
-                self._ledger.enter(job)
+                self._request_metrics.enter(job)
                 if isinstance(job, DecodingJob):
                     job.begin_masks()
             self._waiting.new.setdefault(Lane(job.priority, job.turn), deque()).append(job)
@@ -118,11 +122,11 @@ class Scheduler:
         """Runs one step; returns whether another one has work at once, without a new job or an answer of another thread."""
         self.steps += 1
         self._drop_cancelled()
-        room, looked = self.cache.room, self._last_check
-        self._last_check = self.cache.departures, self.cache.room.budget
+        kv_budget, looked = self.cache.kv_budget, self._last_check
+        self._last_check = self.cache.departures, self.cache.kv_budget.budget
 
         def returns(needed: int) -> bool:
-            return not room.live or (looked != self._last_check and room.spare() >= needed)
+            return not kv_budget.live or (looked != self._last_check and kv_budget.spare() >= needed)
 
         for job in self._waiting.take(returns, self._prompts.running, self._most):
             if job.abandoned:
@@ -159,7 +163,7 @@ class Scheduler:
         decodes = bool(self._decoding.rows or self._beams.running)
         if self._background.workers and not (decodes and self._prompts.running):
             self._background.step(contended=decodes or bool(self._prompts.running))
-        self.cache.room.account()
+        self.cache.kv_budget.account()
         self.counters.publish(self.cache)
         others = self._waiting.new or self._prompts.running or (self._background.workers and not self._background.waits)
         stalled = decodes and not others and self._decoding.stalled and self._beams.stalled
@@ -240,12 +244,12 @@ class Scheduler:
 
     def _drop_waiting(self, job: Job) -> None:
         """Ends a cancelled request before it is placed."""
-        self._ledger.leave(job, "cancelled")
+        self._request_metrics.leave(job, "cancelled")
         job.end(None)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """Ends a job without a place with an error, possibly a `BaseException` (a native panic)."""
-        self._ledger.leave(job, "error")
+        self._request_metrics.leave(job, "error")
         self.counters.publish(self.cache)  # before the answer, so that its reader sees the numbers
         job.end(typed(error))
 
@@ -258,14 +262,14 @@ class Scheduler:
 
         Called when memory is short or jobs are parked.
         """
-        room, job = self.cache.room, prefill.job
+        kv_budget, job = self.cache.kv_budget, prefill.job
         for elder, needed in self._waiting.parked.items():
             before = elder.priority <= job.priority and elder.order < job.order
-            if before and room.spare() < needed <= room.spare(elder.order):
+            if before and kv_budget.spare() < needed <= kv_budget.spare(elder.order):
                 return False  # only later jobs keep the parked one waiting: this job must not join them
-        if room.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
+        if kv_budget.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
             return True  # a shared prefix is computed and stored once
-        while room.spare() < 0 and len(room.live) > 1:
+        while kv_budget.spare() < 0 and len(kv_budget.live) > 1:
             if not self._prompts.preempt(job=job):
                 return False
         return True
@@ -275,7 +279,7 @@ class Scheduler:
             settle(job.future, job.call())
             return
         if not isinstance(job, QueryJob):
-            self._ledger.place(job)
+            self._request_metrics.place(job)
         if isinstance(job, BackgroundJob):
             self._background.admit(job)
             return
@@ -305,7 +309,7 @@ class Scheduler:
             self.blocks.restores.begin(self.cache.place(job, len(job.ids) - 1))
             return
         prefill = self.cache.place(job, max(first_wanted, 0))
-        if (self._waiting.parked or not self.cache.room.plenty) and not self._fits(prefill):
+        if (self._waiting.parked or not self.cache.kv_budget.plenty) and not self._fits(prefill):
             self.cache.leave(prefill)
             self._waiting.park(job)
             return
@@ -328,6 +332,6 @@ class Scheduler:
         """Ends a job whose path is being restored: with the error, or because no caller waits."""
         job = cursor.job
         self.cache.leave(cursor)
-        self._ledger.leave(job, "cancelled" if error is None else "error", reused=cursor.reused)
+        self._request_metrics.leave(job, "cancelled" if error is None else "error", reused=cursor.reused)
         job.end(error)
         self.blocks.restores.drop(cursor)

@@ -15,7 +15,7 @@ from typing import Any
 from runtime.grammar.constraint import Constraint
 from runtime.info import Latency, Metrics, RequestTimings
 from runtime.scheduler.beam.beam_rules import BeamRules
-from runtime.scheduler.jobs import CallJob, FanJob, GenerateJob, Job, QueryJob
+from runtime.scheduler.jobs import BranchesJob, CallJob, GenerateJob, Job, QueryJob
 from runtime.scheduler.kv.cache import Cache
 
 RECENT = 32  # latest requests whose timings are kept
@@ -66,13 +66,13 @@ class Counters:
 
     def publish(self, cache: Cache) -> None:
         """Makes the present numbers visible to other threads."""
-        trie, room, (forwards, pushed) = cache.trie, cache.room, cache.before
+        trie, kv_budget, (forwards, pushed) = cache.trie, cache.kv_budget, cache.before
         of_cache = (
             cache.backend.pushed - pushed,
             cache.backend.forwards - forwards,
-            room.bytes,
-            room.budget,
-            room.peak,
+            kv_budget.bytes,
+            kv_budget.budget,
+            kv_budget.peak,
             trie.evicted_bytes,
             trie.evictions,
             cache.hits,
@@ -125,8 +125,8 @@ class RequestMetrics:
         self._queue, self._first, self._token = (deque[float](maxlen=WINDOW) for _ in _LATENCIES)
 
     def enter(self, job: Job) -> None:
-        """Counts the arrival of a request; each branch of a `FanJob` is a request."""
-        if isinstance(job, FanJob):
+        """Counts the arrival of a request; each branch of a `BranchesJob` is a request."""
+        if isinstance(job, BranchesJob):
             for branch in job.jobs:
                 self.enter(branch)
             return
@@ -139,7 +139,7 @@ class RequestMetrics:
 
     def place(self, job: Job) -> None:
         """Notes that work on a request begins."""
-        for branch in job.jobs if isinstance(job, FanJob) else ():
+        for branch in job.jobs if isinstance(job, BranchesJob) else ():
             self.place(branch)
         if job.number and not job.placed:
             job.placed = time.monotonic()
@@ -147,7 +147,7 @@ class RequestMetrics:
 
     def park(self, job: Job) -> None:
         """Notes that a parked request waits again."""
-        for branch in job.jobs if isinstance(job, FanJob) else ():
+        for branch in job.jobs if isinstance(job, BranchesJob) else ():
             self.park(branch)
         if job.number and job.placed:
             job.placed = job.prompted = 0.0
@@ -179,7 +179,7 @@ class RequestMetrics:
             drafted: Tokens drafted by speculation.
             accepted: Drafted tokens that were accepted.
         """
-        for branch in job.jobs if isinstance(job, FanJob) else ():
+        for branch in job.jobs if isinstance(job, BranchesJob) else ():
             self.leave(branch, finish, prompt=prompt, generated=generated, reused=reused, computed=computed, first=first)
         if job.number <= 0:  # no request, or its end was counted before
             return

@@ -225,7 +225,7 @@ class Readings(Worker[_Work]):
     def _leave(self, work: _Work, finish: str) -> None:
         self.running.remove(work)
         self._free(work)
-        self._ledger.leave(work.job, finish, reused=work.reused, computed=work.computed)
+        self._request_metrics.leave(work.job, finish, reused=work.reused, computed=work.computed)
         self._counters.publish(self._cache)
 
 

@@ -28,7 +28,7 @@ class WorkerContext:
     options: LoadOptions  # batch limits
     cache: Cache
     counters: Counters
-    ledger: RequestMetrics
+    request_metrics: RequestMetrics
     pace: Pace  # sizes the forwards
 
 
@@ -67,7 +67,7 @@ class Worker(ABC, Generic[W]):
 
     def __init__(self, context: WorkerContext) -> None:
         self._backend, self._options, self._cache = context.backend, context.options, context.cache
-        self._counters, self._ledger, self._pace = context.counters, context.ledger, context.pace
+        self._counters, self._request_metrics, self._pace = context.counters, context.request_metrics, context.pace
         self.running: list[W] = []  # the one served last is at the end
 
     @property
@@ -76,9 +76,9 @@ class Worker(ABC, Generic[W]):
         return all(map(self._is_blocked, self.running))
 
     def _is_blocked(self, work: W) -> bool:
-        if work.lacking is None or not self._cache.room.live:
+        if work.lacking is None or not self._cache.kv_budget.live:
             return False
-        return work.departures == self._cache.departures or self._cache.room.spare() < work.lacking
+        return work.departures == self._cache.departures or self._cache.kv_budget.spare() < work.lacking
 
     @abstractmethod
     def admit(self, job: Any) -> None:
@@ -116,7 +116,7 @@ class Worker(ABC, Generic[W]):
 
     def _retry_later(self, work: W, error: BaseException) -> bool:
         """Restarts a job later if its forward found no room because of other requests; else returns False."""
-        if not isinstance(error, NoRoomError) or len(self._cache.room.live) == (work.prefill is not None):
+        if not isinstance(error, NoRoomError) or len(self._cache.kv_budget.live) == (work.prefill is not None):
             return False
         self._restart(work)
         return True
@@ -125,7 +125,7 @@ class Worker(ABC, Generic[W]):
         """Frees the job's pack; the job begins again when there is room."""
         self._free(work)
         work.job.parks += 1
-        work.lacking, work.departures = self._cache.room.lacking(self._length(work)), self._cache.departures
+        work.lacking, work.departures = self._cache.kv_budget.lacking(self._length(work)), self._cache.departures
 
     def _free(self, work: W) -> None:
         if work.prefill is not None:

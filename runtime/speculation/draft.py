@@ -23,12 +23,12 @@ class Drafter:
 
     Args:
         backend: The draft model.
-        room: Called with the peak bytes of growing a pack; False: no draft for now.
+        make_room: Called with the peak bytes of growing a pack; False: no draft for now.
     """
 
-    def __init__(self, backend: Backend, room: Callable[[int], bool]) -> None:
+    def __init__(self, backend: Backend, make_room: Callable[[int], bool]) -> None:
         self._backend = backend
-        self._room = room
+        self._make_room = make_room
         self._open: list[Draft] = []
 
     @property
@@ -38,7 +38,7 @@ class Drafter:
 
     def open(self) -> Draft:
         """Drafts for one generation."""
-        draft = Draft(self._backend, self._room, self._open.remove)
+        draft = Draft(self._backend, self._make_room, self._open.remove)
         self._open.append(draft)
         return draft
 
@@ -50,9 +50,9 @@ class Drafter:
 class Draft:
     """The draft model's pack for one generation: a chain that is truncated to the accepted tokens."""
 
-    def __init__(self, backend: Backend, room: Callable[[int], bool], closed: Callable[[Draft], None]) -> None:
+    def __init__(self, backend: Backend, make_room: Callable[[int], bool], closed: Callable[[Draft], None]) -> None:
         self._backend = backend
-        self._room = room
+        self._make_room = make_room
         self._closed = closed
         self._text: list[int] = []
         self._pushed: list[int] = []  # tokens in the pack: some of the text, then drafted ones
@@ -89,7 +89,7 @@ class Draft:
         del pushed[self._held :]
         slots = len(text) + limit
         if slots > self._backend.capacity(self.pack):
-            if not self._room(self._backend.resize_cost(self.pack, slots + CHUNK_TOKENS).moment):
+            if not self._make_room(self._backend.resize_cost(self.pack, slots + CHUNK_TOKENS).moment):
                 return []
             self._backend.resize(self.pack, slots + CHUNK_TOKENS)
         missing = text[self._held :]

@@ -103,7 +103,7 @@ class Transport(Protocol):
     async def close_async(self, within: float | None) -> None:
         """Ends the engine without blocking the loop; `within`: seconds after which an engine process must have ended."""
 
-    def forgotten(self) -> None:
+    def finalize(self) -> None:
         """Ends the engine of a model that was garbage-collected without `close`; does not wait; any thread."""
 
     def heartbeat(self) -> tuple[int, str, int]:

@@ -113,7 +113,7 @@ class LocalTransport:
         del within
         await asyncio.to_thread(self.close)
 
-    def forgotten(self) -> None:
+    def finalize(self) -> None:
         """Frees the model, and warns at the line that loaded it."""
         self.engine.end()
         name = self.names[0] if self.names else ""

@@ -193,7 +193,7 @@ class PipeTransport:
     async def close_async(self, within: float | None) -> None:
         await end_link(self._link, grace=None if within is None else grace_within(within))
 
-    def forgotten(self) -> None:
+    def finalize(self) -> None:
         self._link.close_soon(grace=0.0)
 
     def _ticket(self, method: str, arguments: dict[str, Any], waiter: CallWaiter | StreamWaiter) -> Ticket:

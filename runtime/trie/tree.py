@@ -162,14 +162,14 @@ class Trie:
     Args:
         ops: Splits and weighs payloads.
         budget: Bytes for payloads and scores together.
-        room: Called before an allocation, also the temporary one for splitting an edge, with its bytes: frees them, by `evict`
-            or otherwise, or returns False. Without it the budget alone limits the trie.
+        make_room: Called before an allocation, also the temporary one for splitting an edge, with its bytes: frees them, by
+            `evict` or otherwise, or returns False. Without it the budget alone limits the trie.
     """
 
-    def __init__(self, ops: PayloadOps, budget: int, room: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, ops: PayloadOps, budget: int, make_room: Callable[[int], bool] | None = None) -> None:
         self._ops = ops
         self.budget = budget
-        self._room = room
+        self._make_room = make_room
         self.eviction_log = EvictionLog()
         self.edges = 0
         self.tokens = 0
@@ -393,7 +393,7 @@ class Trie:
 
         `node` stays the lower part, so leases on it stay valid.
         """
-        copied = self._ops.weigh(node.payload).copied if self._room is not None else 0
+        copied = self._ops.weigh(node.payload).copied if self._make_room is not None else 0
         if copied and not self._make_room_keeping(node, copied + (0 if node.scores is None else node.scores.nbytes)):
             return None
         upper_payload, lower_payload = self._ops.cut(node.payload, n)
@@ -421,8 +421,8 @@ class Trie:
 
     def make_room(self, size: int) -> bool:
         """Evicts until `size` bytes are free; False, without an eviction, if leases leave too little."""
-        if self._room is not None:
-            return self._room(size)
+        if self._make_room is not None:
+            return self._make_room(size)
         if size > self.budget - self.leased_bytes:
             return False
         self.evict(self.bytes + size - self.budget)

@@ -47,7 +47,7 @@ def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backen
         # the inspector's path tab shows its provenance
         window.parts.show_inspector(True)
         window.parts.inspector.tabs[1].click()
-        facts = window.parts.inspector.path.making.facts.texts
+        facts = window.parts.inspector.path.provenance.facts.texts
         assert facts["engine"].startswith(backend)
         assert facts["repeats"] == SAME
         assert facts["seed"].endswith(" (drawn)")

@@ -489,9 +489,9 @@ def mutant(parser: Parser, samples: Sequence[bytes], seed: int, number: int) -> 
 def main(name: str, place: str, seed: int, first: int, count: int) -> None:
     parser, folder = PARSERS[name], Path(place) / name
     if not folder.exists():
-        making = Path(place) / "making"
-        making.mkdir()
-        samples = list(parser.samples(making))
+        inputs = Path(place) / "inputs"
+        inputs.mkdir()
+        samples = list(parser.samples(inputs))
         folder.mkdir()
         for number, sample in enumerate(samples):
             (folder / f"{number}.sample").write_bytes(sample)

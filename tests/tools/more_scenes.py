@@ -183,8 +183,8 @@ async def similar(window: MainWindow, _: AppWorkbench, folder: Path, name: str) 
         await asyncio.sleep(1)
         if panel.list.rows.rows or panel.action.isVisible():
             break
-    elsewhere = next((i for i, row in enumerate(panel.list.rows.rows) if not row.on_path), 0)
-    panel.list.setCurrentIndex(panel.list.rows.index(elsewhere))
+    off_path = next((i for i, row in enumerate(panel.list.rows.rows) if not row.on_path), 0)
+    panel.list.setCurrentIndex(panel.list.rows.index(off_path))
     QTest.keyClick(panel.list, Qt.Key.Key_Return)
     await settled(window)
     keep(window, folder / f"{name}.png")

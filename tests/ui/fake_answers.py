@@ -273,7 +273,10 @@ class FakeSimilar(_Group):
             await self._bench.pause()
         here = [SimilarTurn(t.node_id, t.role, "".join(t.run.texts), 0.97 - 0.1 * i) for i, t in enumerate(others)]
         ids = {turn.node_id for turn in turns}
-        rows = (*here, *(replace(row, on_path=row.node_id in ids) for row in self._bench.elsewhere if row.node_id not in ids))
+        rows = (
+            *here,
+            *(replace(row, on_path=row.node_id in ids) for row in self._bench.other_branches if row.node_id not in ids),
+        )
         said = next(turn for turn in turns if turn.node_id == node_id) if node_id in ids else turns[0]
         words = "".join(said.run.texts)
         return SimilarTurns(session_id, node_id, words, pooling, "SmolLM2 135M Instruct", rows, self._bench.poolings, 4096)

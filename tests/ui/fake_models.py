@@ -15,6 +15,7 @@ from ui import (
     BackendChoice,
     Backup,
     Bits,
+    ComparisonChoice,
     Download,
     DownloadState,
     FitView,
@@ -31,7 +32,6 @@ from ui import (
     OnTransfer,
     PathComparison,
     Refusal,
-    SecondChoice,
     Server,
     SettingsView,
     ShelfModel,
@@ -251,15 +251,15 @@ class FakeServer(_Group):
 
 class FakeComparison(_Group):
     @property
-    def keeps_second(self) -> bool:
-        return self._bench.keeps_second
+    def keeps_model(self) -> bool:
+        return self._bench.keeps_model
 
-    async def choices(self, session_id: int) -> Sequence[SecondChoice]:
-        self._bench.note("second_choices", session_id)
-        return self._bench.seconds
+    async def choices(self, session_id: int) -> Sequence[ComparisonChoice]:
+        self._bench.note("comparison_choices", session_id)
+        return self._bench.comparison_choices
 
     async def compare(
-        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
+        self, session_id: int, choice: ComparisonChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
         self._bench.note("compare_with", session_id, choice.source, anyway)
         self._bench.wanted_all.append(kl_of_all)
@@ -272,9 +272,9 @@ class FakeComparison(_Group):
         found = self.made(session_id)
         return replace(found, kl_from=0) if kl_of_all else found
 
-    async def keep_second(self, keep: bool) -> None:
-        self._bench.note("keep_second", keep)
-        self._bench.keeps_second = keep
+    async def keep_model(self, keep: bool) -> None:
+        self._bench.note("keep_model", keep)
+        self._bench.keeps_model = keep
 
     def made(self, session_id: int) -> PathComparison:
         """Every token is a span, every third a disagreement; aligned by bytes, a span is two tokens of the first model."""

@@ -15,6 +15,7 @@ from ui import (
     BranchDiff,
     CacheCheck,
     CacheView,
+    ComparisonChoice,
     DataFacts,
     DiffPart,
     DiffSide,
@@ -35,7 +36,6 @@ from ui import (
     Offer,
     OptionView,
     Refusal,
-    SecondChoice,
     SessionChanged,
     SessionSetup,
     SessionSummary,
@@ -82,7 +82,7 @@ PLAN = ModelPlan(
     fit=FIT,
 )
 
-QWEN = SecondChoice("qwen3", "hf", "Qwen3 <b>0.6B</b>", "0.6B · 4 bit · 335 MB")
+QWEN = ComparisonChoice("qwen3", "hf", "Qwen3 <b>0.6B</b>", "0.6B · 4 bit · 335 MB")
 
 NOW = ("kv_cache_bytes", "preset", "contrast", "motion", "scheme", "text_percent", "own_colours", "developer", "titles")
 
@@ -220,18 +220,18 @@ class FakeState:
         self.folder_views: dict[int, FolderView] = {}
         self.trie: CacheView | None = HELD
         self.check = CacheCheck(3.1e-6, 313, 49_152, same_first=True)
-        self.seconds = [
-            SecondChoice("smollm2", "mlx", "SmolLM2 on mlx", problem="mlx is not here"),
-            SecondChoice("smollm2", "hf", "SmolLM2 in bfloat16", adapters=(), dtype="bfloat16"),
+        self.comparison_choices = [
+            ComparisonChoice("smollm2", "mlx", "SmolLM2 on mlx", problem="mlx is not here"),
+            ComparisonChoice("smollm2", "hf", "SmolLM2 in bfloat16", adapters=(), dtype="bfloat16"),
             QWEN,
         ]
-        self.keeps_second = False
+        self.keeps_model = False
         self.short_of_room = False
         self.by_bytes = False
         self.kl_from = 0
         self.wanted_all: list[bool] = []
         self.moved = (0.0, 0.5, -0.5, 1.5, -1.5, 4.0, -4.0)
-        self.elsewhere: list[SimilarTurn] = []  # turns of other branches
+        self.other_branches: list[SimilarTurn] = []
         self.unscored = 0  # tokens of a session
         self.lacks_model = ""  # the reason why no model can be used
         self.poolings: tuple[Pooling, ...] = ("mean", "last", "max")

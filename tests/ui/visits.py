@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
-from tests.ui.comparison.second_window import compared
+from tests.ui.comparison.comparison_window import compared
 from tests.ui.comparison.similar_window import ROME, listed
 from tests.ui.composer.test_before_send import PARTS, counting
 from tests.ui.conftest import frames, until
@@ -106,7 +106,7 @@ async def _comparisons(window: MainWindow, look: Look) -> None:
     await until(window.isActiveWindow)
     await compared(window)
     await look(window, "second model")
-    QTest.mouseClick(parts.second.close_button, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(parts.comparison.close_button, Qt.MouseButton.LeftButton)
     await listed(window)
     await look(window, "similar")
     parts.similar.dismiss()

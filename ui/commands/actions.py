@@ -134,7 +134,7 @@ class Actions(QObject):
             can=lambda now: now.own and now.summary is not None)
         self.trash = command(FILE, self.tr("Move Session to Trash"), lambda: w.controller.sessions.trash_shown(),
             can=lambda now: now.summary is not None)
-        self.settings = command(FILE, self.tr("Settings…"), lambda: w.open_settings(), "Ctrl+,",
+        self.settings = command(FILE, self.tr("Settings…"), lambda: w.settings.open(), "Ctrl+,",
             separated=True, role=Role.PreferencesRole)
         self.import_file = command(FILE, self.tr("Import…"), lambda: w.transfers.ask_import(), "Ctrl+O", separated=True)
         self.recent = self._submenu(FILE, self.tr("Import Recent"))
@@ -151,9 +151,9 @@ class Actions(QObject):
         self.copy = command(EDIT, self.tr("Copy"), lambda: press(Qt.Key.Key_C), "Ctrl+C")
         self.paste = command(EDIT, self.tr("Paste"), lambda: w.intents.paste(), "Ctrl+V")
         self.select_all = command(EDIT, self.tr("Select All"), lambda: press(Qt.Key.Key_A), "Ctrl+A")
-        self.find = command(EDIT, self.tr("Find in Session…"), lambda: w.intents.find(), "Ctrl+F", separated=True)
-        self.find_next = command(EDIT, self.tr("Find Next"), lambda: w.intents.find_next(+1), "Ctrl+G")
-        self.find_previous = command(EDIT, self.tr("Find Previous"), lambda: w.intents.find_next(-1), "Ctrl+Shift+G")
+        self.find = command(EDIT, self.tr("Find in Session…"), lambda: w.intents.finder.open(), "Ctrl+F", separated=True)
+        self.find_next = command(EDIT, self.tr("Find Next"), lambda: w.intents.finder.step(+1), "Ctrl+G")
+        self.find_previous = command(EDIT, self.tr("Find Previous"), lambda: w.intents.finder.step(-1), "Ctrl+Shift+G")
         self.similar = command(EDIT, self.tr("Similar Turns…"), lambda: w.similar.look(), "Ctrl+Shift+S",
             can=lambda now: now.has_words, needs="similar")
         self.search = command(EDIT, self.tr("Search Sessions"), lambda: w.intents.search(), "Ctrl+Shift+F")
@@ -181,7 +181,7 @@ class Actions(QObject):
         self.usual = command(VIEW, self.tr("Usual Text Size"), lambda: w.zoom_text(0), "Ctrl+0")
         self.uncertain = command(VIEW, self.tr("Next Uncertain Token"), lambda: w.presenter.next_uncertain(),
             "Ctrl+J", separated=True)
-        self.disagreement = command(VIEW, self.tr("Next Disagreement"), lambda: w.presenter.second.next_disagreement(),
+        self.disagreement = command(VIEW, self.tr("Next Disagreement"), lambda: w.presenter.comparison.next_disagreement(),
             "Ctrl+Shift+J")
 
         self.stop = command(SESSION, self.tr("Stop"), lambda: w.controller.answers.stop(), STOP_KEYS,
@@ -210,8 +210,8 @@ class Actions(QObject):
             can=lambda now: now.can_step(+1))
         self.compare = command(SESSION, self.tr("Compare with Another Branch"), lambda: w.intents.compare(), "Ctrl+D",
             can=lambda now: now.has_branches)
-        self.second = command(SESSION, self.tr("Compare with a Model…"), lambda: w.controller.second.ask_menu(), "Ctrl+Shift+D",
-            can=lambda now: now.has_turns and not now.lacks_model)
+        self.compare_model = command(SESSION, self.tr("Compare with a Model…"), lambda: w.controller.comparison.ask_menu(),
+            "Ctrl+Shift+D", can=lambda now: now.has_turns and not now.lacks_model)
         self.score = command(SESSION, self.tr("Score Session"), lambda: w.transfers.score(),
             can=lambda now: now.has_turns and not now.running, needs="score")
         self.setup = command(SESSION, self.tr("Model and Adapters…"), lambda: w.popover.toggle(MODEL), "Ctrl+Shift+M",

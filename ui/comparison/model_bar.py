@@ -9,14 +9,14 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
 from ui.comparison.model_facts import summary
-from ui.port import PathComparison, SecondChoice
+from ui.port import ComparisonChoice, PathComparison
 from ui.widgets.controls import Check, button, row, words
 from ui.widgets.labels import IconButton
 
 MARGIN = 16  # pixels, until `align` is called
 
 
-class SecondBar(QFrame):
+class ComparisonBar(QFrame):
     """Hidden while nothing is compared."""
 
     stopped = Signal()  # the running comparison
@@ -112,7 +112,7 @@ class SecondBar(QFrame):
         self.show()
 
 
-def open_menu(under: QWidget, choices: Sequence[SecondChoice], chosen: Callable[[SecondChoice], None]) -> QMenu:
+def open_menu(under: QWidget, choices: Sequence[ComparisonChoice], chosen: Callable[[ComparisonChoice], None]) -> QMenu:
     """Opens a menu of second models; unusable ones are disabled and state their problem.
 
     Args:

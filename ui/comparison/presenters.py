@@ -35,11 +35,11 @@ class ComparisonPresenter(QObject):
 
     def begin(self, label: str) -> None:
         self._forget()
-        self._parts.second.begin(label)
+        self._parts.comparison.begin(label)
 
     def show(self, comparison: PathComparison, keeps: bool) -> None:  # as the signal brings it
         self._compared = Compared(comparison)
-        self._parts.second.show_comparison(comparison, keeps=keeps)
+        self._parts.comparison.show_comparison(comparison, keeps=keeps)
         self._set_mode(Mode.TOKENS)
         self.colour(difference=True)
         self.show_spot(self._parts.inspector.token.spot)
@@ -52,7 +52,7 @@ class ComparisonPresenter(QObject):
         found = compared is not None and difference and compared.disagreements > 0
         self._acts.disagreement.setEnabled(found)
         if compared is not None:
-            self._parts.second.next_button.setEnabled(found)
+            self._parts.comparison.next_button.setEnabled(found)
 
     def show_spot(self, spot: Spot | None) -> None:
         compared = self._compared
@@ -66,7 +66,7 @@ class ComparisonPresenter(QObject):
 
     def close(self) -> None:
         self._forget()
-        self._parts.second.dismiss()
+        self._parts.comparison.dismiss()
 
     def leave(self, view: SessionView) -> None:
         """Closes the comparison if another session is shown now."""

@@ -9,23 +9,23 @@ from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing
 from ui.core.shown import typed_text
-from ui.port import ModelRefusal, NoRoomRefusal, SecondChoice, SessionView
+from ui.port import ComparisonChoice, ModelRefusal, NoRoomRefusal, SessionView
 
 if TYPE_CHECKING:
     from ui.port import Pooling
 
 
-SECOND = "second"
+COMPARISON = "comparison"
 
 
-class SecondController(QObject):
+class ComparisonController(QObject):
     """Part of `Controller`. One comparison at a time; the next one cancels it.
 
     Args:
         showing: The session that is shown.
     """
 
-    menu_ready = Signal(object)  # Sequence[SecondChoice]
+    menu_ready = Signal(object)  # Sequence[ComparisonChoice]
     began = Signal(str)  # the second model's label
     progressed = Signal(str, int, int)  # what is being done, how much of how much
     compared = Signal(object, bool)  # PathComparison of the session that is shown; whether the second model is kept
@@ -35,17 +35,17 @@ class SecondController(QObject):
         super().__init__(showing)
         self._showing = showing
         self._workbench = showing.workbench
-        self._last: SecondChoice | None = None
+        self._last: ComparisonChoice | None = None
         self._kl_of_all = False
 
     def ask_menu(self) -> None:
-        self._showing.ask_shown("second menu", self._workbench.comparison.choices, self.menu_ready.emit)
+        self._showing.ask_shown("comparison menu", self._workbench.comparison.choices, self.menu_ready.emit)
 
-    def compare(self, choice: SecondChoice, *, anyway: bool = False, kl_of_all: bool = False) -> None:
+    def compare(self, choice: ComparisonChoice, *, anyway: bool = False, kl_of_all: bool = False) -> None:
         self._last, self._kl_of_all = choice, kl_of_all
         self.began.emit(choice.label)
         ask = partial(self._compare, choice=choice, anyway=anyway, kl_of_all=kl_of_all)
-        self._showing.ask_latest(SECOND, ask, self._fail)
+        self._showing.ask_latest(COMPARISON, ask, self._fail)
 
     def compare_again(self, anyway: bool) -> None:  # as the signal brings it
         if self._last is not None:
@@ -57,13 +57,13 @@ class SecondController(QObject):
             self.compare(self._last, anyway=True, kl_of_all=True)  # the model was loaded before
 
     def stop(self) -> None:
-        self._showing.tasks.drop(SECOND)
+        self._showing.tasks.drop(COMPARISON)
 
     def keep(self, keep: bool) -> None:  # a state, as the signal brings it
         """Whether the second model stays loaded."""
-        self._showing.tasks.run(self._workbench.comparison.keep_second(keep))
+        self._showing.tasks.run(self._workbench.comparison.keep_model(keep))
 
-    async def _compare(self, session_id: int, *, choice: SecondChoice, anyway: bool, kl_of_all: bool) -> None:
+    async def _compare(self, session_id: int, *, choice: ComparisonChoice, anyway: bool, kl_of_all: bool) -> None:
         compare = self._workbench.comparison.compare
         try:
             found = await compare(session_id, choice, self.progressed.emit, anyway=anyway, kl_of_all=kl_of_all)
@@ -71,7 +71,7 @@ class SecondController(QObject):
             self.failed.emit(str(refusal), True)
             return
         if self._showing.is_shown(session_id):
-            self.compared.emit(found, self._workbench.comparison.keeps_second)
+            self.compared.emit(found, self._workbench.comparison.keeps_model)
 
     def _fail(self, words: str) -> None:
         self.failed.emit(words, False)

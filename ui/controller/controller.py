@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Signal
 
 from ui.controller.answers import AnswersController, DraftsController
 from ui.controller.cache import CacheController
-from ui.controller.comparison import SecondController, SimilarController
+from ui.controller.comparison import ComparisonController, SimilarController
 from ui.controller.draws import DrawsController
 from ui.controller.models import ModelsController, ShelfController
 from ui.controller.sessions import SessionsController
@@ -68,7 +68,7 @@ class Controller(Showing):
         self.models = ModelsController(self)
         self._engine = EngineState.NONE  # as of the last status
         self.shelf = ShelfController(self, self.models)
-        self.second = SecondController(self)
+        self.comparison = ComparisonController(self)
         self.similar = SimilarController(self)
 
     @property
@@ -105,7 +105,7 @@ class Controller(Showing):
         await self.tasks.cancel()
 
     async def _start(self, session_id: int | None, *, fresh: bool) -> None:
-        free = [row for row in await self.sessions.list_all() if not row.elsewhere]
+        free = [row for row in await self.sessions.list_all() if not row.in_other_window]
         if session_id is None and free and not fresh:
             session_id = free[0].session_id
         if self.shown is None and self.tasks.running("open") is None:  # New Session may have been pressed already

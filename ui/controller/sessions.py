@@ -28,7 +28,7 @@ class SessionsController(QObject):
     listed = Signal(object, object)  # Sequence[SessionSummary], Sequence[FolderView]
     trash_listed = Signal(object)  # Sequence[TrashedSession]: shown instead of the sessions
     trashed = Signal(int, str, bool)  # session, title; whether its answer was stopped
-    trashed_elsewhere = Signal(int, str)  # the session shown and its title: another window moved it to the trash
+    trashed_in_other_window = Signal(int, str)  # the session shown and its title: another window moved it to the trash
     restored = Signal(int)  # not in the trash any more
     folder_made = Signal(int)
 
@@ -88,7 +88,7 @@ class SessionsController(QObject):
     ) -> None:
         self.rows = {row.session_id: row for row in sessions}
         answering = {row.session_id for row in sessions if row.answering}
-        seen = {row.session_id for row in sessions if row.elsewhere or self._showing.is_shown(row.session_id)}
+        seen = {row.session_id for row in sessions if row.in_other_window or self._showing.is_shown(row.session_id)}
         self._unseen |= (self._answering - answering) & self.rows.keys() - seen
         self._answering = answering
         self._folders = {folder.folder_id: folder.name for folder in folders}
@@ -335,12 +335,12 @@ class SessionsController(QObject):
         self._trashed_ids.add(session_id)
         shown = self._showing.shown
         if shown is not None and shown.session_id == session_id:
-            self.trashed_elsewhere.emit(session_id, shown.view.title)
+            self.trashed_in_other_window.emit(session_id, shown.view.title)
         self._tasks.run(self._leave(session_id))
 
     async def _leave(self, session_id: int) -> None:
         """Shows the next session of the list, unless another one was opened already."""
-        rest = [row for row in await self._workbench.sessions.list() if not row.elsewhere]
+        rest = [row for row in await self._workbench.sessions.list() if not row.in_other_window]
         if self._showing.is_shown(session_id) and self._tasks.running("open") is None:
             if rest:
                 self._showing.open(rest[0].session_id)

@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, Signal
 from ui.core.events import EventQueue
 from ui.core.shown import Shown
 from ui.core.tasks import Tasks
-from ui.port import Event, SessionView, ShownElsewhere, Workbench
+from ui.port import Event, SessionView, ShownInOtherWindow, Workbench
 
 Command = Callable[[int], Coroutine[Any, Any, None]]  # gets the id of the session shown
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class Showing(QObject):
 
     async def open_session(self, session_id: int) -> None:
         """Reads a session and shows it; if another window shows it, that window comes to the front instead."""
-        with suppress(ShownElsewhere):
+        with suppress(ShownInOtherWindow):
             self.show_answer(await self.workbench.sessions.open(session_id))
 
     async def open_new(self) -> None:

@@ -175,8 +175,8 @@ class AlternativeButton(QAbstractButton):
         font = self._token_chosen if shown.chosen else self._token
         painter.setFont(font)
         hovered = self.isEnabled() and (self.underMouse() or self.hasFocus())
-        resting = palette.faint if shown.forbidden else palette.text
-        painter.setPen(QColor(palette.accent if hovered else resting))
+        ink = palette.faint if shown.forbidden else palette.text
+        painter.setPen(QColor(palette.accent if hovered else ink))
         text = QFontMetrics(font).elidedText(token(shown.data), Qt.TextElideMode.ElideRight, self.token_px)
         painter.drawText(QRectF(self.rank_px, 0, self.token_px + 4, height), middle, text)
         painter.setFont(self._probability)
@@ -188,8 +188,8 @@ class AlternativeButton(QAbstractButton):
         room = width - left - share_px - 8
         bar = QRectF(left, (height - 9) / 2, max(3.0, room * min(shown.share, 1.0)), 9)
         painter.setPen(Qt.PenStyle.NoPen)
-        resting = palette.hairline if shown.forbidden else palette.bar_rest
-        painter.setBrush(QColor(palette.bar if shown.chosen or hovered else resting))
+        fill = palette.hairline if shown.forbidden else palette.bar_rest
+        painter.setBrush(QColor(palette.bar if shown.chosen or hovered else fill))
         painter.drawRoundedRect(bar, 3, 3)
         if shown.forbidden:
             painter.setFont(self._number)

@@ -100,9 +100,6 @@ class DepthTab(InspectorTab):
         self.cost_wanted.connect(controller.draws.ask_turn_depth_cost)
         self.turn.bind(controller)
 
-    def set_has_tokens(self, has: bool) -> None:
-        self.empty.set_has_tokens(has)
-
     def show_status(self, status: StatusView) -> None:
         """Asks for the layers again if another model runs.
 

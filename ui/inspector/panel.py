@@ -15,7 +15,7 @@ from ui.core.shown import Spot
 from ui.inspector.cache import CacheTab
 from ui.inspector.depth import DepthTab
 from ui.inspector.path import PathTab
-from ui.inspector.tab import BytesOf, HowMade, InspectorTab
+from ui.inspector.tab import BytesOf, Empty, HowMade, InspectorTab
 from ui.inspector.token import TokenTab
 from ui.inspector.why import WhyTab
 from ui.port import StatusView, TurnView, translate
@@ -57,6 +57,7 @@ class Inspector(QWidget):
         column.setSpacing(0)
         column.addWidget(self._row)
         column.addWidget(self._row.stack, 1)
+        self._empty = self.findChildren(Empty)
 
     def bind(self, controller: Controller, tell: Callable[[str], None]) -> None:
         """Connects the tabs; `tell` shows the result of a command of the menu."""
@@ -72,8 +73,8 @@ class Inspector(QWidget):
     def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade = lambda _node: None) -> None:
         self._path, self._how_made, self._stale = turns, how_made, set(self._pages)
         has_tokens = any(not np.isnan(turn.run.logprob).all() for turn in turns)
-        for page in self._pages:
-            page.set_has_tokens(has_tokens)
+        for empty in self._empty:
+            empty.set_has_tokens(has_tokens)
         self._refresh_path()
 
     def _show_cache_tab(self, show: bool) -> None:  # a state, not an option

@@ -89,8 +89,8 @@ class PathTab(InspectorTab):
         column.addSpacing(6)
         column.addWidget(self.timeline)
         column.addWidget(self._range)
-        self.making = Provenance()
-        column.addWidget(self.making)
+        self.provenance = Provenance()
+        column.addWidget(self.provenance)
         column.addStretch(1)
         self.show_path((), lambda _node: None)
         self.show_range(())
@@ -106,7 +106,7 @@ class PathTab(InspectorTab):
         self.facts.show_facts(self._words(numbers))
         self.timeline.show_values(numbers.entropies)
         answer = next((turn.node_id for turn in reversed(turns) if turn.role == "assistant"), None)
-        self.making.show_made(None if answer is None else how_made(answer))
+        self.provenance.show_made(None if answer is None else how_made(answer))
 
     def show_range(self, turns: tuple[TurnView, ...]) -> None:
         """Shows the sums over the selected parts of turns; scored tokens of every role count."""

@@ -43,9 +43,6 @@ class InspectorTab(QWidget):
     def show_status(self, status: StatusView) -> None:
         """Takes the status of the engine."""
 
-    def set_has_tokens(self, has: bool) -> None:  # a state, not an option
-        """Takes whether the path has a scored token."""
-
 
 ROW_HEIGHT = 17
 

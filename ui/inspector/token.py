@@ -204,9 +204,6 @@ class TokenTab(InspectorTab):
     def _show_lacking(self) -> None:
         self.lacking.setVisible(self.spot is not None and bool(self.lacking.text()))
 
-    def set_has_tokens(self, has: bool) -> None:
-        self.empty.set_has_tokens(has)
-
     def _facts(self, record: TokenRecord) -> dict[str, str]:
         identity = {self.tr("id"): str(record.token_id), self.tr("bytes"): words.hexadecimal(record.token_bytes)}
         if record.logprob is None:

@@ -109,9 +109,6 @@ class WhyTab(InspectorTab):
         controller.draws.row_found.connect(self.show_row)
         controller.draws.row_refused.connect(self.say)
 
-    def set_has_tokens(self, has: bool) -> None:
-        self.empty.set_has_tokens(has)
-
     def show_status(self, status: StatusView) -> None:
         """Asks for the drawing again when another model may run."""
         if status.engine is not self._engine:

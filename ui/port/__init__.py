@@ -9,7 +9,7 @@ import types
 import typing
 
 from runtime import SAMPLER_STAGES, Origin, RuntimeFault, SamplingOptions, Stage, TokenRecord, TokenRun, __version__
-from ui.port.comparison import NoRoomRefusal, OnCompared, PathComparison, SecondChoice, SimilarTurn, SimilarTurns
+from ui.port.comparison import ComparisonChoice, NoRoomRefusal, OnCompared, PathComparison, SimilarTurn, SimilarTurns
 from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing, TurnDepth, TurnDepthCost
 from ui.port.engine import (
     BackendChoice,
@@ -61,7 +61,7 @@ from ui.port.refusals import (
     QT_TRANSLATE_NOOP,
     ModelRefusal,
     Refusal,
-    ShownElsewhere,
+    ShownInOtherWindow,
     in_window,
     translate,
     translate_with,

@@ -21,7 +21,7 @@ OnCompared = Callable[
 ]  # what is being done, how much of how much (0 of 0: unknown); on the window's thread
 
 
-class SecondChoice(Struct, frozen=True):
+class ComparisonChoice(Struct, frozen=True):
     """A model that a path can be compared with."""
 
     source: str  # the model
@@ -54,11 +54,11 @@ class NoRoomRefusal(Refusal):
 class ComparisonCommands(Protocol):
     """A second model beside the one in use. Every coroutine may raise `Refusal`."""
 
-    async def choices(self, session_id: int) -> Sequence[SecondChoice]:
+    async def choices(self, session_id: int) -> Sequence[ComparisonChoice]:
         """The models that the path of a session can be compared with: variants of the model in use, and others of the shelf."""
 
     async def compare(
-        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
+        self, session_id: int, choice: ComparisonChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
         """Scores the path under the model in use and a second one, at the lowest priority; may be cancelled.
 
@@ -70,10 +70,10 @@ class ComparisonCommands(Protocol):
         """
 
     @property
-    def keeps_second(self) -> bool:
+    def keeps_model(self) -> bool:
         """Whether the second model stays loaded after a comparison."""
 
-    async def keep_second(self, keep: bool) -> None:  # a state, not an option
+    async def keep_model(self, keep: bool) -> None:  # a state, not an option
         """Keeps the second model loaded from now on, or frees its memory."""
 
 

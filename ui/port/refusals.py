@@ -78,5 +78,5 @@ class ModelRefusal(Refusal):
     """There is no model, or it lacks a capability: another one may be chosen."""
 
 
-class ShownElsewhere(Refusal):
+class ShownInOtherWindow(Refusal):
     """The session was not opened, because another window shows it and comes to the front."""

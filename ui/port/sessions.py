@@ -89,7 +89,7 @@ class SessionSummary(Struct, frozen=True):
     is_sample: bool  # the recorded sample, whose changes go into a copy
     folder_id: int | None = None
     tags: tuple[str, ...] = ()
-    elsewhere: bool = False  # another window shows it
+    in_other_window: bool = False
     answering: bool = False  # an answer is under way in it
     hit: Hit | None = None  # of the present search
     unseen: bool = False  # an answer has ended in it while another session was shown
@@ -133,7 +133,7 @@ class SessionCommands(Protocol):
         """Reads a session from the store; no model is needed.
 
         Raises:
-            ShownElsewhere: Another window shows it, and was sent `WindowWanted`.
+            ShownInOtherWindow: Another window shows it, and was sent `WindowWanted`.
         """
 
     async def show_earlier(self, session_id: int) -> SessionView:

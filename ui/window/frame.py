@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from ui.comparison.branches import ComparePane
 from ui.comparison.continuations import ColumnsPanel
-from ui.comparison.model_bar import SecondBar
+from ui.comparison.model_bar import ComparisonBar
 from ui.comparison.similar_panel import SimilarPanel
 from ui.composer.composer import Composer
 from ui.inspector import Inspector
@@ -52,7 +52,7 @@ class Frame(QWidget):
         self.sidebar = Sidebar()
         self.transcript = TranscriptView()
         self.compare = ComparePane()
-        self.second = SecondBar()
+        self.comparison = ComparisonBar()
         self.similar = SimilarPanel()
         self.columns = ColumnsPanel()
         self.finder = FindBar()
@@ -197,7 +197,7 @@ class Frame(QWidget):
         middle.setContentsMargins(0, 0, 0, BELOW)
         middle.setSpacing(0)
         middle.addWidget(self.finder)
-        middle.addWidget(self.second)
+        middle.addWidget(self.comparison)
         middle.addWidget(self.similar)
         middle.addWidget(self.transcript, 2)
         middle.addWidget(self.columns, 3)
@@ -228,12 +228,12 @@ class Frame(QWidget):
         room = self.transcript.width()
         if room < panel_width(NARROW):
             self._foot.setContentsMargins(EDGE, 0, EDGE, 0)
-            self.second.align(EDGE)
+            self.comparison.align(EDGE)
             self.similar.align(EDGE)
             self.compare.align(EDGE, EDGE)
             return
         right = max(room - left - width, 0)
         self._foot.setContentsMargins(left, 0, right, 0)
-        self.second.align(left)
+        self.comparison.align(left)
         self.similar.align(left)
         self.compare.align(left, right)

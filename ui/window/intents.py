@@ -56,7 +56,7 @@ class Intents(QObject):
         self._window, self._controller, self._parts = window, controller, parts
         self._presenter, self._similar, self._setup = presenter, similar, setup
         self._path: tuple[int, int | None] | None = None  # the session and the last turn shown
-        self._wire_second()
+        self._wire_comparison()
         self._wire_similar()
         self._wire_sessions()
         self._wire_tree()
@@ -80,16 +80,9 @@ class Intents(QObject):
         self._parts.show_sidebar(True)
         self._parts.sidebar.sessions.search.setFocus()
 
-    def find(self) -> None:
-        """Opens the search in the conversation, or in the tree if that is shown."""
-        self._finder.open()
-
-    def find_next(self, by: int) -> None:
-        """Goes to the next (+1) or the previous (-1) match."""
-        self._finder.step(by)
-
     @property
-    def _finder(self) -> FindBar:
+    def finder(self) -> FindBar:
+        """The search in the conversation, or in the tree if that is shown."""
         return self._parts.finder if self._parts.tree.isHidden() else self._parts.tree.finder
 
     def show_pruned(self, show: bool) -> None:  # a state, not an option
@@ -254,20 +247,20 @@ class Intents(QObject):
 
     # ---- connections ----------------------------------------------------------------------------------------------
 
-    def _wire_second(self) -> None:
+    def _wire_comparison(self) -> None:
         controller, parts, presenter = self._controller, self._parts, self._presenter
-        second, bar, shown = controller.second, parts.second, presenter.second
-        second.menu_ready.connect(lambda choices: open_menu(parts.top.model, choices, second.compare))
-        second.began.connect(shown.begin)
-        second.progressed.connect(bar.show_progress)
-        second.compared.connect(shown.show)
-        second.failed.connect(lambda words, anyway: bar.say(words, anyway=anyway))
-        bar.stopped.connect(second.stop)
+        comparison, bar, shown = controller.comparison, parts.comparison, presenter.comparison
+        comparison.menu_ready.connect(lambda choices: open_menu(parts.top.model, choices, comparison.compare))
+        comparison.began.connect(shown.begin)
+        comparison.progressed.connect(bar.show_progress)
+        comparison.compared.connect(shown.show)
+        comparison.failed.connect(lambda words, anyway: bar.say(words, anyway=anyway))
+        bar.stopped.connect(comparison.stop)
         bar.closed.connect(shown.close)
         bar.next_wanted.connect(shown.next_disagreement)
-        bar.again_wanted.connect(second.compare_again)
-        bar.all_wanted.connect(second.compare_all)
-        bar.keep_wanted.connect(second.keep)
+        bar.again_wanted.connect(comparison.compare_again)
+        bar.all_wanted.connect(comparison.compare_all)
+        bar.keep_wanted.connect(comparison.keep)
         controller.session_shown.connect(shown.leave)
         parts.status.legend.difference_chosen.connect(lambda: shown.colour(difference=True))
 

@@ -48,7 +48,7 @@ class Presenter(QObject):
         super().__init__(window)
         self._window, self._controller, self._parts, self._acts = window, controller, parts, acts
         self.mode = Mode.TOKENS
-        self.second = ComparisonPresenter(parts, acts, self.set_mode, self)
+        self.comparison = ComparisonPresenter(parts, acts, self.set_mode, self)
         self._link_of: int | None = None  # the session of the link bar
         self._writers: tuple[int, str, str] | None = None  # session, its model and the model in use, as last shown
         self._status = StatusView(EngineState.NONE)  # the last status, which disables commands
@@ -87,7 +87,7 @@ class Presenter(QObject):
         controller.refused.connect(self.refuse)
         controller.other_shown.connect(self._leave_refusal)
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
-        controller.sessions.trashed_elsewhere.connect(self._offer_restore)
+        controller.sessions.trashed_in_other_window.connect(self._offer_restore)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
         self._in_list = False  # the list of sessions has the focus
         steps = controller.undo_stack
@@ -131,7 +131,7 @@ class Presenter(QObject):
 
     def colour_by(self, measure: Measure) -> None:
         """Colours tokens by a measure."""
-        self.second.colour(difference=False)
+        self.comparison.colour(difference=False)
         self._parts.transcript.colours.colour_by(measure)
         self._parts.columns.colour_by(measure)
         self._parts.tree.colour_by(measure)
@@ -177,7 +177,7 @@ class Presenter(QObject):
             self._parts.transcript.setFocus()  # the focus is not lost with the button
         for part in (self._parts.inspector, self._parts.pinned):
             part.show_spot(spot, self._controller.token_bytes, can_choose=can_choose, can_continue=can_continue)
-        self.second.show_spot(spot)
+        self.comparison.show_spot(spot)
         self._refresh_acts()
 
     def show_range(self, parts: Sequence[tuple[int, int, int]]) -> None:

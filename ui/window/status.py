@@ -215,9 +215,6 @@ class TransferBar(QWidget):
     def show_progress(self, done: int, total: int) -> None:
         self.label.setText(f"{self._words} {100 * done // max(total, 1)} %")
 
-    def end(self) -> None:
-        self.hide()
-
 
 class Figures(QFrame):
     """Figures of the last answer and of the path's KV, each with its meaning; unknown ones are left out.

@@ -144,7 +144,7 @@ class Transfers(QObject):
         )
 
     def _end(self, show: Callable[..., None], *result: object) -> None:
-        self._status.transfer.end()
+        self._status.transfer.hide()
         show(*result)
         if self._waiting and not self._closing and TRANSFER not in self._running:
             self._waiting.pop(0)()

@@ -202,7 +202,7 @@ class MainWindow(QMainWindow):
         self.escape.add(Closes.POPOVER, made, made.close_again)
         made.model.models_wanted.connect(self.controller.models.ask_menu)
         made.model.comparison_wanted.connect(made.close_again)
-        made.model.comparison_wanted.connect(self.controller.second.ask_menu)
+        made.model.comparison_wanted.connect(self.controller.comparison.ask_menu)
         made.model.more_wanted.connect(self._open_models)
         self.controller.shelf.downloads_changed.connect(made.model.adapter_field.show_downloads)
         made.model.adapter_field.show_downloads(self.controller.shelf.downloads)
@@ -238,7 +238,7 @@ class MainWindow(QMainWindow):
         new = self.acts.new_session.triggered, self.parts.top.new_button.clicked
         for over in (self.parts.composer.sent, self.parts.top.model_chosen, *new):
             over.connect(lambda *_: self._close_popover())
-        self.parts.composer.format_wanted.connect(self.open_settings)
+        self.parts.composer.format_wanted.connect(lambda: self.settings.open())
         self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
         self._wire_models()
         for news in (
@@ -329,9 +329,6 @@ class MainWindow(QMainWindow):
         theme = apply_theme(application, Scheme(values.scheme), Contrast(values.contrast), Motion(values.motion))
         theme.show(OwnColours(values.own_colours), developer=values.developer == "on")
         resize_text(application, values.text_percent / 100)
-
-    def open_settings(self) -> None:
-        self.settings.open()
 
     def _open_server(self) -> None:
         from ui.settings import SERVER

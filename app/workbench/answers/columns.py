@@ -23,7 +23,7 @@ CUT_OFF = QT_TRANSLATE_NOOP("Workbench", "cut off when the engine stopped")
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Fan:
+class ContinuationGroup:
     """The running continuations of one place."""
 
     session: WholeSession  # the session in which they are saved
@@ -135,26 +135,26 @@ class Endings:
 SEARCHED_TOKENS = 32  # longest beam; one that is kept can be continued
 
 
-def beam_options(asked: GenerationOptions, fan: Fan) -> BeamOptions:
+def beam_options(asked: GenerationOptions, group: ContinuationGroup) -> BeamOptions:
     """Options of the beam search: grammar, end tokens and stop texts as for the session's answers."""
     return BeamOptions(
-        width=fan.wanted,
-        length_penalty=fan.rules.length_penalty,
-        early_stopping=fan.rules.early_stopping,
+        width=group.wanted,
+        length_penalty=group.rules.length_penalty,
+        early_stopping=group.rules.early_stopping,
         max_tokens=SEARCHED_TOKENS,
         eos_token_ids=asked.eos_token_ids,  # including those of the chat format; None with a grammar
         ignore_eos=asked.ignore_eos,
         stop=asked.stop,
         grammar=asked.grammar,
-        grammar_prefix=0 if asked.grammar is None else own_tokens_before(fan),
+        grammar_prefix=0 if asked.grammar is None else own_tokens_before(group),
     )
 
 
-def own_tokens_before(fan: Fan) -> int:
+def own_tokens_before(group: ContinuationGroup) -> int:
     """The number of tokens of the answer before the place, without template tokens."""
     own = 0
-    for segment in reversed(fan.segments()):
-        run = fan.session.segment_run(segment)
+    for segment in reversed(group.segments()):
+        run = group.session.segment_run(segment)
         own += int((run.origin != int(Origin.TEMPLATE)).sum())
         if segment.node.turn_start:
             break

@@ -67,7 +67,7 @@ class Ending(Struct, frozen=True):
         )
 
 
-def write_elsewhere(title: str, question: str, answers: Sequence[str]) -> Path | None:
+def write_unsaved(title: str, question: str, answers: Sequence[str]) -> Path | None:
     """Writes answers that the store has no room for into a file that only its owner can read; returns its path.
 
     Tries the home, the temporary and the working folder, one of which may be on another disk; None if all fail.

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from app.faults import STOPPED
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import Answer, RunningAnswers, continuation_node
-from app.workbench.answers.columns import Endings, Fan, beam_options, own_tokens_before, unscored_run
+from app.workbench.answers.columns import ContinuationGroup, Endings, beam_options, own_tokens_before, unscored_run
 from app.workbench.answers.completion import CUTS, Ending, record_outcome, stats_of
 from app.workbench.answers.provenance import found_with, plain_options
 from app.workbench.answers.resolve_options import with_seed
@@ -66,7 +66,7 @@ class Continuations:
     _tokeniser: Tokeniser  # text to ids
     _windows: Windows  # show columns and their tokens
     # the last one of each session, as long as anything refers to it
-    _last: WeakValueDictionary[int, Fan] = field(default_factory=WeakValueDictionary, init=False)
+    _last: WeakValueDictionary[int, ContinuationGroup] = field(default_factory=WeakValueDictionary, init=False)
 
     async def continue_many(self, session_id: int, node_id: int, index: int | None, n: int) -> None:
         """Draws several continuations before token `index` of a turn, or at its end."""
@@ -94,56 +94,56 @@ class Continuations:
         new = continuation_node(session, node_id, index)
         target = await self._copies.target(session)
         async with self._running.begin(target.session) as claimed:
-            fan = Fan(target.session, target.place(new), kind, wanted, rules or BeamRules())
-            self._last[fan.session.id] = fan
-            fan.note = translate("Workbench", STARTING) if self._supervisor.running is None else ""
-            self._show(fan)
+            group = ContinuationGroup(target.session, target.place(new), kind, wanted, rules or BeamRules())
+            self._last[group.session.id] = group
+            group.note = translate("Workbench", STARTING) if self._supervisor.running is None else ""
+            self._show(group)
             asked = self._setups.asked(target.session)  # read now: they may change while a model is loaded
-            claimed.options, claimed.back = with_seed(asked.preset), fan.new.parent_id
+            claimed.options, claimed.back = with_seed(asked.preset), group.new.parent_id
             self._running.take_stack(claimed, asked.adapters)
-            work = self._draw(fan, claimed, asked) if kind is ColumnKind.DRAWS else self._search(fan, claimed, asked)
+            work = self._draw(group, claimed, asked) if kind is ColumnKind.DRAWS else self._search(group, claimed, asked)
             try:
                 await claimed.work(work, f"{kind} of session {session_id}")
             finally:
-                await self._end(fan, claimed)
+                await self._end(group, claimed)
 
-    def _show(self, fan: Fan) -> None:
-        self._windows.tell(ColumnsChanged(fan.session.id, fan.view()))
+    def _show(self, group: ContinuationGroup) -> None:
+        self._windows.tell(ColumnsChanged(group.session.id, group.view()))
 
-    def _say(self, fan: Fan, words: str) -> None:
+    def _say(self, group: ContinuationGroup, words: str) -> None:
         """Sets the note of continuations that an engine fault ended."""
-        fan.say(words)
-        if fan.strands and self._last.get(fan.session.id) is fan:
-            self._show(fan)
+        group.say(words)
+        if group.strands and self._last.get(group.session.id) is group:
+            self._show(group)
 
     # ---- helpers ------------------------------------------------------------------------------------------------------
 
-    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[AdaptedModel, list[int]]:
+    async def _prompt(self, group: ContinuationGroup, claimed: Answer) -> tuple[AdaptedModel, list[int]]:
         """The model, and the ids before the place, which are scored first."""
         model = claimed.model = await self._supervisor.model()
-        fan.note, fan.began = "", time.monotonic()
+        group.note, group.began = "", time.monotonic()
         self._supervisor.busy(True)
-        self._show(fan)
+        self._show(group)
         adapted = await self._streaming.adapted(claimed, model)
-        segments = fan.segments()
-        check_tokens(model, fan.session, segments)
-        assert fan.new.parent_id is not None  # the child of an answer, or its sibling
-        await self._tokeniser.before(fan.session, adapted, fan.new.parent_id)
-        prompt = fan.session.path_ids(segments)
-        await score_prompt(adapted, self._store, fan.session, segments, prompt, partial(self._read_on, fan, 0))
+        segments = group.segments()
+        check_tokens(model, group.session, segments)
+        assert group.new.parent_id is not None  # the child of an answer, or its sibling
+        await self._tokeniser.before(group.session, adapted, group.new.parent_id)
+        prompt = group.session.path_ids(segments)
+        await score_prompt(adapted, self._store, group.session, segments, prompt, partial(self._read_on, group, 0))
         return adapted, prompt
 
-    def _read_on(self, fan: Fan, before: int, progress: PromptProgress) -> None:
+    def _read_on(self, group: ContinuationGroup, before: int, progress: PromptProgress) -> None:
         if progress.computed is not None and progress.reused is not None:
-            fan.computed = before + progress.computed
-            fan.reused = max(progress.reused - before, 0)
+            group.computed = before + progress.computed
+            group.reused = max(progress.reused - before, 0)
         note = reading_note(progress)
-        if fan.running and note != fan.note:
-            fan.note = note
-            self._show(fan)
+        if group.running and note != group.note:
+            group.note = note
+            self._show(group)
 
-    async def _draw(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
-        adapted, prompt = await self._prompt(fan, claimed)
+    async def _draw(self, group: ContinuationGroup, claimed: Answer, asked: Asked) -> None:
+        adapted, prompt = await self._prompt(group, claimed)
         model, options = adapted.model, self._streaming.resolve(claimed, asked, adapted)
         most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
         options = replace(options, max_tokens=most, speculative=None)  # the continuations share one forward per step already
@@ -152,53 +152,53 @@ class Continuations:
                 translate("Workbench", "the temperature is 0, so all continuations would be the same. Raise it, or use beams")
             )
         if options.grammar is not None:
-            options = replace(options, grammar_prefix=own_tokens_before(fan))
-        first = max(options.branch, await self._sessions.next_branch(fan.session, options.seed))
+            options = replace(options, grammar_prefix=own_tokens_before(group))
+        first = max(options.branch, await self._sessions.next_branch(group.session, options.seed))
         options = replace(options, branch=first)
-        claimed.strands = fan.strands
-        strands = [await self._strand(fan, adapted, replace(options, branch=first + k)) for k in range(fan.wanted)]
+        claimed.strands = group.strands
+        strands = [await self._strand(group, adapted, replace(options, branch=first + k)) for k in range(group.wanted)]
         for strand in strands:
             strand.made_with = {**claimed.made_with, "options": plain_options(strand.options)}
             strand.prompt = len(prompt)
-        self._show(fan)
-        read_on = partial(self._read_on, fan, fan.computed)
-        async with aclosing(model.continue_many_runs(prompt, fan.wanted, options, on_progress=read_on)) as runs:
+        self._show(group)
+        read_on = partial(self._read_on, group, group.computed)
+        async with aclosing(model.continue_many_runs(prompt, group.wanted, options, on_progress=read_on)) as runs:
             async for branch, run in runs:
                 strand = strands[branch - options.branch]
                 assert strand.recorder is not None
-                ended = fan.take(strand, run)
+                ended = group.take(strand, run)
                 strand.recorder.add(run)
-                self._windows.tell(ColumnTokens(fan.session.id, strand.node_id, run, strand.logprob))
+                self._windows.tell(ColumnTokens(group.session.id, strand.node_id, run, strand.logprob))
                 if ended:
-                    self._show(fan)
+                    self._show(group)
 
-    async def _search(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
-        adapted, prompt = await self._prompt(fan, claimed)
+    async def _search(self, group: ContinuationGroup, claimed: Answer, asked: Asked) -> None:
+        adapted, prompt = await self._prompt(group, claimed)
         model = adapted.model
         watched: list[list[int]] = [[]]
 
         def on_step(step: BeamStep) -> None:
             watched[:] = [[*watched[p], t] for p, t in zip(step.parents, step.tokens, strict=True)]
-            if fan.running:
+            if group.running:
                 beams = zip(watched, step.logprobs, strict=True)
-                fan.beams = tuple(Column(-1 - i, unscored_run(model, ids), p) for i, (ids, p) in enumerate(beams))
-                self._show(fan)
+                group.beams = tuple(Column(-1 - i, unscored_run(model, ids), p) for i, (ids, p) in enumerate(beams))
+                self._show(group)
 
-        options = beam_options(self._streaming.resolve(claimed, asked, adapted), fan)
-        read_on = partial(self._read_on, fan, fan.computed)
+        options = beam_options(self._streaming.resolve(claimed, asked, adapted), group)
+        read_on = partial(self._read_on, group, group.computed)
         found = await model.beam_generate(prompt, options, adapters=adapted.adapters, on_progress=read_on, on_step=on_step)
-        fan.scores = [hypothesis.score for hypothesis in found]
+        group.scores = [hypothesis.score for hypothesis in found]
         for hypothesis in found:
-            strand = await self._strand(fan, adapted, GenerationOptions(adapters=adapted.adapters))
+            strand = await self._strand(group, adapted, GenerationOptions(adapters=adapted.adapters))
             assert strand.recorder is not None
             strand.made_with, strand.prompt = found_with(options, claimed.made_with), len(prompt)
-            fan.take(strand, hypothesis.run)
+            group.take(strand, hypothesis.run)
             strand.recorder.add(hypothesis.run)
             strand.logprob = hypothesis.logprob
 
-    async def _strand(self, fan: Fan, adapted: AdaptedModel, options: GenerationOptions) -> Answer:
+    async def _strand(self, group: ContinuationGroup, adapted: AdaptedModel, options: GenerationOptions) -> Answer:
         """Adds a node for one continuation; the path shown does not change."""
-        adding = asyncio.create_task(self._sessions.add(fan.session, fan.new, current=False), name="add a continuation")
+        adding = asyncio.create_task(self._sessions.add(group.session, group.new, current=False), name="add a continuation")
         stopped = False
         while not adding.done():  # the store finishes a write it has begun: the node must not be lost
             try:
@@ -206,66 +206,66 @@ class Continuations:
             except asyncio.CancelledError:
                 stopped = True
         node = adding.result()
-        fan.session.runs[node.id] = EMPTY
-        strand = Answer(fan.session, node.id, options=options, began=fan.began, model=adapted.model)
+        group.session.runs[node.id] = EMPTY
+        strand = Answer(group.session, node.id, options=options, began=group.began, model=adapted.model)
         strand.recorder = Recorder(self._store, node.id, adapted.fingerprint)
-        fan.strands.append(strand)
+        group.strands.append(strand)
         if stopped:
             raise asyncio.CancelledError
         return strand
 
     # ---- the end ------------------------------------------------------------------------------------------------------
 
-    async def _end(self, fan: Fan, claimed: Answer) -> None:
+    async def _end(self, group: ContinuationGroup, claimed: Answer) -> None:
         """Writes all continuations, and removes those without a token."""
         record_outcome(claimed)
         finish, message = claimed.finish, claimed.message
         if finish == "engine_died":
             message = message or STOPPED
-        fan.running, fan.note, fan.beams = False, message, ()
-        endings = [self._ending(fan, strand, finish) for strand in fan.strands]
-        unsaved = Endings(endings, fan.session)
+        group.running, group.note, group.beams = False, message, ()
+        endings = [self._ending(group, strand, finish) for strand in group.strands]
+        unsaved = Endings(endings, group.session)
         try:
             await unsaved.save(self._store)
         except StoreError as fault:
-            fan.session.unsaved = unsaved
-            fan.note = translate("Workbench", "not saved yet: {0}").format(in_window(str(fault)))
+            group.session.unsaved = unsaved
+            group.note = translate("Workbench", "not saved yet: {0}").format(in_window(str(fault)))
             for ending in unsaved.left:
-                fan.session.notes[ending.node_id] = fan.note
-        await self._drop_silent(fan)
-        if fan.strands:
-            self._running.report_end(fan.strands, partial(self._say, fan))
-        elif claimed.finish == "engine_died" and fan.session.tip is not None:  # no continuation has a token
-            claimed.node_id = fan.session.tip
-            self._running.report_end([claimed], partial(self._say, fan))
+                group.session.notes[ending.node_id] = group.note
+        await self._drop_silent(group)
+        if group.strands:
+            self._running.report_end(group.strands, partial(self._say, group))
+        elif claimed.finish == "engine_died" and group.session.tip is not None:  # no continuation has a token
+            claimed.node_id = group.session.tip
+            self._running.report_end([claimed], partial(self._say, group))
         if finish == "engine_died" and claimed.model is not None:
             await self._supervisor.died(claimed.model)
         else:
             self._supervisor.busy(len(self._running) > 1)
-        await self._sessions.refresh(fan.session)
-        self._windows.tell(ColumnsChanged(fan.session.id, fan.view() if fan.strands else None))
-        self._windows.tell(SessionChanged(fan.session.view()))
+        await self._sessions.refresh(group.session)
+        self._windows.tell(ColumnsChanged(group.session.id, group.view() if group.strands else None))
+        self._windows.tell(SessionChanged(group.session.view()))
         self._windows.tell(SessionsChanged())
         self._windows.refresh_status()
-        if message and not fan.strands:
+        if message and not group.strands:
             raise Refusal(message)
 
-    def _ending(self, fan: Fan, strand: Answer, finish: str) -> Ending:
-        if strand.node_id not in fan.ended:
+    def _ending(self, group: ContinuationGroup, strand: Answer, finish: str) -> Ending:
+        if strand.node_id not in group.ended:
             strand.finish = finish
-        strand.reused, strand.computed = fan.reused, fan.computed
+        strand.reused, strand.computed = group.reused, group.computed
         cut = CUTS.get(strand.finish, Finish.NONE)
-        run = fan.session.runs[strand.node_id] = ended_by(fan.session.runs.get(strand.node_id, EMPTY), cut)
+        run = group.session.runs[strand.node_id] = ended_by(group.session.runs.get(strand.node_id, EMPTY), cut)
         stats = stats_of(strand, run)
-        if fan.scores:
-            place = fan.strands.index(strand)
-            stats |= {"beams": fan.wanted, "score": fan.scores[place]}
+        if group.scores:
+            place = group.strands.index(strand)
+            stats |= {"beams": group.wanted, "score": group.scores[place]}
             del stats["seed"], stats["sampling"]  # nothing was drawn
         return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder, cut)
 
-    async def _drop_silent(self, fan: Fan) -> None:
+    async def _drop_silent(self, group: ContinuationGroup) -> None:
         """Removes continuations that ended before their first token."""
-        for strand in list(fan.strands):
+        for strand in list(group.strands):
             if strand.made:
                 continue
             try:
@@ -273,5 +273,5 @@ class Continuations:
             except StoreError as fault:  # leaves the empty node
                 log.info("an empty continuation stays: %s", fault)
             else:
-                fan.session.forget(strand.node_id)
-            fan.strands.remove(strand)
+                group.session.forget(strand.node_id)
+            group.strands.remove(strand)

@@ -11,8 +11,8 @@ import numpy as np
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor, ended
-from app.workbench.compare.second_choices import other_models, second_choices, words
-from app.workbench.compare.second_engine import SecondEngine, room_for
+from app.workbench.compare.comparison_choices import comparison_choices, other_models, words
+from app.workbench.compare.comparison_engine import ComparisonEngine, room_for
 from app.workbench.models.settings import Settings
 from app.workbench.models.views import backend_choices, models_here
 from app.workbench.prompt.prompt import check_tokens
@@ -27,11 +27,11 @@ from runtime import EngineDiedError, InvalidRequestError, RuntimeFault
 from ui import (
     QT_TRANSLATE_NOOP,
     AdapterChoice,
+    ComparisonChoice,
     NoRoomRefusal,
     OnCompared,
     PathComparison,
     Refusal,
-    SecondChoice,
     WeightsForm,
     translate,
 )
@@ -55,9 +55,9 @@ class Comparison:
     _comparing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:
-        self._second = SecondEngine(self._supervisor)
+        self._engine = ComparisonEngine(self._supervisor)
 
-    async def choices(self, session_id: int) -> Sequence[SecondChoice]:
+    async def choices(self, session_id: int) -> Sequence[ComparisonChoice]:
         entries = await asyncio.to_thread(models_here)
         session = self._sessions.opened(session_id)
         running = self._supervisor.running
@@ -65,7 +65,7 @@ class Comparison:
         if running is not None and not running.has("kv"):  # a server is compared with models of this machine
             return other_models(entries, backend_choices(self._supervisor.backend), self._set_weights)
         digest = next((entry.fingerprint for entry in entries if entry.name == self._supervisor.source), None) or ""
-        return second_choices(
+        return comparison_choices(
             self._supervisor.source,
             backend_choices(self._supervisor.backend),
             entries,
@@ -84,7 +84,7 @@ class Comparison:
         return options["weights"] if options["weights"] in others else ""
 
     async def compare(
-        self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
+        self, session_id: int, choice: ComparisonChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
         """Compares the path shown; first waits for a comparison of any window that is running or being stopped."""
         self._sessions.opened(session_id)
@@ -95,21 +95,21 @@ class Comparison:
             return await self._compare(session, choice, progress, anyway=anyway, kl_of_all=kl_of_all)
 
     @property
-    def keeps_second(self) -> bool:
-        return self._second.keeps
+    def keeps_model(self) -> bool:
+        return self._engine.keeps
 
-    async def keep_second(self, keep: bool) -> None:  # a state, not an option
+    async def keep_model(self, keep: bool) -> None:  # a state, not an option
         """Keeps the second engine loaded between comparisons, or not; a running comparison is not affected."""
-        self._second.keeps = keep
+        self._engine.keeps = keep
         if not keep and not self._comparing.locked():
-            await self._second.close()
+            await self._engine.close()
 
     async def close(self, within: float | None = None) -> None:
         """Ends the second engine, within 2 s or `within` seconds."""
-        await self._second.close(within)
+        await self._engine.close(within)
 
     async def _compare(
-        self, session: WholeSession, choice: SecondChoice, progress: OnCompared, *, anyway: bool, kl_of_all: bool
+        self, session: WholeSession, choice: ComparisonChoice, progress: OnCompared, *, anyway: bool, kl_of_all: bool
     ) -> PathComparison:
         """Compares the path of a whole session under both models.
 
@@ -125,14 +125,14 @@ class Comparison:
             raise Refusal(translate("Workbench", UNREAD))
         spans_of = places(session, segments)
         kl_from = 0 if kl_of_all else max(len(ids) - MOST_ROWS, 0)
-        if not (anyway or choice.same_engine or self._second.runs(choice)):
+        if not (anyway or choice.same_engine or self._engine.runs(choice)):
             check_room(choice, await room_for(choice, len(ids)))
         try:
             left, used = await self._left(session, segments, progress)
             found = await self._found(left, ids, choice, progress, kl_from)
         finally:
             if not choice.same_engine:
-                await self._second.release()
+                await self._engine.release()
         inside = np.repeat(np.arange(len(found)), np.diff(found.left.borders))
         on = [each for each in used if each.on]
         spoken = spoken_name(left.model.info)
@@ -155,17 +155,17 @@ class Comparison:
             used = values_of(session).adapters
             return AdaptedModel.of(model, await self._adapters.bring(model, used or None)), used
 
-    async def _right(self, left: LanguageModel, choice: SecondChoice, progress: OnCompared) -> LanguageModel:
+    async def _right(self, left: LanguageModel, choice: ComparisonChoice, progress: OnCompared) -> LanguageModel:
         if choice.same_engine:
             return left
         progress(translate("Workbench", "loading {0}").format(choice.label), 0, 0)
         try:
-            return await self._second.model(choice, lambda words: progress(words, 0, 0))
+            return await self._engine.model(choice, lambda words: progress(words, 0, 0))
         except (RuntimeFault, OSError) as fault:
             raise Refusal(translate("Workbench", "{0} could not be loaded: {1}").format(choice.label, fault)) from fault
 
     async def _found(
-        self, left: AdaptedModel, ids: list[int], choice: SecondChoice, progress: OnCompared, kl_from: int
+        self, left: AdaptedModel, ids: list[int], choice: ComparisonChoice, progress: OnCompared, kl_from: int
     ) -> ModelComparison:
         from runtime import compare_models  # the window opens without it
 
@@ -189,7 +189,7 @@ class Comparison:
                         left.model.info.name
                     )
                 ) from fault
-            await self._second.died(right)
+            await self._engine.died(right)
             raise Refusal(
                 translate("Workbench", "the engine of {0} stopped; compare again to restart it").format(choice.label)
             ) from fault
@@ -243,7 +243,7 @@ def places(session: WholeSession, segments: Sequence[Segment]) -> dict[int, tupl
     return found
 
 
-def check_room(choice: SecondChoice, fit: Fit | None) -> None:
+def check_room(choice: ComparisonChoice, fit: Fit | None) -> None:
     """Refuses a model that does not fit into free memory.
 
     Raises:

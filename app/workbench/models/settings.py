@@ -96,7 +96,7 @@ LOADED_WITH = (  # fields of LoadOptions
     "device", "dtype", "weights", "context_length", "threads", "draft_model", "chat_format", "chat_template_file",
     "offload", "kv_cache_bytes",
 )  # fmt: skip
-WISHES = ("weights", "context_length", "offload")  # of these, the options that a model may ignore
+SOFT_OPTIONS = ("weights", "context_length", "offload")  # of these, the options that a model may ignore
 PLAIN = {"offload": "none"}  # values that mean the engine's default, beside "auto", "" and None
 LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {  # by name: message for other values, allowed values
@@ -289,8 +289,8 @@ class Settings:
         if self._blocks is not None:
             options["blocks"] = {**self._blocks, "budget": values.disk_bytes or self._blocks["budget"]}
         own = options_of(self.own.of(source) if choice is None else choice)
-        wishes = [name for name in WISHES if options[name] is not None and name not in own]  # set for all models
-        return options | own | {"wishes": wishes or None}
+        soft = [name for name in SOFT_OPTIONS if options[name] is not None and name not in own]  # set for all models
+        return options | own | {"wishes": soft or None}
 
 
 def read_settings(held: object) -> tuple[AppSettings, list[str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
-from app.workbench.answers.completion import write_elsewhere
+from app.workbench.answers.completion import write_unsaved
 from app.workbench.answers.provenance import next_branch
 from app.workbench.background import BackgroundTasks
 from app.workbench.refusals import GONE, stored
@@ -299,7 +299,7 @@ def _rescued(session: OpenSession, refusal: Refusal) -> str:
     assert session.unsaved is not None  # the write that failed is kept there
     fault, texts = refusal.__cause__ or refusal, session.unsaved.texts
     asked = [turn for turn in session.tree.turns(session.tip) if turn.role == "user"]
-    file = write_elsewhere(session.title, asked[-1].tip.text if asked else "", texts)
+    file = write_unsaved(session.title, asked[-1].tip.text if asked else "", texts)
     count = sum(map(len, texts))
     if file is None:
         return translate(

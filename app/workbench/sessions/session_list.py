@@ -27,7 +27,7 @@ from ui import (
     SessionSummary,
     SessionTrashed,
     SessionView,
-    ShownElsewhere,
+    ShownInOtherWindow,
     TrashedSession,
     WindowWanted,
     translate,
@@ -70,7 +70,7 @@ class SessionList:
                 row.is_sample,
                 row.folder_id,
                 row.tags,
-                elsewhere=self._windows.holder(row.id, but=self._window) is not None,
+                in_other_window=self._windows.holder(row.id, but=self._window) is not None,
                 answering=row.id in self._running,
                 hit=Hit(hit.node_id, hit.before, hit.words, hit.behind) if (hit := hits.get(row.id)) is not None else None,
             )
@@ -81,7 +81,7 @@ class SessionList:
     async def open(self, session_id: int) -> SessionView:
         """Opens a session; needs no model. If another window shows it, that window comes to the front."""
         if self.bring_forward(session_id):
-            raise ShownElsewhere(translate("Workbench", "that session is open in another window"))
+            raise ShownInOtherWindow(translate("Workbench", "that session is open in another window"))
         with self._window.opening(session_id):
             await self._vocabulary.load()
             session = await self._sessions.show(session_id, self._window)

@@ -16,7 +16,7 @@ NONE = -1  # no row
 Ints = npt.NDArray[np.int64]
 
 
-class Links:
+class NodeIndex:
     """The nodes by place (their row in `columns`), in the order of creation, parents before children.
 
     A damaged row whose parent is younger than itself becomes a root, so that no path is a circle.

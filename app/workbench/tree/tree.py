@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from msgspec import Struct
 
-from app.workbench.tree.node_index import NONE, Links, PathColumns
+from app.workbench.tree.node_index import NONE, NodeIndex, PathColumns
 from storage import NodeColumns, NodeRow
 
 
@@ -36,27 +36,27 @@ class Turn(Struct, frozen=True):
 class Nodes(Mapping[int, NodeRow]):
     """Nodes by id, in the order of creation; each access to an unread node creates a stub."""
 
-    def __init__(self, links: Links, held: Mapping[int, NodeRow]) -> None:
-        self._links = links
+    def __init__(self, index: NodeIndex, held: Mapping[int, NodeRow]) -> None:
+        self._index = index
         self._held = held
 
     def __getitem__(self, node_id: int) -> NodeRow:
         held = self._held.get(node_id)
         if held is not None:
             return held
-        place = self._links.place(node_id)
+        place = self._index.place(node_id)
         if place == NONE:
             raise KeyError(node_id)
-        return self._links.columns.stub(place)
+        return self._index.columns.stub(place)
 
     def __contains__(self, node_id: object) -> bool:
-        return self._links.place(node_id) != NONE
+        return self._index.place(node_id) != NONE
 
     def __iter__(self) -> Iterator[int]:
-        return (self._links.columns.id[place] for place in self._links)
+        return (self._index.columns.id[place] for place in self._index)
 
     def __len__(self) -> int:
-        return len(self._links)
+        return len(self._index)
 
 
 class Tree:
@@ -68,9 +68,9 @@ class Tree:
 
     def __init__(self, nodes: Iterable[NodeRow] | NodeColumns = ()) -> None:
         shape, rows = (nodes, ()) if isinstance(nodes, NodeColumns) else (NodeColumns(0), nodes)
-        self._links = Links(shape)
+        self._index = NodeIndex(shape)
         self._held: dict[int, NodeRow] = {}
-        self.nodes = Nodes(self._links, self._held)
+        self.nodes = Nodes(self._index, self._held)
         self._turns: tuple[int | None, int, list[Turn]] | None = None  # the last result, until a node changes
         self._path: tuple[int | None, array[int]] | None = None  # the last path as places, likewise
         self._path_columns: tuple[int | None, PathColumns] | None = None  # likewise
@@ -78,17 +78,17 @@ class Tree:
             self.put(node)
 
     def put(self, node: NodeRow) -> None:
-        """Adds a node, or replaces its row; a stub does not replace a row that was read. The parent is checked (`Links`)."""
+        """Adds a node, or replaces its row; a stub does not replace a row that was read. `NodeIndex` checks the parent."""
         self._turns = self._path = self._path_columns = None
-        place = self._links.put(node)
+        place = self._index.put(node)
         if node.whole:
-            up = self._links.up(place)
-            self._held[node.id] = replace(node, parent_id=None if up == NONE else self._links.columns.id[up])
+            up = self._index.up(place)
+            self._held[node.id] = replace(node, parent_id=None if up == NONE else self._index.columns.id[up])
 
     def remove(self, node_id: int) -> None:
         """Removes a node without children."""
         self._turns = self._path = self._path_columns = None
-        self._links.remove(self._links.place(node_id))
+        self._index.remove(self._index.place(node_id))
         self._held.pop(node_id, None)
 
     def held(self) -> list[NodeRow]:
@@ -100,14 +100,14 @@ class Tree:
 
     def children(self, node_id: int | None) -> list[NodeRow]:
         """Children of a node (None: the roots), oldest first."""
-        place = NONE if node_id is None else self._links.place(node_id)
+        place = NONE if node_id is None else self._index.place(node_id)
         if node_id is not None and place == NONE:
             return []
-        return [self._at(child) for child in self._links.children(place)]
+        return [self._at(child) for child in self._index.children(place)]
 
     def chain_end(self, node_id: int) -> NodeRow:
         """The last node of the chain from `node_id` down, in which each node has one child, which leaves at its end."""
-        return self._at(self._links.chain_end(self._links.place(node_id)))
+        return self._at(self._index.chain_end(self._index.place(node_id)))
 
     def root(self, tip: int | None) -> NodeRow | None:
         """The first node of the path to `tip`."""
@@ -121,7 +121,7 @@ class Tree:
     def path_columns(self, tip: int | None) -> PathColumns:
         """The path to `tip` as columns; its nodes need not be read."""
         if self._path_columns is None or self._path_columns[0] != tip:
-            self._path_columns = (tip, PathColumns.along(self._links.columns, self._places(tip)))
+            self._path_columns = (tip, PathColumns.along(self._index.columns, self._places(tip)))
         return self._path_columns[1]
 
     def goes_through(self, tip: int | None, node_id: int) -> bool:
@@ -132,7 +132,7 @@ class Tree:
 
     def ends(self, tip: int | None) -> list[int]:
         """The nodes that name the turns of the path to `tip`."""
-        columns, places = self._links.columns, self._places(tip)
+        columns, places = self._index.columns, self._places(tip)
         begins = [columns.kinds[columns.kind[place]].turn_start for place in places[1:]]
         return [columns.id[place] for place, after in zip(places, [*begins, True], strict=False) if after]
 
@@ -160,16 +160,16 @@ class Tree:
 
     def _places(self, tip: int | None) -> array[int]:
         if self._path is None or self._path[0] != tip:
-            self._path = (tip, self._links.path(NONE if tip is None else self._links.place(tip)))
+            self._path = (tip, self._index.path(NONE if tip is None else self._index.place(tip)))
         return self._path[1]
 
     def _segments(self, places: Sequence[int]) -> list[Segment]:
-        stops = [*(self._links.at_token(place) for place in places[1:]), None]
+        stops = [*(self._index.at_token(place) for place in places[1:]), None]
         return [Segment(self._at(place), stop) for place, stop in zip(places, stops, strict=False)]
 
     def _at(self, place: int) -> NodeRow:
-        held = self._held.get(self._links.columns.id[place])
-        return self._links.columns.stub(place) if held is None else held
+        held = self._held.get(self._index.columns.id[place])
+        return self._index.columns.stub(place) if held is None else held
 
     def turn(self, node_id: int) -> Turn:
         """The turn that ends with a node, without the path before it."""
@@ -180,9 +180,9 @@ class Tree:
 
     def turn_ends(self) -> list[int]:
         """Nodes that end a turn on at least one path, oldest first: one for each version (see `variants`)."""
-        columns, ends = self._links.columns, []
-        for place in self._links:
-            after = [child for child in self._links.children(place) if self._links.leaves_at_end(child)]
+        columns, ends = self._index.columns, []
+        for place in self._index:
+            after = [child for child in self._index.children(place) if self._index.leaves_at_end(child)]
             if not after or any(columns.kinds[columns.kind[child]].turn_start for child in after):
                 ends.append(columns.id[place])
         return ends
@@ -192,9 +192,9 @@ class Tree:
 
         Reads the columns only: long branches have thousands of nodes.
         """
-        links, columns = self._links, self._links.columns
+        index, columns = self._index, self._index.columns
         found = [(first, first, self.opening(self.nodes[first]).role)]
-        for place in links.path(links.place(last), links.place(first)):
+        for place in index.path(index.place(last), index.place(first)):
             kind, node_id = columns.kinds[columns.kind[place]], columns.id[place]
             if kind.turn_start:
                 found.append((node_id, node_id, kind.role))

@@ -29,10 +29,10 @@ _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Link:
-    """One token of a beam and its scores; forked beams share the links before it."""
+class BeamNode:
+    """One token of a beam and its scores; forked beams share the nodes before it."""
 
-    before: Link | None
+    before: BeamNode | None
     length: int  # tokens up to this one
     total: float  # the sum of their log-probabilities
     parent: int  # index of its beam in the step before
@@ -44,21 +44,21 @@ class Link:
     state: BeamState | None = None  # None without rules
     forced: bool = False  # the only token that the grammar allowed
 
-    def chain(self) -> list[Link]:
-        """The beam's links from its first token on."""
-        links: list[Link] = []
-        link: Link | None = self
-        while link is not None:
-            links.append(link)
-            link = link.before
-        return links[::-1]
+    def chain(self) -> list[BeamNode]:
+        """The beam's nodes from its first token on."""
+        nodes: list[BeamNode] = []
+        node: BeamNode | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.before
+        return nodes[::-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Complete:
     """A finished hypothesis."""
 
-    last: Link
+    last: BeamNode
     score: float  # log-probability / length ** penalty
 
 
@@ -91,7 +91,7 @@ class BeamSearch:
         self._limit = limit
         self._at_limit = at_limit
         self.rules = rules
-        self.running: list[Link] = []
+        self.running: list[BeamNode] = []
         self.complete: list[Complete] = []
         self.fresh: list[Complete] = []
         self.done = False
@@ -102,7 +102,7 @@ class BeamSearch:
         if self.rules is None:
             return True
         deadline = time.monotonic() + patience
-        states = [link.state for link in self.running] or [None]
+        states = [node.state for node in self.running] or [None]
         late = [state for state in states if not self.rules.ready(state, 0.0)]  # all are asked for: slow ones go side by side
         return all(self.rules.ready(state, max(deadline - time.monotonic(), 0.0)) for state in late)
 
@@ -122,19 +122,19 @@ class BeamSearch:
             row.reach(self.known)
         found = max(len(row.ids) for row in rows)  # fewer than `known` in a small vocabulary
         after = summarise_ranked(rows, None, min(self.known, found), entropy)
-        running: list[Link] = []
+        running: list[BeamNode] = []
         ended: list[Complete] = []
         candidates = self._candidates(after) if self.rules is None else self._allowed(self.rules, after, rows)
-        for place, link in enumerate(candidates):
-            if link.finish is Finish.NONE:
-                running.append(link)
+        for place, node in enumerate(candidates):
+            if node.finish is Finish.NONE:
+                running.append(node)
             elif place < width:
-                ended.append(Complete(link, self._score(link.total, link.length)))
+                ended.append(Complete(node, self._score(node.total, node.length)))
             if len(running) == width or (place + 1 == width and self.steps >= self._limit):
                 break  # ends beyond `width` are no hypotheses, and at the limit all candidates end
         self.running = running
         if self.rules is not None:
-            self.rules.begin(link.state for link in running)
+            self.rules.begin(node.state for node in running)
         kept = sorted([*self.complete, *ended], key=lambda one: -one.score)[:width]  # stable: the earlier one stays
         self.fresh = [one for one in kept if one in ended]
         self.complete = kept
@@ -145,17 +145,17 @@ class BeamSearch:
             )
         return BeamStep(
             self.steps,
-            tuple(link.parent for link in self.running),
-            tuple(link.token for link in self.running),
-            tuple(link.total for link in self.running),
+            tuple(node.parent for node in self.running),
+            tuple(node.token for node in self.running),
+            tuple(node.total for node in self.running),
             len(self.complete),
         )
 
-    def _candidates(self, after: Scores) -> Iterator[Link]:
+    def _candidates(self, after: Scores) -> Iterator[BeamNode]:
         """The best continuations of all beams, best first."""
         ids, values = after.top_ids[:, : self._keep], after.top_logprobs[:, : self._keep]  # (beams, candidates)
-        before: list[Link | None] = list(self.running) or [None]
-        sums: Float64 = np.array([0.0 if link is None else link.total for link in before])
+        before: list[BeamNode | None] = list(self.running) or [None]
+        sums: Float64 = np.array([0.0 if node is None else node.total for node in before])
         totals = (values + sums[:, None]).ravel()
         beams = np.repeat(np.arange(len(ids)), ids.shape[1])
         order = np.lexsort((ids.ravel(), beams, -totals))[: self._keep]
@@ -165,14 +165,14 @@ class BeamSearch:
             rank = 1 + int(np.searchsorted(-values[beam], -values[beam, column]))  # entries strictly above
             finish = Finish.EOS if token in self._eos else self._at_limit if self.steps >= self._limit else Finish.NONE
             logprob = float(values[beam, column])
-            yield Link(before[beam], self.steps, float(totals[at]), beam, token, logprob, rank, after, finish)
+            yield BeamNode(before[beam], self.steps, float(totals[at]), beam, token, logprob, rank, after, finish)
 
-    def _allowed(self, rules: BeamRules, after: Scores, rows: Sequence[Ranked]) -> Iterator[Link]:
+    def _allowed(self, rules: BeamRules, after: Scores, rows: Sequence[Ranked]) -> Iterator[BeamNode]:
         """All continuations that the rules allow, best first."""
-        before: list[Link | None] = list(self.running) or [None]
-        masks = [rules.allowed(None if link is None else link.state) for link in before]
+        before: list[BeamNode | None] = list(self.running) or [None]
+        masks = [rules.allowed(None if node is None else node.state) for node in before]
         counts = [None if mask is None else int(np.count_nonzero(mask)) for mask in masks]
-        sums: Float64 = np.array([0.0 if link is None else link.total for link in before])
+        sums: Float64 = np.array([0.0 if node is None else node.total for node in before])
         at_limit = self._at_limit if self.steps >= self._limit else Finish.NONE
         given, keep = 0, self._keep
         while True:
@@ -186,7 +186,7 @@ class BeamSearch:
                 beam, token = int(beams[at]), int(tokens[at])
                 parent, (own, above) = before[beam], rows[beam].place_of(token)
                 state = rules.after(None if parent is None else parent.state, token, at_limit)
-                yield Link(
+                yield BeamNode(
                     parent,
                     self.steps,
                     float(totals[at]),

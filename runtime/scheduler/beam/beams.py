@@ -19,7 +19,7 @@ from runtime.numerics.scoring import empty_scores
 from runtime.options.generation import DEFAULT_MAX_TOKENS
 from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.beam.beam_rules import BeamRules
-from runtime.scheduler.beam.beam_search import BeamSearch, Link
+from runtime.scheduler.beam.beam_search import BeamNode, BeamSearch
 from runtime.scheduler.beam.hypotheses import hypothesis, ids_of, scores_of
 from runtime.scheduler.decode.decoding import DRAW_HEAD
 from runtime.scheduler.decode.resume import bring_back
@@ -47,9 +47,9 @@ class Running:
     started: float  # monotonic seconds
     undecided: Distributions | None = None  # after the last tokens, while the masks are missing
 
-    def path(self, link: Link | None) -> Int32:
-        """The prompt and the beam's tokens up to a link."""
-        joined: Int32 = np.concatenate([self.job.ids, ids_of(link.chain() if link else [])])
+    def path(self, node: BeamNode | None) -> Int32:
+        """The prompt and the beam's tokens up to a node."""
+        joined: Int32 = np.concatenate([self.job.ids, ids_of(node.chain() if node else [])])
         return joined
 
 
@@ -59,7 +59,7 @@ class Beams:
     Args:
         cache: Places the beams.
         counters: Counts the work done.
-        ledger: Request metrics.
+        request_metrics: Counts and times the requests.
         preempt: Preempts a background job or a prompt; False if there is none.
         vocabulary: The model's vocabulary.
     """
@@ -68,13 +68,13 @@ class Beams:
         self,
         cache: Cache,
         counters: Counters,
-        ledger: RequestMetrics,
+        request_metrics: RequestMetrics,
         preempt: Callable[[], bool],
         vocabulary: Vocabulary,
     ) -> None:
         self._cache = cache
         self._counters = counters
-        self._ledger = ledger
+        self._request_metrics = request_metrics
         self._preempt = preempt
         self._vocabulary = vocabulary
         self.running: list[Running] = []
@@ -111,8 +111,8 @@ class Beams:
         """Ends cancelled searches; their KV is published."""
         for one in [one for one in self.running if one.job.cancelled]:
             if one.search.running:  # else it waits for its first mask
-                for place, link in zip(one.places, one.search.running, strict=True):
-                    self._publish(one, place, link.before if one.undecided is None else link)
+                for place, node in zip(one.places, one.search.running, strict=True):
+                    self._publish(one, place, node.before if one.undecided is None else node)
             self._leave(one, "cancelled")
 
     @property
@@ -147,7 +147,9 @@ class Beams:
     def _leave(self, one: Running, finish: str) -> None:
         self.running.remove(one)
         tokens = one.search.complete[0].last.length if one.search.complete else one.search.steps
-        self._ledger.leave(one.job, finish, generated=tokens, reused=one.reused, computed=one.computed, first=one.started)
+        self._request_metrics.leave(
+            one.job, finish, generated=tokens, reused=one.reused, computed=one.computed, first=one.started
+        )
         if one.job.constraint is not None and one.search.rules is not None:
             self._counters.count_grammar(tokens, one.search.rules)
         self._counters.tokens_reused += one.reused
@@ -162,12 +164,12 @@ class Beams:
                 after, one.undecided = one.undecided, None
                 self._choose(one, after)
             return
-        links, workspace = one.search.running, one.places[0].workspace
-        for place, link in zip(one.places, links, strict=True):
+        nodes, workspace = one.search.running, one.places[0].workspace
+        for place, node in zip(one.places, nodes, strict=True):
             if not place.workspace.resumable(place.slot):  # its recurrent state moved on with another job
-                place.slot = bring_back(self._cache, place, one.path(link.before))
+                place.slot = bring_back(self._cache, place, one.path(node.before))
         base, slots = workspace.size, [place.slot for place in one.places]
-        tokens = [link.token + one.places[0].tag for link in links]  # tagged
+        tokens = [node.token + one.places[0].tag for node in nodes]  # tagged
         try:
             for slot, token in zip(slots, tokens, strict=True):
                 workspace.paths.add(slot, token)
@@ -210,7 +212,7 @@ class Beams:
             one.job.on_step(step)
             settle(one.job.future, answer)
             return
-        slots = [one.places[link.parent].slot for link in one.search.running]
+        slots = [one.places[node.parent].slot for node in one.search.running]
         while len(one.places) < len(slots):
             one.places.append(self._cache.join(one.places[0], one.job))
         while len(one.places) > len(slots):
@@ -219,17 +221,17 @@ class Beams:
             place.slot = slot
         one.job.on_step(step)
 
-    def _publish(self, one: Running, place: Prefill, last: Link | None) -> None:
-        """Publishes the KV and the scores of a beam up to the link of `place`; a failure does not end the search."""
+    def _publish(self, one: Running, place: Prefill, last: BeamNode | None) -> None:
+        """Publishes the KV and the scores of a beam up to the node of `place`; a failure does not end the search."""
         if last is None or not self._cache.enabled:
             return
         own: Prefill | None = None
         try:
             own = self._cache.join(place, one.job)
-            links = last.chain()
+            nodes = last.chain()
             tokens = one.path(last)[own.lease.length :]
-            unscored = len(tokens) - len(links)
-            scores = scores_of(links[max(-unscored, 0) :], one.job.options.top_k)
+            unscored = len(tokens) - len(nodes)
+            scores = scores_of(nodes[max(-unscored, 0) :], one.job.options.top_k)
             if unscored > 0:
                 scores = Scores.concat([empty_scores(unscored, scores.top_ids.shape[1]), scores])
             self._cache.publish(own, tokens, own.slot, scores)

@@ -43,7 +43,7 @@ def export(cache: Cache, spans: Sequence[Span], start: int, stop: int) -> Export
         for node, count in nodes:
             first, last = max(start - at, 0), min(stop - at, count)
             if first < last:
-                found.arrays.append(cache.room.payloads.export(node.payload, first, last))
+                found.arrays.append(cache.kv_budget.payloads.export(node.payload, first, last))
                 found.scores.append((last - first, None if node.scores is None else node.scores[first:last]))
             at += count
             if at >= stop:
@@ -86,7 +86,7 @@ class Copying:
         at, namespace = self._at, job.namespace_at(self._at)
         ends = [end for end, _ in job.before if end > at]
         stop = min(self.tokens, at + max(PART_BYTES // max(backend.info.kv_bytes_per_token, 1), 1), *ends[:1])
-        if not self._cache.room.make((stop - at) * backend.info.kv_bytes_per_token + backend.state_bytes):
+        if not self._cache.kv_budget.make_room((stop - at) * backend.info.kv_bytes_per_token + backend.state_bytes):
             raise MemoryBudgetError("no room to copy KV: raise kv_cache_bytes (`set_kv_budget`) or end another request")
         exported = export(self._cache, job.spans(job.ids), at, stop)
         if exported is None:
@@ -96,8 +96,8 @@ class Copying:
 
     def add(self, part: Part) -> bool:
         """Inserts a part into the trie; False without room for it, or after the cache was cleared."""
-        lease, backend, room = self._lease, self._cache.backend, self._cache.room
-        if not self._cache.enabled or lease.length != part.start or not room.make(nbytes(part.arrays)):
+        lease, backend, kv_budget = self._lease, self._cache.backend, self._cache.kv_budget
+        if not self._cache.enabled or lease.length != part.start or not kv_budget.make_room(nbytes(part.arrays)):
             return False
         kv, scores = taken_out(part.arrays, part.stop - part.start)
         payload = backend.restore(kv)

@@ -151,14 +151,14 @@ class Restores:
 
     def _fitting(self, restore: Restore, links: Sequence[Link]) -> list[Link]:
         """The blocks for which there is room besides the path in its workspace; with recurrent layers, all or none."""
-        prefill, backend, room = restore.prefill, self._cache.backend, self._cache.room
+        prefill, backend, kv_budget = restore.prefill, self._cache.backend, self._cache.kv_budget
         workspace = prefill.workspace
         slots = workspace.held + prefill.total - prefill.at
         growth = backend.resize_cost(workspace.pack, slots).moment if slots > workspace.capacity else 0
         per_token = max(backend.info.kv_bytes_per_token, 1)
-        in_use = room.bytes - room.workspaces.idle_bytes - room.trie.evictable_bytes
+        in_use = kv_budget.bytes - kv_budget.workspaces.idle_bytes - kv_budget.trie.evictable_bytes
         read_ahead = min(AHEAD * BATCH_BYTES, sum(link.tokens for link in links) * per_token)
-        spare = room.budget - in_use - growth - read_ahead
+        spare = kv_budget.budget - in_use - growth - read_ahead
         most = prefill.lease.length + max(spare, 0) // per_token
         fitting = [link for link in links if link.stop <= most]
         if self._cache.recurrent and len(fitting) < len(links):
@@ -166,7 +166,7 @@ class Restores:
         return fitting if fitting and fitting[-1].stop > prefill.at else []
 
     def _read_on(self, restore: Restore) -> None:
-        backend, room = self._cache.backend, self._cache.room
+        backend, kv_budget = self._cache.backend, self._cache.kv_budget
         while restore.links and restore.asked < AHEAD and not restore.ended:
             batch: list[Link] = []
             size = 0
@@ -174,10 +174,10 @@ class Restores:
                 link = restore.links.popleft()
                 batch.append(link)
                 size += link.tokens * backend.info.kv_bytes_per_token + link.state * backend.state_bytes
-            if not self._cache.room.make(size):
+            if not self._cache.kv_budget.make_room(size):
                 restore.ended = True
                 break
-            room.in_transfer += size
+            kv_budget.in_transfer += size
             restore.asked += 1
             arrived = partial(self._arrived, restore, size, len(batch))
             self._ask(Urgency.READ, partial(_read, batch), lambda done, act=arrived: self._guard(restore, partial(act, done)))
@@ -199,7 +199,7 @@ class Restores:
             log.warning("stored KV could not be restored: %s", fault)
             restore.ended = True
         finally:
-            self._cache.room.in_transfer -= size
+            self._cache.kv_budget.in_transfer -= size
         self._read_on(restore)
 
     # ---- placing ----------------------------------------------------------------------------------------------------
@@ -234,14 +234,14 @@ class Restores:
         at = lease.length
         if not lease.node.attached or not first.start <= at < last.stop:
             return False
-        backend, room = self._cache.backend, self._cache.room
+        backend, kv_budget = self._cache.backend, self._cache.kv_budget
         size = sum(link.tokens for link, _, _ in blocks) * backend.info.kv_bytes_per_token + backend.state_bytes
-        if not room.make(size if at == first.start else 2 * size) or lease.length != at:
+        if not kv_budget.make_room(size if at == first.start else 2 * size) or lease.length != at:
             return False
         payload = backend.restore(concatenated([arrays for _, arrays, _ in blocks]))
         scores = joined([(link.tokens, known) for link, _, known in blocks])
         if at > first.start:
-            payload = room.payloads.split(payload, at - first.start)[1]
+            payload = kv_budget.payloads.split(payload, at - first.start)[1]
             scores = None if scores is None else scores[at - first.start :]
         found = self._cache.trie.insert(lease, namespace, prefill.job.ids[at : last.stop], payload, scores)
         self._counters.tokens_restored += found.stored

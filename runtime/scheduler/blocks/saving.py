@@ -170,7 +170,7 @@ class Savings:
             size += sum(map(nbytes, cut.arrays))
             saving.todo.popleft()
         if batch:
-            self._cache.room.in_transfer += size
+            self._cache.kv_budget.in_transfer += size
             saving.unwritten.append(batch[0][0])
             superseded = [] if saving.todo or saving.lost is not None else saving.superseded
             wrote = partial(self._wrote, saving, size, batch[-1][0])
@@ -183,7 +183,7 @@ class Savings:
         """A copy of a block; None if it is not in memory, or without room for it and `pending` other bytes."""
         backend = self._cache.backend
         needed = link.tokens * backend.info.kv_bytes_per_token + link.state * backend.state_bytes
-        if not self._cache.room.make(pending + needed):
+        if not self._cache.kv_budget.make_room(pending + needed):
             return None
         try:
             exported = export(self._cache, saving.spans, link.start, link.stop)
@@ -198,7 +198,7 @@ class Savings:
         return exported
 
     def _wrote(self, saving: Saving, size: int, last: Link, done: Future[Written]) -> None:
-        self._cache.room.in_transfer -= size
+        self._cache.kv_budget.in_transfer -= size
         first = saving.unwritten.popleft()
         saving.blocked = False
         if error := done.exception():

@@ -33,7 +33,7 @@ from runtime.scheduler.decode.rows import (
     verify_draft,
 )
 from runtime.scheduler.faults import bisect, typed
-from runtime.scheduler.jobs import FanJob, GenerateJob, Job
+from runtime.scheduler.jobs import BranchesJob, GenerateJob, Job
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import Answer, NoRoomError, PartialForward, SharedFetch, Workspace, begin, forward, prepare
 from runtime.scheduler.metrics import Counters, RequestMetrics
@@ -54,7 +54,7 @@ class Decoding:
         options: Batch limits.
         cache: Places the generations.
         counters: Counts the work done.
-        ledger: Request metrics.
+        request_metrics: Counts and times the requests.
         vocabulary: The model's vocabulary.
         drafter: The draft model, if any.
         overlaps: Whether the backend computes a begun forward asynchronously.
@@ -66,7 +66,7 @@ class Decoding:
         options: LoadOptions,
         cache: Cache,
         counters: Counters,
-        ledger: RequestMetrics,
+        request_metrics: RequestMetrics,
         vocabulary: Vocabulary,
         drafter: Drafter | None,
         *,
@@ -76,7 +76,7 @@ class Decoding:
         self._batch_rows = options.batch_rows
         self._cache = cache
         self._counters = counters
-        self._ledger = ledger
+        self._request_metrics = request_metrics
         self._vocabulary = vocabulary
         self._drafter = drafter
         self._overlaps = overlaps
@@ -131,10 +131,10 @@ class Decoding:
             raise
 
     def _branches(self, job: Job) -> list[GenerateJob]:
-        """The branches of a fan; ends the cancelled ones."""
-        assert isinstance(job, FanJob)
+        """The branches of a `BranchesJob`; ends the cancelled ones."""
+        assert isinstance(job, BranchesJob)
         for dropped in (one for one in job.jobs if one.cancelled):
-            self._ledger.leave(dropped, "cancelled")
+            self._request_metrics.leave(dropped, "cancelled")
             dropped.end(None)
         return [one for one in job.jobs if not one.cancelled]
 
@@ -164,7 +164,7 @@ class Decoding:
                 self._publish(row)
         finally:
             self._cache.leave(row.prefill)
-            self._ledger.leave(
+            self._request_metrics.leave(
                 row.job,
                 "error" if error is not None else row.stream.finish.label or "cancelled",
                 generated=made,
@@ -202,11 +202,11 @@ class Decoding:
         rows = [row for row in self.rows if row.workspace is workspace]
         for row in rows:
             row.next_copy_out = max(2 * row.pushed, COPY_OUT_TOKENS)
-        room, alone = self._cache.room, len(rows) == 1 and workspace.held == len(rows[0].job.ids) + rows[0].pushed
-        if alone or workspace.users > len(rows) or not room.in_place:
+        kv_budget, alone = self._cache.kv_budget, len(rows) == 1 and workspace.held == len(rows[0].job.ids) + rows[0].pushed
+        if alone or workspace.users > len(rows) or not kv_budget.in_place:
             return
         try:
-            room.copy_out(workspace)
+            kv_budget.copy_out(workspace)
         except BaseException:  # as in `_publish`
             log.exception("what stands beside a running answer could not be copied out")
 

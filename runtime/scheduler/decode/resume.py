@@ -61,7 +61,7 @@ def activate(cache: Cache, row: Row) -> int:
     job.namespace, job.before = job.routing.route(whole)
     first = next(at for at, (old, new) in enumerate(zip(before, _namespaces(job, whole), strict=True)) if old != new)
     row.outdated.append(slice(max(first + 1 - len(job.ids), 0), len(row.stream.new_ids)))
-    prefill.job = job  # instead of its fan, if it has one
+    prefill.job = job  # instead of its `BranchesJob`, if it has one
     cache.retag(prefill)
     row.invoked = False
     return bring_back(cache, prefill, row.path)

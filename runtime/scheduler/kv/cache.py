@@ -42,7 +42,7 @@ class Cache:
 
     Attributes:
         recurrent: Whether generation resumes only from a checkpoint.
-        room: The budget's accounting.
+        kv_budget: The budget's accounting.
         departures: Jobs that have left.
         hits, misses: Placed paths with and without a prefix in the trie.
     """
@@ -51,12 +51,12 @@ class Cache:
         self.backend = backend
         self.enabled = enabled
         self.recurrent = "recurrent" in backend.info.attention_kinds
-        self.room = KvBudget(backend, budget, enabled=enabled)
-        self.trie = self.room.trie
-        self.vectors = self.room.vectors
-        self.workspaces = self.room.workspaces
+        self.kv_budget = KvBudget(backend, budget, enabled=enabled)
+        self.trie = self.kv_budget.trie
+        self.vectors = self.kv_budget.vectors
+        self.workspaces = self.kv_budget.workspaces
         self.copied_tails: dict[tuple[Workspace, int, int], Payload] = {}  # not published yet, by last slot and token count
-        self.pins = self.room.pins
+        self.pins = self.kv_budget.pins
         self.interrupted = Interrupted() if enabled else Interrupted(0)  # outside the budget
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
@@ -67,9 +67,9 @@ class Cache:
     def check_room(self, tokens: int) -> None:
         """Raises `MemoryBudgetError` for a path that exceeds the budget."""
         needed = tokens * self.backend.slot_bytes + self.backend.state_bytes
-        if needed > self.room.budget:
+        if needed > self.kv_budget.budget:
             raise MemoryBudgetError(
-                f"{tokens:,} tokens need {needed:,} bytes of KV, the budget is {self.room.budget:,}; "
+                f"{tokens:,} tokens need {needed:,} bytes of KV, the budget is {self.kv_budget.budget:,}; "
                 "raise kv_cache_bytes (`set_kv_budget`) or shorten the text"
             )
 
@@ -88,7 +88,7 @@ class Cache:
         clock, node = self.trie.eviction_log.clock, lease.node
         workspace: Workspace | None = None
         try:
-            alone, reach, live = not self.enabled, lease.length, self.room.live
+            alone, reach, live = not self.enabled, lease.length, self.kv_budget.live
             workspace, trail = self.workspaces.place(tagged, alone=alone, reach=reach, live=live, node=node)
             slot, depth = self._load_prefix(workspace, trail, first_wanted, lease)
         except BaseException:  # no memory: nothing stays pinned
@@ -112,11 +112,11 @@ class Cache:
             tagged=tagged,
             tag=tag,
         )
-        self.room.live.add(prefill)
+        self.kv_budget.live.add(prefill)
         count = len(job.ids) - depth
         if workspace.held + count > workspace.capacity:
             try:
-                self.room.hint(workspace, count)
+                self.kv_budget.hint(workspace, count)
             except BaseException:  # the library failed: nothing stays pinned
                 self.leave(prefill)
                 raise
@@ -139,7 +139,7 @@ class Cache:
             rows=[],
             refused=0,
         )
-        self.room.live.add(joined)
+        self.kv_budget.live.add(joined)
         return joined
 
     def place_apart(self, job: Job) -> Prefill:
@@ -149,7 +149,7 @@ class Cache:
         lease = Lease(self.trie, self.trie.root)
         prefill = Prefill(job, workspace, lease, ROOT, 0, first_wanted=0, last_only=True, total=len(job.ids))
         self.retag(prefill)
-        self.room.live.add(prefill)
+        self.kv_budget.live.add(prefill)
         return prefill
 
     def answered(self, job: Job) -> None:
@@ -174,7 +174,7 @@ class Cache:
 
     def _numbers(self) -> set[int]:
         """The numbers of the namespaces with tokens in packs, or in paths of running jobs."""
-        tagged = [np.append(prefill.tagged, np.int64(prefill.tag)) >> Tags.SHIFT for prefill in self.room.live]
+        tagged = [np.append(prefill.tagged, np.int64(prefill.tag)) >> Tags.SHIFT for prefill in self.kv_budget.live]
         return set[int]().union(*map(np.ndarray.tolist, tagged), *(each.paths.numbers() for each in self.workspaces.open))
 
     def tagged(self, job: Job, ids: Int32) -> npt.NDArray[Any]:
@@ -207,7 +207,7 @@ class Cache:
 
     def leave(self, prefill: Prefill) -> None:
         """Releases the lease of a job that is done or parked, and its place in the workspace."""
-        self.room.live.discard(prefill)
+        self.kv_budget.live.discard(prefill)
         self.departures += 1
         prefill.lease.release()
         self.workspaces.leave(prefill.workspace, drop=not self.enabled)
@@ -259,14 +259,14 @@ class Cache:
             bytes=self.trie.bytes,
             leases=self.trie.leases,
             leased_bytes=self.trie.leased_bytes,
-            budget=self.room.budget,
+            budget=self.kv_budget.budget,
             hits=self.hits,
             misses=self.misses,
             largest=self._largest,
             last_prefix=0 if self._last is None else self._last.depth,
             last_reason=reason,
             last_cause=cause,
-            working_bytes=self.workspaces.nbytes - self.room.payloads.tokens * self.backend.slot_bytes,
+            working_bytes=self.workspaces.nbytes - self.kv_budget.payloads.tokens * self.backend.slot_bytes,
             vector_bytes=self.vectors.bytes + self.pins.nbytes,
             pins=len(self.pins.leases),
         )
@@ -290,7 +290,7 @@ class Cache:
 
         Does nothing where edges refer to slots: `publish` copies nothing then.
         """
-        if not self.enabled or self.room.in_place:
+        if not self.enabled or self.kv_budget.in_place:
             return
         self.drop_copied_tails()
         by_workspace: dict[Workspace, dict[tuple[int, int], None]] = {}
@@ -304,19 +304,19 @@ class Cache:
     def _copy_tails(self, workspace: Workspace, tails: Sequence[tuple[int, int]]) -> None:
         chains = [workspace.chain(slot, count) for slot, count in tails]
         needed = self.backend.take_cost(workspace.pack, np.concatenate(chains)).held  # no recurrent states
-        if not self.room.make(3 * needed):
+        if not self.kv_budget.make_room(3 * needed):
             return
         try:
             payloads = workspace.take_many(chains)
         except BaseException:  # noqa: BLE001  # `publish` copies one by one: only the faulty job fails
             return
         self.copied_tails |= {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
-        self.room.pending += sum(self.backend.payload_bytes(payload) for payload in payloads)
+        self.kv_budget.pending += sum(self.backend.payload_bytes(payload) for payload in payloads)
 
     def drop_copied_tails(self) -> None:
         """Drops the copies of jobs that failed before they were published."""
         self.copied_tails.clear()
-        self.room.pending = 0
+        self.kv_budget.pending = 0
 
     def publish(self, prefill: Prefill, tokens: Int32, slot: int, scores: Scores | None) -> None:
         """Inserts the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
@@ -328,7 +328,7 @@ class Cache:
             namespace = job.namespace_at(start + at) if job.before else job.namespace
             place = prefill.workspace.paths.above(slot, len(tokens) - end) if end < len(tokens) else slot
             part, known = tokens[at:end], None if scores is None else scores[at:end]
-            if self.room.in_place:
+            if self.kv_budget.in_place:
                 self.trie.insert(lease, namespace, part, SlotRun(prefill.workspace, place, end - at), known)
             else:
                 self._publish_copy(prefill, namespace, part, place, known)
@@ -338,7 +338,7 @@ class Cache:
         """`publish` for tokens of one namespace where the trie holds copies; copies only missing tokens."""
         lease, workspace = prefill.lease, prefill.workspace
         if self.copied_tails and (copy := self.copied_tails.pop((workspace, slot, len(tokens)), None)) is not None:
-            self.room.pending -= self.backend.payload_bytes(copy)
+            self.kv_budget.pending -= self.backend.payload_bytes(copy)
             self.trie.insert(lease, namespace, tokens, copy, scores)  # tokens that other jobs have inserted since stay
             return
         found = self.trie.follow(lease, namespace, tokens, scores)
@@ -364,7 +364,7 @@ class Cache:
     def _copy_of(self, workspace: Workspace, slot: int, count: int, extra: int) -> Payload | None:
         """A copy of the last `count` tokens of a path; None without room for it and `extra` bytes of scores."""
         slots = workspace.chain(slot, count)
-        if not self.room.make(self.backend.take_cost(workspace.pack, slots).moment + extra):
+        if not self.kv_budget.make_room(self.backend.take_cost(workspace.pack, slots).moment + extra):
             return None
         try:
             return workspace.take(slots)

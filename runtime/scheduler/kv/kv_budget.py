@@ -292,9 +292,9 @@ class KvBudget:
         self.live: set[Prefill] = set()
         self.payloads = Payloads(backend)
         self.in_place = self.payloads.in_place
-        self.trie = Trie(self.payloads, budget, self.make)
-        self.vectors = LogitsCache(_for_vectors(budget) if enabled else 0, self.make)
-        self.pins = Pins(self.trie, self.vectors, budget, self.make)
+        self.trie = Trie(self.payloads, budget, self.make_room)
+        self.vectors = LogitsCache(_for_vectors(budget) if enabled else 0, self.make_room)
+        self.pins = Pins(self.trie, self.vectors, budget, self.make_room)
         self.workspaces = Workspaces(backend, self, in_place=self.in_place)
         self.drafter: Drafter | None = None
         self.in_transfer = 0  # bytes on their way to or from the block file
@@ -320,7 +320,7 @@ class KvBudget:
         if not isinstance(held, SlotRun) or held.workspace.retired or held.workspace.held > few:
             self.trie.replace(node, run)
 
-    def make(self, size: int) -> bool:
+    def make_room(self, size: int) -> bool:
         """Frees `size` bytes for data to keep: idle packs, old leaves and then old pins.
 
         Returns:
@@ -489,7 +489,7 @@ class KvBudget:
 
     def lend(self, size: int) -> int:
         """Frees up to `size` bytes of unused memory for a temporary copy; returns the bytes available, at most `size`."""
-        if self.make(size):
+        if self.make_room(size):
             return size
         free = max(self.budget - self.bytes, 0)
         self.peak = max(self.peak, self.bytes + free)
@@ -550,7 +550,7 @@ class KvBudget:
                 leaving.append(run.node)
         # twice: another answer may leave one of these edges in the middle, and splitting a copy copies it again
         size = copies + self._backend.resize_cost(workspace.pack, len(kept)).moment
-        room = bool(leaving) and 2 * size <= max(self.budget - self.bytes, self.budget // EVICT_SHARE) and self.make(size)
+        room = bool(leaving) and 2 * size <= max(self.budget - self.bytes, self.budget // EVICT_SHARE) and self.make_room(size)
         for node in leaving if room else ():
             if node.attached:  # making room may have evicted it, or moved its slots
                 run = node.payload
@@ -591,9 +591,9 @@ class KvBudget:
             self.pins.set_budget(before)
             raise MemoryBudgetError(_held_by_requests(held, budget))
         self.vectors.set_budget(_for_vectors(budget) if self._enabled else 0)
-        if not self.make(0):
+        if not self.make_room(0):
             self.vectors.clear()
-            self.make(0)
+            self.make_room(0)
         self.peak = self.bytes
         self._backend.set_kv_budget(budget)
         self.account()
@@ -608,7 +608,7 @@ class KvBudget:
 
     def _fit_slots(self, workspace: Workspace, slots: int, extra: int) -> bool:
         """Grows a pack to at least `slots` and frees `extra` further bytes; False without room."""
-        if not self.make(self._growth_cost(workspace, slots) + extra):
+        if not self.make_room(self._growth_cost(workspace, slots) + extra):
             return False
         if slots > workspace.capacity:
             workspace.resize(slots)
@@ -688,7 +688,7 @@ class KvBudget:
         dead = workspace.held - len(kept)
         if dead < max(least, not workspace.recurrent):
             return
-        if self.in_place or self.make(self._backend.retain_cost(workspace.pack, len(kept)).moment):
+        if self.in_place or self.make_room(self._backend.retain_cost(workspace.pack, len(kept)).moment):
             workspace.compact(kept, tips)
 
     def _tighten(self, workspace: Workspace, spare: int = 0) -> bool:
@@ -698,7 +698,7 @@ class KvBudget:
             return True
         moment = self._backend.resize_cost(workspace.pack, slots).moment
         free = max(self.budget, self._allowed) - self.bytes
-        if moment > free and (self.in_place or not self.make(moment)):
+        if moment > free and (self.in_place or not self.make_room(moment)):
             return False
         self.peak = max(self.peak, self.bytes + moment)
         workspace.resize(slots)

@@ -20,15 +20,15 @@ class Pins:
         trie: Holds the paths.
         vectors: Holds the distributions.
         budget: The budget of the whole model, in bytes.
-        room: Frees the bytes for a distribution; False: it is not kept.
+        make_room: Frees the bytes for a distribution; False: it is not kept.
 
     Attributes:
         leases: The leases by number.
         nbytes: Bytes of the distributions.
     """
 
-    def __init__(self, trie: Trie, vectors: LogitsCache, budget: int, room: Callable[[int], bool]) -> None:
-        self._trie, self._vectors, self._room = trie, vectors, room
+    def __init__(self, trie: Trie, vectors: LogitsCache, budget: int, make_room: Callable[[int], bool]) -> None:
+        self._trie, self._vectors, self._make_room = trie, vectors, make_room
         self._limit = budget // SHARE
         self.leases: OrderedDict[int, Lease] = OrderedDict()
         self._keys: dict[int, Hashable] = {}  # keys of the distributions, by pin
@@ -103,7 +103,7 @@ class Pins:
     def _keep(self, pin: int, key: Hashable, row: Distribution) -> None:
         pinned = self._vectors.pinned
         if key not in pinned:
-            if not self._room(FLOAT_BYTES * row.vocab) or pin not in self.leases:  # making room may release the pin itself
+            if not self._make_room(FLOAT_BYTES * row.vocab) or pin not in self.leases:  # making room may release the pin itself
                 return
             try:
                 pinned[key] = row.alone()  # a copy: its array may hold other rows

@@ -221,12 +221,12 @@ class LogitsCache:
 
     Args:
         budget: Bytes; 0 keeps nothing.
-        room: Frees the bytes for an array; False: it is not kept.
+        make_room: Frees the bytes for an array; False: it is not kept.
     """
 
-    def __init__(self, budget: int, room: Callable[[int], bool] = lambda _: True) -> None:
+    def __init__(self, budget: int, make_room: Callable[[int], bool] = lambda _: True) -> None:
         self._budget = self.block_bytes = budget  # `block_bytes`: the largest array that is kept whole
-        self._room = room
+        self._make_room = make_room
         self._most: int | None = None  # rows; None: no limit
         self._rows: OrderedDict[Hashable, Distribution] = OrderedDict()
         self._blocks: dict[int, Block] = {}  # by id() of the array, which a kept row keeps alive
@@ -265,7 +265,7 @@ class LogitsCache:
         if block is None:
             if self.bytes + size > self._budget:
                 self._shrink(self._budget - size)
-            if not self._room(size):
+            if not self._make_room(size):
                 return
             block = self._blocks[place] = Block(size)
             self.bytes += size

@@ -68,11 +68,11 @@ class Waiting:
 
     Args:
         cache: Says what a parked job lacks.
-        ledger: Request metrics.
+        request_metrics: Request metrics.
     """
 
-    def __init__(self, cache: Cache, ledger: RequestMetrics) -> None:
-        self._cache, self._ledger = cache, ledger
+    def __init__(self, cache: Cache, request_metrics: RequestMetrics) -> None:
+        self._cache, self._request_metrics = cache, request_metrics
         self.new: dict[Lane, deque[Job]] = {}
         self._admitted = 0  # jobs so far
         self.parked: dict[Job, int] = {}  # each with the bytes that it needs, in order of arrival
@@ -85,9 +85,9 @@ class Waiting:
 
     def park(self, job: Job) -> None:
         """Parks a job until the bytes that it needs are free besides the running jobs, or no other job runs."""
-        self._ledger.park(job)
+        self._request_metrics.park(job)
         job.parks += 1
-        self.parked[job] = self._cache.room.lacking(len(job.ids) + job.extra_tokens)
+        self.parked[job] = self._cache.kv_budget.lacking(len(job.ids) + job.extra_tokens)
 
     def drop(self, chosen: Callable[[Job], bool]) -> list[Job]:
         """Removes and returns the chosen jobs."""
@@ -138,7 +138,7 @@ class Prompts:
         options: Batch limits.
         cache: Places prefills.
         counters: Counts the work done.
-        ledger: Request metrics.
+        request_metrics: Request metrics.
         pace: Sizes the forwards.
         waiting: Takes preempted prompts.
         background: The background jobs, which are preempted before a prompt is.
@@ -153,7 +153,7 @@ class Prompts:
         options: LoadOptions,
         cache: Cache,
         counters: Counters,
-        ledger: RequestMetrics,
+        request_metrics: RequestMetrics,
         pace: Pace,
         waiting: Waiting,
         background: Background,
@@ -161,7 +161,7 @@ class Prompts:
         self._batch_rows, self._batch_tokens = options.batch_rows, options.max_batch_tokens
         self._cache = cache
         self._counters = counters
-        self._ledger = ledger
+        self._request_metrics = request_metrics
         self._pace = pace
         self._waiting = waiting
         self._background = background
@@ -278,7 +278,7 @@ class Prompts:
                 prefill.served = prefill.job.turn.served = self._round
                 if prefill.job.on_progress is not None:
                     prefill.job.on_progress(prefill.progress)
-        if not self._cache.room.in_place:
+        if not self._cache.kv_budget.in_place:
             self._cache.copy_new_tails(moved)
         for prefill in moved:
             self._settle_chunk(prefill)
@@ -305,7 +305,7 @@ class Prompts:
         prefills = self.running if among is None else among
         if job is not None:
             prefills = [prefill for prefill in prefills if preemptible(prefill.job, prefill.total, job)]
-        if not prefills or len(self._cache.room.live) < 2:
+        if not prefills or len(self._cache.kv_budget.live) < 2:
             return False
         chosen = max(prefills, key=lambda prefill: (prefill.job.priority, not prefill.job.parks, prefill.total))
         self._drop(chosen)
@@ -364,7 +364,7 @@ class Prompts:
         if isinstance(job, ScoreJob):
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             job.prompted = time.monotonic()
-            self._ledger.leave(job, "done", reused=prefill.reused, computed=prefill.computed)
+            self._request_metrics.leave(job, "done", reused=prefill.reused, computed=prefill.computed)
 
     def _score_rows(self, job: ScoreJob, chunk: ChunkLogits, rows: Sequence[tuple[int, int]]) -> Scores:
         """The job's known scores, for the whole path, with those of the tokens after the rows merged in."""
@@ -387,7 +387,7 @@ class Prompts:
         """Ends the job: with the error, or because no caller waits."""
         self._drop(prefill)
         how = "cancelled" if error is None else "error"
-        self._ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
+        self._request_metrics.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
         self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
         prefill.job.end(error)
 
@@ -423,7 +423,7 @@ class Prompts:
         self._counters.tokens_reused += len(job.ids)
         self._counters.last_reused, self._counters.last_computed = len(job.ids), 0
         number, listener = job.number, job.on_progress
-        self._ledger.leave(job, "done", reused=len(job.ids))
+        self._request_metrics.leave(job, "done", reused=len(job.ids))
         self._counters.publish(self._cache)
         if listener is not None:
             listener(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0, number))

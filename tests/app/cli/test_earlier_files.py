@@ -78,8 +78,8 @@ def test_a_session_continues_from_its_stored_kv(elsewise: Elsewise, earlier: Pat
 def test_a_portable_file_is_continued_with_or_without_its_kv(
     elsewise: Elsewise, tmp_path: Path, engine: str, with_kv: bool
 ) -> None:
-    kind, wishes = ("with_kv", ["--with-kv"]) if with_kv else ("portable", [])
-    taken = elsewise("sessions", "import", str(unpacked(f"{engine}-{kind}.elsewise", tmp_path / "file.elsewise")), *wishes)
+    kind, options = ("with_kv", ["--with-kv"]) if with_kv else ("portable", [])
+    taken = elsewise("sessions", "import", str(unpacked(f"{engine}-{kind}.elsewise", tmp_path / "file.elsewise")), *options)
     assert taken.code == 0, taken.err
     stats = answer_of_a_further_turn(elsewise, f"Harbour {engine}", engine, tmp_path / "more.json")
     assert (stats["reused"] > 64) == with_kv

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from app.cli.options import ELSEWHERE, in_json, in_options
+from app.cli.options import OPTION_HINTS, in_json, in_options
 from runtime import GenerationOptions, LoadOptions, SamplingOptions
-from runtime.options.aliases import _PLACES
+from runtime.options.aliases import _OPTION_HINTS
 from tests.app.cli.conftest import Elsewise
 from tests.tiny_models import tiny_path
 
@@ -50,7 +50,7 @@ def test_an_invalid_load_option_is_refused_with_command_line_names(elsewise: Els
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", sorted(GENERATING - ELSEWHERE.keys()))
+@pytest.mark.parametrize("name", sorted(GENERATING - OPTION_HINTS.keys()))
 def test_an_invalid_generation_option_is_refused_with_command_line_names(elsewise: Elsewise, name: str) -> None:
     for value in VALUES:
         done = elsewise("ask", "--raw", "hi", *FAKE, "--option", "max_tokens=1", "--option", f"{name}={value}")
@@ -76,7 +76,7 @@ def test_an_invalid_line_of_a_batch_is_refused_with_json_names(elsewise: Elsewis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(_PLACES))
+@pytest.mark.parametrize("name", sorted(_OPTION_HINTS))
 def test_options_with_another_place_name_it_in_command_line_terms(elsewise: Elsewise, file: Path, name: str) -> None:
     done = elsewise("ask", "hi", *FAKE, "--option", f"{name}=1")
     assert (done.code, f"--option {name}: use " in done.err) == (2, True)

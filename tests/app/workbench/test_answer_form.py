@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.fan_scene import last_columns
+from tests.app.workbench.continuation_scene import last_columns
 from tests.app.workbench.scene import Scene, own_tokens, rows
 from tests.runtime.grammar.samples import TWICE
 from ui import AnswerFormat, BranchAdded, FormatKind, Refusal

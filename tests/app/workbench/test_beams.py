@@ -8,7 +8,7 @@ import pytest
 
 from runtime import BeamOptions, Finish
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.fan_scene import last_columns
+from tests.app.workbench.continuation_scene import last_columns
 from tests.app.workbench.scene import Scene, answered, own_tokens
 from tests.runtime.adapters.toys import toy_adapter
 from ui import AnswerFormat, BeamRules, ColumnKind, ColumnsChanged, FormatKind, Refusal

@@ -142,7 +142,7 @@ def test_settings_for_all_models_are_optional_and_those_for_one_are_mandatory(pl
         assert s.workbench.services.supervisor.options["wishes"] == ["context_length"]
         beside = s.workbench.services.supervisor.beside("org/one", "hf", {"weights": "int4"}).options
         assert (beside["weights"], beside["wishes"]) == ("int4", [])
-        # without settings, no wishes
+        # without settings, no soft options
         await s.workbench.settings.change("context_length", None)
         assert "wishes" not in s.workbench.services.supervisor.options
 

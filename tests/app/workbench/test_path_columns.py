@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.workbench.tree.node_index import Links
+from app.workbench.tree.node_index import NodeIndex
 from app.workbench.tree.session import WholeSession
 from runtime import Origin, TokenRun
 from storage import NodeColumns, NodeRow, SessionRow, SessionShape, SessionTree
@@ -94,7 +94,7 @@ def test_links_of_many_nodes_are_those_of_one_after_the_other(rows: list[NodeRow
     shape = NodeColumns(1)
     for row in rows:
         shape.append(row)
-    at_once, singly = Links(shape), Links(NodeColumns(1))
+    at_once, singly = NodeIndex(shape), NodeIndex(NodeColumns(1))
     for row in rows:
         singly.put(row)
     for place in range(-1, len(rows)):
@@ -106,9 +106,9 @@ def test_links_of_many_nodes_are_those_of_one_after_the_other(rows: list[NodeRow
     assert at_once.columns.parent == singly.columns.parent
 
 
-def followed(links: Links, place: int) -> int:
+def followed(index: NodeIndex, place: int) -> int:
     """The last of a chain, one by one."""
-    while len(after := list(links.children(place))) == 1 and links.leaves_at_end(after[0]):
+    while len(after := list(index.children(place))) == 1 and index.leaves_at_end(after[0]):
         place = after[0]
     return place
 

@@ -52,7 +52,7 @@ def test_an_exported_session_is_warm_after_the_import(tmp_path: Path, running: b
         await here.workbench.close()
         return saved.tokens, path
 
-    async def elsewhere(tokens: int, path: list[int]) -> None:
+    async def import_and_continue(tokens: int, path: list[int]) -> None:
         store = SessionStore.open(tmp_path / "there.db")
         imported = await store.import_file(file)
         keys = await keys_of(store, imported.sessions[0])
@@ -76,7 +76,7 @@ def test_an_exported_session_is_warm_after_the_import(tmp_path: Path, running: b
     assert tokens > 64
     assert carries_blocks(file)
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
-    asyncio.run(elsewhere(tokens, path))
+    asyncio.run(import_and_continue(tokens, path))
 
 
 def test_a_file_whose_blocks_are_an_endless_view_is_treated_as_one_without_blocks(tmp_path: Path) -> None:

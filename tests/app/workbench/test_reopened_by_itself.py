@@ -12,7 +12,7 @@ from app.workbench.answers.columns import CUT_OFF
 from app.workbench.answers.reopening import AGAIN, DONE, UNDER_WAY, Reopening
 from runtime import EngineDiedError, ModelLoadError
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.fan_scene import last_columns
+from tests.app.workbench.continuation_scene import last_columns
 from tests.app.workbench.scene import Engine, Scene, answered, own_tokens, until
 from ui import ColumnsChanged, EngineState, Refusal, SessionChanged, Tier, TurnStatus
 
@@ -179,7 +179,7 @@ def test_a_continuation_that_ended_before_the_engine_does_not_count_as_a_success
         assert await cut_short() == {CUT_OFF}
         await until(lambda: last_columns(s).note == DONE)
         assert s.engine.starts == 4
-        # and so do an answer after a fan, and a fan after an answer
+        # and so do an answer after continuations, and continuations after an answer
         assert await cut_short() == {STOPPED}
         await s.workbench.answers.send(session_id, "two")
         s.engine.dies_after = 3

@@ -10,9 +10,9 @@ import pytest
 from app.workbench.compare.similar import SimilarSearch
 from app.workbench.compare.similar_vectors import VectorCache
 from runtime import Pooling
+from tests.app.workbench.comparison_scene import everything
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, alternative, own_tokens, rows
-from tests.app.workbench.second_scene import everything
 from tests.app.workbench.similar_scene import QUESTIONS, Embedding, Told, cosines, looked, running, talked
 from tests.fakes import settled_report
 from ui import SimilarTurns

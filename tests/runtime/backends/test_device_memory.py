@@ -142,7 +142,7 @@ def test_a_load_sets_the_limits_once_before_the_weights_are_read(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB, total=64 * GIB))
     with load(tiny_path("llama"), backend="mlx") as model:
         # then the limits use the cache's budget: a quarter of the recommended size without the weights
-        weights, budget = 4 * model.info.parameters, engine_of(model).scheduler.cache.room.budget
+        weights, budget = 4 * model.info.parameters, engine_of(model).scheduler.cache.kv_budget.budget
         assert told == limits(weights + budget + memory.SLACK)
         assert evaluated[0] == 3
         assert budget == pytest.approx((8 * GIB - mx.get_active_memory()) / 4, rel=0.01)
@@ -206,4 +206,4 @@ def test_evicted_bytes_are_reported_to_the_backend_once_per_step(backend: str, m
         told.clear()
         model.clear_cache()
         assert sum(told) > 0
-        assert let_go.room.bytes == 0
+        assert let_go.kv_budget.bytes == 0

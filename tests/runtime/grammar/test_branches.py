@@ -27,7 +27,7 @@ PROMPT = [*b"codes: ab"]
 OPTIONS = GenerationOptions(grammar=GRAMMAR, grammar_prefix=2, seed=8, branch=4, top_k=3)
 
 
-async def fan(model: LanguageModel, n: int, options: GenerationOptions) -> dict[int, list[TokenRecord]]:
+async def branches(model: LanguageModel, n: int, options: GenerationOptions) -> dict[int, list[TokenRecord]]:
     said: dict[int, list[TokenRecord]] = {}
     async for branch, record in model.continue_many(PROMPT, n, options):
         said.setdefault(branch, []).append(record)
@@ -55,7 +55,7 @@ def test_every_branch_equals_its_answer_alone_and_the_grammar_state_is_built_onc
             for i in range(6)
         }
         monkeypatch.setattr(Grammars, "constraint", counted)
-        together = asyncio.run(fan(model, 6, OPTIONS))
+        together = asyncio.run(branches(model, 6, OPTIONS))
     assert made == 1
     assert {branch: told(records) for branch, records in together.items()} == {b: told(each) for b, each in alone.items()}
     texts = {b"ab" + b"".join(r.token_bytes for r in records) for records in together.values()}
@@ -67,7 +67,7 @@ def test_without_a_seed_all_branches_share_one_fresh_seed() -> None:
     seeds: list[int | None] = []
     with fake_model() as model:
         for _ in range(2):
-            together = asyncio.run(fan(model, 4, GenerationOptions(max_tokens=2)))
+            together = asyncio.run(branches(model, 4, GenerationOptions(max_tokens=2)))
             seeds += {timings.seed for timings in model.metrics().recent[-4:]}
             for branch in range(4):
                 alone = GenerationOptions(max_tokens=2, seed=seeds[-1], branch=branch)
@@ -79,7 +79,7 @@ def test_a_grammar_whose_first_tokens_are_all_banned_is_refused_for_all_branches
     with fake_model() as model:
         banned = SamplingOptions(banned_tokens=tuple(b"abcdefgh"))
         with pytest.raises(GrammarError, match="all 8 tokens that the grammar allows as the first are banned"):
-            asyncio.run(fan(model, 3, GenerationOptions(grammar=GRAMMAR, sampling=banned)))
+            asyncio.run(branches(model, 3, GenerationOptions(grammar=GRAMMAR, sampling=banned)))
         assert settled(model)[0].tokens_computed == 0
 
 
@@ -89,9 +89,9 @@ def test_speculation_with_several_branches_is_refused_in_process_and_over_the_pi
 
     async def scenario(model: LanguageModel) -> None:
         with pytest.raises(UnsupportedFeatureError, match=r"3 branches decode together.*or ask for n=1"):
-            await fan(model, 3, options)
+            await branches(model, 3, options)
         assert model.metrics().tokens_computed == 0
-        assert len((await fan(model, 1, options))[0]) == 3  # a single branch may speculate
+        assert len((await branches(model, 1, options))[0]) == 3  # a single branch may speculate
 
     async def both() -> None:
         with load("x", "mock") as here:

@@ -120,13 +120,13 @@ def test_an_eos_after_an_unsound_answer_has_no_text(model: LanguageModel) -> Non
 
 
 def test_continuations_and_beams_mark_unsound_answers(model: LanguageModel) -> None:
-    async def fan() -> list[list[TokenRecord]]:
+    async def branches() -> list[list[TokenRecord]]:
         rows: list[list[TokenRecord]] = [[], [], []]
         async for i, record in model.continue_many(PROMPT, 3, GenerationOptions(grammar=FORCED)):
             rows[i].append(record)
         return rows
 
-    for row in asyncio.run(fan()):
+    for row in asyncio.run(branches()):
         assert (said(row), ends(row)) == (SAID, ("grammar", True))
     found = asyncio.run(model.beam_generate(PROMPT, BeamOptions(width=4, grammar=Grammar.json_schema(EITHER), max_tokens=40)))
     assert {one.incomplete for one in found} == {False, True}

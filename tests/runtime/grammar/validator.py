@@ -33,7 +33,7 @@ SIMPLE: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "maxProperties": ("object", lambda v, n: len(v) <= n),
     "required": ("object", lambda v, names: set(names) <= set(v)),
 }
-ELSEWHERE = {"$defs", "x-guidance", "patternProperties", "additionalProperties"}  # read with `properties`, or not needed
+NO_OWN_RULE = {"$defs", "x-guidance", "patternProperties", "additionalProperties"}  # read with `properties`, or not needed
 
 
 def holds(text: str, schema: Schema) -> bool:
@@ -81,7 +81,7 @@ def _keyword(value: Any, name: str, wanted: Any, schema: Schema, root: Schema) -
             return not isinstance(value, list) or all(valid(one, wanted, root) for one in value)
         case "properties":
             return not isinstance(value, dict) or all(_member(n, v, schema, root) for n, v in value.items())
-    assert name in ELSEWHERE, f"no rule for {name}"
+    assert name in NO_OWN_RULE, f"no rule for {name}"
     return "properties" in schema or not isinstance(value, dict) or all(_member(n, v, schema, root) for n, v in value.items())
 
 

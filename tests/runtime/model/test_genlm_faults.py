@@ -205,7 +205,7 @@ def test_a_batch_in_16_bits_stays_in_16_bits(backend: str) -> None:
             nodes = list(cache.trie.nodes())
             assert len(nodes) > 4
             for node in nodes:
-                assert cache.room.payloads.weigh(node.payload).nbytes == len(node.tokens) * model.info.kv_bytes_per_token
+                assert cache.kv_budget.payloads.weigh(node.payload).nbytes == len(node.tokens) * model.info.kv_bytes_per_token
             layers = [layer for workspace in cache.workspaces.open for layer in workspace.pack.attention]
             return {str(array.dtype) for layer in layers for array in (layer.keys, layer.values)}
 

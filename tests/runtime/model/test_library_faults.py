@@ -71,7 +71,7 @@ class Work:
         yield [
             *(self._stream([*stem[:at], *self.ids(at, 3)]) for at in (20, 11, 0)),
             self._beams([*stem, 7]),
-            self._fan([*stem[:15], 8]),
+            self._branches([*stem[:15], 8]),
             *(self._query([*stem, *self.ids(30 + i, 1 + i % 2)]) for i in range(5)),
             self._score([*stem[:17], *self.ids(40, 12)]),
         ]
@@ -101,7 +101,7 @@ class Work:
 
         return "stream", said(), lambda tokens: self._likeliest(ids, tokens)
 
-    def _fan(self, ids: list[int]) -> tuple[str, Any, Callable[[Any], None]]:
+    def _branches(self, ids: list[int]) -> tuple[str, Any, Callable[[Any], None]]:
         async def said() -> dict[int, list[int]]:
             tokens: dict[int, list[int]] = {}
             async for branch, record in self.model.continue_many(ids, 3, GREEDY):
@@ -113,7 +113,7 @@ class Work:
             for each in tokens.values():
                 self._likeliest(ids, each)
 
-        return "fan", said(), look
+        return "branches", said(), look
 
     def _beams(self, ids: list[int]) -> tuple[str, Any, Callable[[Any], None]]:
         def look(found: Any) -> None:

@@ -121,7 +121,7 @@ def test_no_request_writes_into_a_cached_segment(backend: str, name: str) -> Non
         stem = ids(1, 60)
         model.cache_kv(stem)
         cache = engine_of(model).scheduler.cache
-        trie, export = cache.trie, cache.room.payloads.export
+        trie, export = cache.trie, cache.kv_budget.payloads.export
 
         def exported() -> dict[str, Any]:
             with trie.lookup([(model.info.kv_fingerprint, np.array(stem, np.int32))], exact=True) as lease:

@@ -50,7 +50,7 @@ def sound(model: LanguageModel) -> None:
         cache, backend = engine_of(model).scheduler.cache, engine_of(model).backend
         assert all(backend.sound(workspace.pack).all() for workspace in cache.workspaces.open)
         for node in cache.trie.nodes():
-            arrays = cache.room.payloads.export(node.payload, 0, len(node.tokens))
+            arrays = cache.kv_budget.payloads.export(node.payload, 0, len(node.tokens))
             assert all(np.isfinite(a).all() for a in arrays.values()), node.tokens
             assert POISON not in node.tokens
 

@@ -87,7 +87,7 @@ def alone(model: LanguageModel) -> list[Stream]:
 
 def in_company(model: LanguageModel, streams: list[Stream]) -> dict[str, list[Stream]]:
     """The same streams in every other way."""
-    ways: dict[str, list[Stream]] = {"branch": [], "fan": []}
+    ways: dict[str, list[Stream]] = {"branch": [], "many": []}
 
     async def one(seed: int, prompt: Stream) -> Stream:
         return tokens([record async for record in model.generate(prompt, drawn(seed))])
@@ -95,7 +95,7 @@ def in_company(model: LanguageModel, streams: list[Stream]) -> dict[str, list[St
     async def batch() -> list[Stream]:
         return await asyncio.gather(*(one(seed, prompt) for seed, prompt in enumerate(PROMPTS)))
 
-    async def fan(seed: int, prompt: Stream) -> Stream:
+    async def many(seed: int, prompt: Stream) -> Stream:
         return [record.token_id async for branch, record in model.continue_many(prompt, 2, drawn(seed)) if branch == 0]
 
     model.clear_cache()
@@ -108,7 +108,7 @@ def in_company(model: LanguageModel, streams: list[Stream]) -> dict[str, list[St
         rest = model.generate_sync([*prompt, *stream[:KEPT]], drawn(seed, TOKENS - KEPT))
         ways["branch"].append([*stream[:KEPT], *tokens(list(rest))])
         model.clear_cache()
-        ways["fan"].append(asyncio.run(fan(seed, prompt)))
+        ways["many"].append(asyncio.run(many(seed, prompt)))
     return ways
 
 

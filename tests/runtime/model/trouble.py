@@ -230,11 +230,11 @@ def audit(model: LanguageModel) -> None:
         nodes = list(trie.nodes())
         assert [node.pins for node in nodes] == [0] * len(nodes)
         weights = [
-            cache.room.payloads.weigh(node.payload).nbytes + (node.scores.nbytes if node.scores else 0) for node in nodes
+            cache.kv_budget.payloads.weigh(node.payload).nbytes + (node.scores.nbytes if node.scores else 0) for node in nodes
         ]
         assert [node.nbytes for node in nodes] == weights
         assert trie.leased_bytes + trie.evictable_bytes == trie.bytes == sum(weights)
-        assert trie.bytes <= cache.room.bytes <= cache.room.budget
+        assert trie.bytes <= cache.kv_budget.bytes <= cache.kv_budget.budget
         assert trie.evict(1 << 60) == sum(weights)  # all evictable bytes can be evicted
         assert (trie.bytes, trie.leased_bytes) == (0, 0)
 

@@ -135,7 +135,7 @@ class FakeTransport:
     async def close_async(self, within: float | None) -> None:
         self.close()
 
-    def forgotten(self) -> None:
+    def finalize(self) -> None:
         """Does nothing: the fake model holds nothing."""
 
     # ---- queries ---------------------------------------------------------------------------------------------

@@ -47,8 +47,8 @@ class Meter:
         self.done.add(what)
         total = self.now() + sum(found.values())
         self.most = max(self.most, total)
-        if total > self._cache.room.budget:
-            self.over.append(f"{what}: {total:,} of {self._cache.room.budget:,}")
+        if total > self._cache.kv_budget.budget:
+            self.over.append(f"{what}: {total:,} of {self._cache.kv_budget.budget:,}")
 
 
 def weigh(thing: Any, found: dict[int, int]) -> None:

@@ -82,7 +82,7 @@ def test_a_fault_in_export_ends_that_save_alone(
         assert str(error) in warning
         assert_right(model.next_token_logprobs_sync([*STEM, 1]), [*STEM, 1])
         assert model.save_blocks(STEM).tokens == 300
-        assert engine_of(model).scheduler.cache.room.in_transfer == 0
+        assert engine_of(model).scheduler.cache.kv_budget.in_transfer == 0
         audit(model)
 
 
@@ -120,7 +120,7 @@ def test_kv_that_fails_to_restore_is_computed_instead(
         (warning,) = model.info.warnings
         assert str(error) in warning
         assert_right(model.next_token_logprobs_sync([*STEM, 8]), [*STEM, 8])
-        assert engine_of(model).scheduler.cache.room.in_transfer == 0
+        assert engine_of(model).scheduler.cache.kv_budget.in_transfer == 0
         assert settled(model)[1].leased_bytes == 0
         audit(model)
 

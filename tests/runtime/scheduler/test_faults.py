@@ -247,4 +247,4 @@ def test_a_bad_row_leaves_nothing_pending() -> None:
         assert [model.prefix_match([*stem, i + 60]).tokens for i in range(8)] == [4 if i == 3 else 5 for i in range(8)]
         settled(model)
         cache = engine_of(model).scheduler.cache
-        assert engine_of(model).call(lambda: (cache.room.pending, cache.copied_tails)).result() == (0, {})
+        assert engine_of(model).call(lambda: (cache.kv_budget.pending, cache.copied_tails)).result() == (0, {})

@@ -207,16 +207,16 @@ def test_copies_of_rows_side_by_side_are_lent_out_of_the_budget() -> None:
     budget = 400 * TOKEN
     with fake_model(Behaviour(recurrent=True), kv_cache_bytes=budget) as model:
         engine = engine_of(model)
-        room = engine.scheduler.cache.room
+        kv_budget = engine.scheduler.cache.kv_budget
         for seed in range(12):
             model.cache_kv(some_ids(seed, 40))
-        full = engine.call(lambda: room.trie.bytes).result()
-        lent = engine.call(lambda: room.lend(160 * TOKEN)).result()
+        full = engine.call(lambda: kv_budget.trie.bytes).result()
+        lent = engine.call(lambda: kv_budget.lend(160 * TOKEN)).result()
         # then unused KV was evicted, and no more than the budget was lent
         assert lent == 160 * TOKEN
-        assert engine.call(lambda: room.bytes).result() <= budget - lent
-        assert engine.call(lambda: room.trie.bytes).result() < full
-        assert 0 < engine.call(lambda: room.lend(2 * budget)).result() <= budget
+        assert engine.call(lambda: kv_budget.bytes).result() <= budget - lent
+        assert engine.call(lambda: kv_budget.trie.bytes).result() < full
+        assert 0 < engine.call(lambda: kv_budget.lend(2 * budget)).result() <= budget
         assert settled(model)[0].kv_peak_bytes <= budget
         # and rows without lent memory are computed one by one
         engine.backend.widest_bytes = budget  # copies that never fit

@@ -270,7 +270,7 @@ def test_requests_cancelled_during_a_restore_leave_nothing_behind(
     with fake_model(behaviour(kind), blocks=options) as model:
         asyncio.run(play(model))
         audit(model)
-        assert engine_of(model).scheduler.cache.room.in_transfer == 0
+        assert engine_of(model).scheduler.cache.kv_budget.in_transfer == 0
 
 
 def test_closing_the_model_during_a_restore_ends_the_waiting_query(store: MemoryBlocks, options: BlockOptions) -> None:
@@ -344,7 +344,7 @@ def test_random_queries_saves_and_cancellations_with_little_memory_are_right(
     ) as model:
         asyncio.run(crowd(model))
         audit(model)
-        assert engine_of(model).scheduler.cache.room.in_transfer == 0
+        assert engine_of(model).scheduler.cache.kv_budget.in_transfer == 0
         # then blocks are restored as before; whether they were meanwhile is a matter of timing
         model.save_blocks(stems[0])
         model.clear_kv_cache()

@@ -277,7 +277,7 @@ def test_cancelling_a_save_stops_it(store: MemoryBlocks, options: BlockOptions, 
         assert model.prefix_match(ids).tokens == 1000
         assert len(store.blocks) <= 3  # those copied already
         assert model.save_blocks(ids).tokens == 1000
-        assert engine_of(model).scheduler.cache.room.in_transfer == 0
+        assert engine_of(model).scheduler.cache.kv_budget.in_transfer == 0
         audit(model)
 
 

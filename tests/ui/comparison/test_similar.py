@@ -20,7 +20,7 @@ from ui.transcript.pane.meta import Action
 
 
 def test_a_turn_is_compared_from_the_line_under_it(in_window: Play, bench: FakeWorkbench) -> None:
-    bench.elsewhere = [ROME]
+    bench.other_branches = [ROME]
 
     async def scene(window: MainWindow) -> None:
         first, visit, why, last = bench.views[TRIP].turns
@@ -103,7 +103,7 @@ def test_the_turn_of_the_pinned_token_is_compared(in_window: Play, bench: FakeWo
 
 
 def test_showing_a_turn_of_another_branch_can_be_undone(in_window: Play, bench: FakeWorkbench) -> None:
-    bench.elsewhere = [ROME]
+    bench.other_branches = [ROME]
 
     async def scene(window: MainWindow) -> None:
         before = bench.views[TRIP].turns[-1]
@@ -146,7 +146,7 @@ def test_the_pooling_of_the_embeddings_can_be_changed(in_window: Play, bench: Fa
 @pytest.mark.slow
 def test_scripts_markup_and_invisible_characters_are_shown_literally(in_window: Play, bench: FakeWorkbench) -> None:
     hostile = "<b>bold</b> & \x1b[31m\u202e 🐈‍⬛ 你好 مرحبا שלום"
-    bench.elsewhere = [replace(ROME, words=hostile, branch=hostile, tokens=9120)]
+    bench.other_branches = [replace(ROME, words=hostile, branch=hostile, tokens=9120)]
 
     async def scene(window: MainWindow) -> None:
         panel = await listed(window)

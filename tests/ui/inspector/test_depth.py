@@ -71,7 +71,7 @@ def test_the_note_describes_the_token_under_the_pointer(inspector: Inspector, vo
     QTest.mouseClick(inspector.tabs[4], Qt.MouseButton.LeftButton)
     tab = inspector.layers
     tab.show_depth(spot.node_id, spot.index, layers_of(vocabulary))
-    resting = tab.note.text()
+    explanation = tab.note.text()
     # given the likeliest token of the first row, an alternative: when the pointer is moved to it
     table = tab.layers
     at = next(QPoint(x, y) for y in range(table.height()) for x in range(0, 200, 4) if table.cell_at(x, y) is not None)
@@ -79,7 +79,7 @@ def test_the_note_describes_the_token_under_the_pointer(inspector: Inspector, vo
     # then the note has its rank, and outside such cells the note explains the table
     assert tab.note.text() == "␣Rome: rank 2 after the last layer"
     QTest.mouseMove(table, QPoint(table.width() - 3, at.y()))
-    assert tab.note.text() == resting
+    assert tab.note.text() == explanation
     # and a late answer about another token is ignored
     tab.show_depth(spot.node_id, spot.index + 1, layers_of(vocabulary, [1, 1, 1, 1, 1]))
     assert tab.verdict.text() == "leads from layer 3 of 4"
@@ -129,7 +129,7 @@ def test_arrow_keys_move_between_cells_and_missing_ranks_are_requested(in_window
         tab = window.parts.inspector.tabs[4]
         QTest.mouseClick(tab, Qt.MouseButton.LeftButton)
         await until(lambda: depth.layers.run is not None)
-        resting, table = depth.note.text(), depth.layers
+        explanation, table = depth.note.text(), depth.layers
         # given focus on the tab, when Tab moves it into the table, then the cell of the leading layer is current
         tab.setFocus()
         for _ in range(20):
@@ -166,7 +166,7 @@ def test_arrow_keys_move_between_cells_and_missing_ranks_are_requested(in_window
         QTest.mouseClick(table, Qt.MouseButton.LeftButton, pos=QPoint(40, table.height() - 5))
         assert table.accessibleName() == "layer 4: ␣Lisbon"
         tab.setFocus()
-        assert depth.note.text() == resting
+        assert depth.note.text() == explanation
         assert table.accessibleName() == "Layers"
         assert len(bench.asked("depth")) == 2
 

@@ -204,19 +204,19 @@ def test_the_path_tab_shows_the_provenance_of_the_last_answer(inspector: Inspect
     inspector.show_path(turns, how_made)
     assert asked == []
     inspector.tabs[1].click()
-    making = inspector.path.making
+    provenance = inspector.path.provenance
     assert asked == [turns[1].node_id]
-    assert making.facts.texts == dict(MADE.facts)
+    assert provenance.facts.texts == dict(MADE.facts)
     # the options are shown on request, by the keyboard too
-    assert not making.settings.isVisible()
-    making.more.setFocus()
-    QTest.keyClick(making.more, Qt.Key.Key_Space)
-    assert making.settings.isVisible()
-    assert making.settings.texts == {"temperature": "0.8 · preset", "grammar": "none · default"}
-    assert making.more.text() == "Hide options"
+    assert not provenance.settings.isVisible()
+    provenance.more.setFocus()
+    QTest.keyClick(provenance.more, Qt.Key.Key_Space)
+    assert provenance.settings.isVisible()
+    assert provenance.settings.texts == {"temperature": "0.8 · preset", "grammar": "none · default"}
+    assert provenance.more.text() == "Hide options"
     # an answer without stored provenance shows none
     inspector.show_path(turns, lambda _node: None)
-    assert not making.isVisible()
+    assert not provenance.isVisible()
 
 
 def test_path_sums_include_only_tokens_of_the_model() -> None:

@@ -104,7 +104,7 @@ def test_pictures_fit_and_files_elsewhere_are_not_read(in_window: Play, tmp_path
         picture = box.page.loadResource(QTextDocument.ResourceType.ImageResource.value, QUrl("tokens.png"))
         assert 0 < picture.width() < box.page.viewport().width()
         kind = QTextDocument.ResourceType.ImageResource.value
-        for elsewhere in (QUrl.fromLocalFile(str(tmp_path / "a.png")), QUrl("https://example.org/a.png"), QUrl("../a.png")):
-            assert box.page.loadResource(kind, elsewhere) is None
+        for outside in (QUrl.fromLocalFile(str(tmp_path / "a.png")), QUrl("https://example.org/a.png"), QUrl("../a.png")):
+            assert box.page.loadResource(kind, outside) is None
 
     in_documentation(in_window, look)

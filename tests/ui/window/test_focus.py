@@ -10,7 +10,7 @@ from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialog, QWidget
 
-from tests.ui.comparison.second_window import compared
+from tests.ui.comparison.comparison_window import compared
 from tests.ui.comparison.similar_window import listed
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -104,7 +104,7 @@ async def comparison(window: MainWindow) -> QWidget:
     return window
 
 
-async def second(window: MainWindow) -> QWidget:
+async def model_comparison(window: MainWindow) -> QWidget:
     await compared(window)
     return window
 
@@ -203,8 +203,8 @@ def settings(page: int) -> Panel:
 
 
 PANELS = (
-    the_window, no_pin, read_mode, columns, tree, starters, comparison, second, similar, calls, too_long, context, figures,
-    card, find, shortcuts, documentation,
+    the_window, no_pin, read_mode, columns, tree, starters, comparison, model_comparison, similar, calls, too_long, context,
+    figures, card, find, shortcuts, documentation,
 )  # fmt: skip
 CASES = [
     *(pytest.param(panel, id=panel.__name__) for panel in PANELS),

@@ -67,7 +67,7 @@ def test_without_a_model_actions_that_need_one_are_disabled_and_others_work(in_w
     async def scene(window: MainWindow) -> None:
         acts, token = window.acts, window.parts.inspector.token
         window.presenter.pin(bench.views[TRIP].turns[1].node_id, 3)
-        asking = (acts.regenerate, acts.second, acts.beams, acts.two_ways, acts.four_ways, acts.eight_ways)
+        asking = (acts.regenerate, acts.compare_model, acts.beams, acts.two_ways, acts.four_ways, acts.eight_ways)
         await until(lambda: all(act.isEnabled() for act in asking) and token.draws.isVisible())
         # when the model cannot be loaded
         bench.emit(StatusChanged(StatusView(EngineState.NONE, "smollm2 is not on this computer")))

@@ -11,10 +11,10 @@ from runtime import RuntimeFault
 
 if TYPE_CHECKING:
     from runtime import Fit, LanguageModel
-    from ui import SecondChoice
+    from ui import ComparisonChoice
 
 
-class SecondEngine:
+class ComparisonEngine:
     """Owns at most one engine process beside the supervisor's. All members belong to the window's loop.
 
     Args:
@@ -28,10 +28,10 @@ class SecondEngine:
         self._on_progress: Callable[[str], None] = lambda _words: None
         self.keeps = False
 
-    def runs(self, choice: SecondChoice) -> bool:
+    def runs(self, choice: ComparisonChoice) -> bool:
         return self._held is not None and self._held.running is not None and self._key == _key(choice)
 
-    async def model(self, choice: SecondChoice, on_progress: Callable[[str], None]) -> LanguageModel:
+    async def model(self, choice: ComparisonChoice, on_progress: Callable[[str], None]) -> LanguageModel:
         """The second model, loaded if necessary; another one that was kept ends first.
 
         Raises:
@@ -62,18 +62,18 @@ class SecondEngine:
             await held.close(within)
 
 
-async def room_for(choice: SecondChoice, tokens: int) -> Fit | None:
+async def room_for(choice: ComparisonChoice, tokens: int) -> Fit | None:
     """The memory that the second model needs for a text of `tokens`; None if that is not known."""
     return await asyncio.to_thread(_room_for, choice, tokens)
 
 
-def _options(choice: SecondChoice) -> dict[str, str]:
+def _options(choice: ComparisonChoice) -> dict[str, str]:
     """The choice's `LoadOptions`."""
     found = {"dtype": choice.dtype, "weights": choice.weights}
     return {name: value for name, value in found.items() if value}
 
 
-def _room_for(choice: SecondChoice, tokens: int) -> Fit | None:
+def _room_for(choice: ComparisonChoice, tokens: int) -> Fit | None:
     from runtime import LoadOptions, ModelShelf, default_backend, estimate_fit  # the window opens without them
 
     shelf = ModelShelf()
@@ -88,5 +88,5 @@ def _room_for(choice: SecondChoice, tokens: int) -> Fit | None:
     return estimate_fit(config, entry.weights, dtype=entry.dtype, backend=backend, context=tokens, options=options)
 
 
-def _key(choice: SecondChoice) -> tuple[str, ...]:
+def _key(choice: ComparisonChoice) -> tuple[str, ...]:
     return choice.source, choice.backend, choice.dtype, choice.weights

@@ -12,8 +12,8 @@ import pytest
 
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench, Services
-from app.workbench.compare import comparison, second_engine
-from app.workbench.compare.second_choices import second_choices
+from app.workbench.compare import comparison, comparison_engine
+from app.workbench.compare.comparison_choices import comparison_choices
 from runtime import (
     Fit,
     LanguageModel,
@@ -21,12 +21,12 @@ from runtime import (
     ModelShelf,
 )
 from storage import SessionStore
+from tests.app.workbench.comparison_scene import SAME, Engines, Told, compared
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Scene, answered, until
-from tests.app.workbench.second_scene import SAME, Engines, Told, compared
 from tests.exits import running
 from tests.tiny_models import tiny_path
-from ui import AdapterChoice, BackendChoice, LoadChoice, NoRoomRefusal, Refusal, SecondChoice, WeightsForm
+from ui import AdapterChoice, BackendChoice, ComparisonChoice, LoadChoice, NoRoomRefusal, Refusal, WeightsForm
 
 
 def test_a_second_model_that_cannot_be_loaded_is_reported_and_removed(play: Play) -> None:
@@ -35,9 +35,9 @@ def test_a_second_model_that_cannot_be_loaded_is_reported_and_removed(play: Play
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
         with pytest.raises(Refusal, match="Gone could not be loaded: gone: not on the shelf"):
-            await compared(s, session_id, SecondChoice("gone", "hf", "Gone"))
+            await compared(s, session_id, ComparisonChoice("gone", "hf", "Gone"))
         with pytest.raises(Refusal, match="mlx is not here"):
-            await compared(s, session_id, SecondChoice("x", "mlx", "x on mlx", problem="mlx is not here"))
+            await compared(s, session_id, ComparisonChoice("x", "mlx", "x on mlx", problem="mlx is not here"))
         await s.workbench.answers.send(session_id, "and now?")  # the first one still works
 
     play(scene, engine=engine)
@@ -119,7 +119,7 @@ def test_a_comparison_is_refused_without_confirmation_if_memory_is_short(play: P
     engine = Engines()
     asked = []
 
-    async def room_for(choice: SecondChoice, tokens: int) -> Fit:
+    async def room_for(choice: ComparisonChoice, tokens: int) -> Fit:
         asked.append((choice, tokens))
         return Fit("fake", tokens, 1, 4_200_000_000, 1, 1, 1, 8_000_000_000, 1_100_000_000, 0)
 
@@ -139,11 +139,11 @@ def test_a_comparison_is_refused_without_confirmation_if_memory_is_short(play: P
 def test_the_memory_of_a_second_model_is_estimated_from_the_shelf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
     entry = ModelShelf().add(tiny_path("llama"), "local/tiny")
-    fit = asyncio.run(second_engine.room_for(SecondChoice(entry.name, "hf", "Tiny"), 100))
+    fit = asyncio.run(comparison_engine.room_for(ComparisonChoice(entry.name, "hf", "Tiny"), 100))
     assert fit is not None
     assert (fit.backend, fit.context) == ("hf", 100)
     assert fit.weights > 100_000
-    assert asyncio.run(second_engine.room_for(SecondChoice("nowhere", "hf", "?"), 100)) is None
+    assert asyncio.run(comparison_engine.room_for(ComparisonChoice("nowhere", "hf", "?"), 100)) is None
 
 
 def test_a_path_without_tokens_cannot_be_compared(play: Play) -> None:
@@ -212,11 +212,11 @@ def test_the_choices_are_other_weights_adapters_engines_and_precisions() -> None
     backends = [BackendChoice("hf", "", True), BackendChoice("mlx", "mlx is not here", False)]
     stack = [AdapterChoice("/a", "A"), AdapterChoice("/b", "B", 0.5, on=False)]
     forms = [WeightsForm("float32"), WeightsForm("int8", "20.2, float32 20 (+1.0 %)")]
-    held = second_choices("m", backends, [], stack, dtype="float32", weights="int8", forms=forms)
+    held = comparison_choices("m", backends, [], stack, dtype="float32", weights="int8", forms=forms)
     assert [(each.weights, each.label) for each in held if each.weights] == [("float32", "m with float32 weights")]
-    plain = second_choices("m", backends, [], stack, dtype="float32", weights="float32", forms=forms)
+    plain = comparison_choices("m", backends, [], stack, dtype="float32", weights="float32", forms=forms)
     assert [each.detail for each in plain if each.weights] == ["perplexity 20.2, float32 20 (+1.0 %)"]
-    choices = second_choices("m", backends, [], stack, dtype="float32")
+    choices = comparison_choices("m", backends, [], stack, dtype="float32")
     assert [(choice.label, choice.adapters, choice.problem) for choice in choices] == [
         ("m with no adapters", (), ""),
         ("m with the adapters B × 0.5", (AdapterChoice("/b", "B", 0.5),), ""),
@@ -224,7 +224,7 @@ def test_the_choices_are_other_weights_adapters_engines_and_precisions() -> None
         ("m in bfloat16", (stack[0],), ""),
     ]
     assert choices[-1].dtype == "bfloat16"
-    assert not any(choice.dtype for choice in second_choices("m", backends, [], [], dtype=""))
+    assert not any(choice.dtype for choice in comparison_choices("m", backends, [], [], dtype=""))
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_two_real_engines_are_compared_and_a_killed_one_is_reported(path: Path) 
             await workbench.answers.send(session_id, "where to?")
             found = await workbench.comparison.compare(session_id, SAME, lambda *_: None)
             assert np.abs(found.found.difference[1:]).max() == 0.0
-            await workbench.comparison.keep_second(True)
+            await workbench.comparison.keep_model(True)
             killed: list[int] = []
             first = workbench.services.supervisor.running
             assert isinstance(first, LanguageModel)

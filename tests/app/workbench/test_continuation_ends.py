@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.fan_scene import arrived, last_columns
+from tests.app.workbench.continuation_scene import arrived, last_columns
 from tests.app.workbench.scene import Engine, Scene, answered, own_tokens, rows, until
 from ui import ColumnsChanged, Refusal, TurnStatus
 

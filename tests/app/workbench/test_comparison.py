@@ -13,12 +13,12 @@ from runtime import (
     Priority,
     SamplingOptions,
 )
+from tests.app.workbench.comparison_scene import SAME, TINY, Engines, Told, compared, everything
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Scene, answered, until
-from tests.app.workbench.second_scene import SAME, TINY, Engines, Told, compared, everything
 from tests.runtime.adapters.toys import toy_adapter
 from tests.tiny_models import tiny_path
-from ui import AdapterChoice, SecondChoice
+from ui import AdapterChoice, ComparisonChoice
 from ui.comparison.model_facts import summary
 
 
@@ -93,7 +93,7 @@ def test_a_model_is_compared_with_itself_in_other_weights(play: Play) -> None:
         assert chosen.label.endswith("with int8 weights")
         await compared(s, session_id, chosen)
         assert engine.started[-1][2]["weights"] == "int8"
-        await compared(s, session_id, SecondChoice("x", "hf", "plain"))
+        await compared(s, session_id, ComparisonChoice("x", "hf", "plain"))
         assert "weights" not in engine.started[-1][2]
 
     play(scene, engine=engine)
@@ -169,16 +169,16 @@ def test_the_second_engine_is_kept_until_it_is_replaced_or_closed(play: Play) ->
 
     async def scene(s: Scene) -> None:
         session_id, _ = await answered(s)
-        await s.workbench.comparison.keep_second(True)
+        await s.workbench.comparison.keep_model(True)
         await compared(s, session_id, SAME)
         await compared(s, session_id, SAME)
         assert (len(engine.started), len(engine.open)) == (2, 1)
-        await compared(s, session_id, SecondChoice("y", "fake", "y"))
+        await compared(s, session_id, ComparisonChoice("y", "fake", "y"))
         assert (len(engine.started), len(engine.open)) == (3, 1)  # another one replaces it
-        assert s.workbench.comparison.keeps_second
-        await s.workbench.comparison.keep_second(False)
+        assert s.workbench.comparison.keeps_model
+        await s.workbench.comparison.keep_model(False)
         assert engine.open == []
-        await s.workbench.comparison.keep_second(True)
+        await s.workbench.comparison.keep_model(True)
         await compared(s, session_id, SAME)
 
     play(scene, engine=engine)
@@ -193,7 +193,7 @@ def test_the_second_engine_has_the_options_of_the_first_except_its_own(play: Pla
         s.workbench.services.supervisor.options |= {
             "threads": 2, "blocks": {"path": "b"}, "draft_model": "d", "context_length": 64, "log_path": Path("/l/engine.log"),
         }  # fmt: skip
-        await compared(s, session_id, SecondChoice("x", "fake", "x", dtype="bfloat16"))
+        await compared(s, session_id, ComparisonChoice("x", "fake", "x", dtype="bfloat16"))
 
     play(scene, engine=engine)
     assert engine.started[1] == ("x", "fake", {"threads": 2, "log_path": Path("/l/engine-second.log"), "dtype": "bfloat16"})

@@ -13,7 +13,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from runtime import Finish
-from tests.ui.comparison.second_window import Play, choose, compare, compared, marks, menu
+from tests.ui.comparison.comparison_window import Play, choose, compare, compared, marks, menu
 from tests.ui.conftest import frames, until
 from tests.ui.fake_state import QWEN
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -28,13 +28,13 @@ def test_a_running_comparison_can_be_stopped(in_window: Play, bench: FakeWorkben
         before = marks(window)
         bench.gate = asyncio.Semaphore(1)
         await compare(window)
-        await until(lambda: "33 %" in window.parts.second.more.text())
-        assert window.parts.second.close_button.accessibleName() == "Stop comparing"
-        QTest.mouseClick(window.parts.second.close_button, Qt.MouseButton.LeftButton)
+        await until(lambda: "33 %" in window.parts.comparison.more.text())
+        assert window.parts.comparison.close_button.accessibleName() == "Stop comparing"
+        QTest.mouseClick(window.parts.comparison.close_button, Qt.MouseButton.LeftButton)
         await until(lambda: len(window.controller.tasks) == 0)
         bench.gate = None
         await frames()
-        assert window.parts.second.isHidden()
+        assert window.parts.comparison.isHidden()
         assert marks(window) == before
 
     in_window(scene)
@@ -55,7 +55,7 @@ def test_a_new_comparison_replaces_the_previous_one(in_window: Play, bench: Fake
 
 def test_a_failed_comparison_shows_the_reason_in_its_line(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
-        bar = window.parts.second
+        bar = window.parts.comparison
         bench.refusal = ""
         QTest.keyClick(window, Qt.Key.Key_D, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
         popup = await menu()
@@ -76,7 +76,7 @@ def test_a_comparison_can_be_forced_when_memory_is_short(in_window: Play, bench:
     async def scene(window: MainWindow) -> None:
         bench.short_of_room = True
         await compare(window)
-        bar = window.parts.second
+        bar = window.parts.comparison
         await until(lambda: "4.2 GB" in bar.words.text())
         assert bar.again_button.text() == "Compare anyway"
         QTest.mouseClick(bar.again_button, Qt.MouseButton.LeftButton)
@@ -92,16 +92,16 @@ def test_opening_another_session_ends_the_comparison(in_window: Play, bench: Fak
         await compared(window)
         window.controller.open(3)
         await until(lambda: window.controller.is_shown(3))
-        assert window.parts.second.isHidden()
+        assert window.parts.comparison.isHidden()
         assert not window.parts.transcript.colours.shows_difference
         window.controller.open(TRIP)
         await until(lambda: window.controller.is_shown(TRIP))
         bench.gate = asyncio.Semaphore(0)
         await compare(window)
-        await until(lambda: "loading" in window.parts.second.more.text())
+        await until(lambda: "loading" in window.parts.comparison.more.text())
         window.controller.open(3)
         await until(lambda: window.controller.is_shown(3) and len(window.controller.tasks) == 0)
-        assert window.parts.second.isHidden()
+        assert window.parts.comparison.isHidden()
 
     in_window(scene)
 
@@ -118,7 +118,7 @@ def test_tokens_that_arrive_after_the_comparison_have_no_colour(in_window: Play,
         assert marks(window)[-1] == before[-1] + bytes(3)
         window.presenter.pin(last.node_id, len(before[-1]))
         assert window.parts.inspector.token.compared.isHidden()
-        QTest.mouseClick(window.parts.second.close_button, Qt.MouseButton.LeftButton)
+        QTest.mouseClick(window.parts.comparison.close_button, Qt.MouseButton.LeftButton)
         assert any(marks(window)[-1][-3:])
 
     in_window(scene)
@@ -138,14 +138,14 @@ def test_the_legend_has_the_difference_while_a_comparison_is_open(in_window: Pla
         choose(popup, entries["surprise"])
         assert marks(window) == plain
         assert not window.acts.disagreement.isEnabled()
-        assert window.parts.second.isVisible()  # the numbers are still there
+        assert window.parts.comparison.isVisible()  # the numbers are still there
         await until(lambda: QApplication.activePopupWidget() is None)
         QTest.mouseClick(legend, Qt.MouseButton.LeftButton)
         popup = await menu()
         choose(popup, popup.actions()[0])
         assert marks(window) == shown
         await until(lambda: QApplication.activePopupWidget() is None)
-        QTest.mouseClick(window.parts.second.close_button, Qt.MouseButton.LeftButton)
+        QTest.mouseClick(window.parts.comparison.close_button, Qt.MouseButton.LeftButton)
         QTest.mouseClick(legend, Qt.MouseButton.LeftButton)
         popup = await menu()
         assert "difference" not in [action.text().split("\t")[0] for action in popup.actions()]
@@ -157,10 +157,10 @@ def test_the_legend_has_the_difference_while_a_comparison_is_open(in_window: Pla
 def test_the_second_model_is_kept_on_request(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await compared(window)
-        keep = window.parts.second.keep
+        keep = window.parts.comparison.keep
         assert not keep.isChecked()
         QTest.keyClick(keep, Qt.Key.Key_Space)
-        await until(lambda: bench.asked("keep_second") == [(True,)])
+        await until(lambda: bench.asked("keep_model") == [(True,)])
         await compared(window)
         assert keep.isChecked()
 
@@ -175,7 +175,7 @@ def test_the_popover_of_the_model_offers_the_comparison_too(in_window: Play, ben
         popup = await menu()
         assert popup.accessibleName() == "Compare with"
         assert not window.popover.isVisible()
-        bench.seconds = [QWEN]
+        bench.comparison_choices = [QWEN]
         popup.close()
 
     in_window(scene)

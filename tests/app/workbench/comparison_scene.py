@@ -16,10 +16,10 @@ from runtime import (
     load,
 )
 from tests.app.workbench.scene import Engine, Scene
-from ui import PathComparison, SecondChoice
+from ui import ComparisonChoice, PathComparison
 
-SAME = SecondChoice("x", "fake", "x on fake", adapters=())
-TINY = SecondChoice("tiny", "hf", "Tiny llama")
+SAME = ComparisonChoice("x", "fake", "x on fake", adapters=())
+TINY = ComparisonChoice("tiny", "hf", "Tiny llama")
 Told = list[tuple[str, int, int]]
 
 
@@ -71,7 +71,7 @@ class _Second:
         await self.model.close_async(within=within)
 
 
-async def compared(s: Scene, session_id: int, choice: SecondChoice, told: Told | None = None, **how: Any) -> PathComparison:
+async def compared(s: Scene, session_id: int, choice: ComparisonChoice, told: Told | None = None, **how: Any) -> PathComparison:
     def progress(*news: Any) -> None:
         if told is not None:
             told.append(news)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from app.workbench.answers.provenance_text import stack_words
 from app.workbench.models.views import detail_of
-from ui import AdapterChoice, BackendChoice, SecondChoice, WeightsForm, in_window, translate
+from ui import AdapterChoice, BackendChoice, ComparisonChoice, WeightsForm, in_window, translate
 
 if TYPE_CHECKING:
     from runtime import ShelfEntry
@@ -23,7 +23,7 @@ OTHER_DTYPES = {  # the other precision of each engine; none from float32 on MLX
 }
 
 
-def second_choices(
+def comparison_choices(
     source: str,
     backends: Sequence[BackendChoice],
     entries: Sequence[ShelfEntry],
@@ -33,7 +33,7 @@ def second_choices(
     weights: str = "",
     forms: Sequence[WeightsForm] = (),
     set_weights: Callable[[str, str], str] = lambda _name, _backend: "",
-) -> list[SecondChoice]:
+) -> list[ComparisonChoice]:
     """All choices, the most similar first.
 
     Args:
@@ -58,18 +58,18 @@ def second_choices(
 
 def other_models(
     entries: Sequence[ShelfEntry], backends: Sequence[BackendChoice], set_weights: Callable[[str, str], str]
-) -> list[SecondChoice]:
+) -> list[ComparisonChoice]:
     """The choices for a model on a server: every model of the shelf."""
     now = next((choice.name for choice in backends if choice.chosen), "auto")
     return [_other_model(entry, now, backends, set_weights) for entry in entries]
 
 
-def _other_adapters(source: str, backend: str, name: str, stack: Sequence[AdapterChoice]) -> list[SecondChoice]:
+def _other_adapters(source: str, backend: str, name: str, stack: Sequence[AdapterChoice]) -> list[ComparisonChoice]:
     """The model without adapters and under each single one, except the stack in use: its engine has them all."""
     on = tuple(choice for choice in stack if choice.on)
     wanted: list[tuple[AdapterChoice, ...]] = [(), *((replace(choice, on=True),) for choice in stack)]
     return [
-        SecondChoice(source, backend, f"{name} with {words(each)}", adapters=each, same_engine=True)
+        ComparisonChoice(source, backend, f"{name} with {words(each)}", adapters=each, same_engine=True)
         for each in wanted
         if each != on
     ]
@@ -82,25 +82,25 @@ def _other_engines(
     stack: Sequence[AdapterChoice],
     backends: Sequence[BackendChoice],
     dtype: str,
-) -> list[SecondChoice]:
+) -> list[ComparisonChoice]:
     on = tuple(choice for choice in stack if choice.on)
     found = [
-        SecondChoice(source, choice.name, f"{name} on {choice.name}", adapters=on, problem=choice.problem)
+        ComparisonChoice(source, choice.name, f"{name} on {choice.name}", adapters=on, problem=choice.problem)
         for choice in backends
         if not choice.chosen
     ]
     other = OTHER_DTYPES.get((now, dtype.rpartition(".")[2]))
     if other is not None:
-        found.append(SecondChoice(source, now, f"{name} in {other}", adapters=on, dtype=other))
+        found.append(ComparisonChoice(source, now, f"{name} in {other}", adapters=on, dtype=other))
     return found
 
 
 def _other_weights(
     source: str, now: str, name: str, stack: Sequence[AdapterChoice], forms: Sequence[WeightsForm], held: str
-) -> list[SecondChoice]:
+) -> list[ComparisonChoice]:
     on = tuple(choice for choice in stack if choice.on)
     return [
-        SecondChoice(
+        ComparisonChoice(
             source,
             now,
             translate("Workbench", "{0} with {1} weights").format(name, form.name),
@@ -115,7 +115,7 @@ def _other_weights(
 
 def _other_model(
     entry: ShelfEntry, now: str, backends: Sequence[BackendChoice], set_weights: Callable[[str, str], str]
-) -> SecondChoice:
+) -> ComparisonChoice:
     here = [choice.name for choice in backends if not choice.problem]
     runs = [name for name in here if name in entry.backends or not entry.backends]
     problem = in_window(entry.problem) if not entry.complete else ""
@@ -125,7 +125,7 @@ def _other_model(
     backend = now if now in runs or not runs else runs[0]
     held = set_weights(entry.name, backend)
     label = translate("Workbench", "{0} with {1} weights").format(entry.title, held) if held else entry.title
-    return SecondChoice(entry.name, backend, label, detail_of(entry), weights=held, problem=problem)
+    return ComparisonChoice(entry.name, backend, label, detail_of(entry), weights=held, problem=problem)
 
 
 def words(stack: Sequence[AdapterChoice]) -> str:

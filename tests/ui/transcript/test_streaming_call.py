@@ -59,12 +59,12 @@ def test_read_shows_an_unfinished_card_while_a_call_streams(in_window: Play, ben
             said.append("" if cards.streaming is None else cards.streaming.name.text())
         # then a card is shown from the opening tag on, with the name as soon as that is complete
         assert said == ["", "", *["is writing a call…"] * 3, *["is writing a call of clock…"] * 3]
-        making = cards.streaming
-        assert making is not None
-        assert making.isVisible()
-        assert making.parent() is window.parts.transcript.read.viewport()
-        assert "<b>Oslo" in making.source.text()  # plain text, as it was written
-        assert all(label.textFormat().name == "PlainText" for label in making.findChildren(QLabel))
+        card = cards.streaming
+        assert card is not None
+        assert card.isVisible()
+        assert card.parent() is window.parts.transcript.read.viewport()
+        assert "<b>Oslo" in card.source.text()  # plain text, as it was written
+        assert all(label.textFormat().name == "PlainText" for label in card.findChildren(QLabel))
         # and Read shows nothing of its source
         await until(lambda: "Let me look." in read(window))
         assert "tool" not in read(window)

@@ -6,7 +6,7 @@ import pytest
 
 from runtime import Finish, GenerationOptions, SamplingOptions
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.fan_scene import last_columns
+from tests.app.workbench.continuation_scene import last_columns
 from tests.app.workbench.scene import Scene, answered, own_tokens
 from ui import ColumnsChanged, Refusal
 

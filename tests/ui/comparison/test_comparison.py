@@ -14,7 +14,7 @@ from PySide6.QtGui import QMouseEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
-from tests.ui.comparison.second_window import Play, choose, compared, marks, menu
+from tests.ui.comparison.comparison_window import Play, choose, compared, marks, menu
 from tests.ui.conftest import until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import MainWindow
@@ -34,12 +34,12 @@ def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: Fa
         QTest.keyClick(window, Qt.Key.Key_D, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
         popup = await menu()
         entries = [action for action in popup.actions() if not action.isSeparator()]
-        assert [action.text().split("\t")[0] for action in entries[1:]] == [each.label for each in bench.seconds]
+        assert [action.text().split("\t")[0] for action in entries[1:]] == [each.label for each in bench.comparison_choices]
         assert [action.isEnabled() for action in entries] == [False, False, True, True]
         assert "mlx is not here" in entries[1].text()
         choose(popup, entries[-1])
         # then its progress is shown
-        bar = window.parts.second
+        bar = window.parts.comparison
         await until(lambda: bar.isVisible() and bar.more.text() == "loading Qwen3…")
         bench.gate.release()
         await until(lambda: bar.more.text() == "comparing 33 %")
@@ -78,11 +78,11 @@ def test_closing_a_comparison_restores_the_colours_and_the_legend(in_window: Pla
             assert marks(window) != before
             assert window.acts.disagreement.isEnabled()
             if close == "x":
-                QTest.mouseClick(window.parts.second.close_button, Qt.MouseButton.LeftButton)
+                QTest.mouseClick(window.parts.comparison.close_button, Qt.MouseButton.LeftButton)
             else:
-                QTest.keyClick(window.parts.second.next_button, Qt.Key.Key_Escape)
+                QTest.keyClick(window.parts.comparison.next_button, Qt.Key.Key_Escape)
             assert marks(window) == before
-            assert window.parts.second.isHidden()
+            assert window.parts.comparison.isHidden()
             assert window.parts.inspector.token.compared.isHidden()
             assert window.parts.status.legend.measure is Measure.ENTROPY
             assert "entropy" in window.parts.status.legend.accessibleName()
@@ -139,7 +139,7 @@ def test_the_kl_of_all_tokens_can_be_requested_when_only_that_of_the_last_is_kno
     bench.kl_from = 15
 
     async def scene(window: MainWindow) -> None:
-        bar, rows = window.parts.second, window.parts.inspector.token.compared
+        bar, rows = window.parts.comparison, window.parts.inspector.token.compared
         await compared(window)
         said = bar.more.text()
         assert re.search(r"; KL for the last \d+ tokens$", said)
@@ -167,7 +167,7 @@ def test_next_disagreement_wraps_round(in_window: Play, bench: FakeWorkbench) ->
         await compared(window)
         first, second, *_ = bench.views[TRIP].turns
         pins = []
-        QTest.mouseClick(window.parts.second.next_button, Qt.MouseButton.LeftButton)
+        QTest.mouseClick(window.parts.comparison.next_button, Qt.MouseButton.LeftButton)
         pins.append(window.parts.transcript.pinned)
         for _ in range(3):
             QTest.keyClick(window, Qt.Key.Key_J, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
@@ -187,7 +187,7 @@ def test_tokens_aligned_by_bytes_share_the_numbers_of_their_span(in_window: Play
     async def scene(window: MainWindow) -> None:
         bench.by_bytes = True
         await compared(window)
-        assert window.parts.second.more.text().endswith("the tokenizers differ: aligned by bytes, without KL")
+        assert window.parts.comparison.more.text().endswith("the tokenizers differ: aligned by bytes, without KL")
         turn = bench.views[TRIP].turns[0]
         shown = marks(window)[0]
         assert [mark & STEP for mark in shown[0::2]][:3] == [mark & STEP for mark in shown[1::2]]

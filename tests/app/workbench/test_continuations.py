@@ -10,7 +10,7 @@ import pytest
 from app.workbench.answers.streaming import STARTING
 from runtime import GenerationOptions, ModelLoadError, SamplingOptions, replay_draw
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.fan_scene import arrived, last_columns
+from tests.app.workbench.continuation_scene import arrived, last_columns
 from tests.app.workbench.scene import OPTIONS, Engine, Scene, answered, assert_same_run, own_tokens, rows, until
 from ui import AnswerFormat, ColumnKind, ColumnsChanged, ColumnTokens, FormatKind, Guess, Refusal
 
