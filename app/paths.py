@@ -20,7 +20,6 @@ class DataFolder(Struct, frozen=True):
 
     @property
     def sessions(self) -> Path:
-        """The sessions database."""
         return self.root / "sessions.db"
 
     @property
@@ -35,7 +34,6 @@ class DataFolder(Struct, frozen=True):
 
     @property
     def log(self) -> Path:
-        """The log of the window."""
         return self.root / "elsewise.log"
 
     @property

@@ -137,9 +137,9 @@ if TYPE_CHECKING:
     from runtime.shelf.quantise import convert_model
     from runtime.speculation.options import SpeculativeOptions
     from runtime.text.formats import CHAT_FORMATS
+    from runtime.text.tool_call_reader import ToolCallReader, parse_tool_calls
+    from runtime.text.tool_calls import ToolCall, ToolCalls
     from runtime.text.utf8 import clean_text, texts_of
-    from runtime.tools.calls import ToolCall, ToolCalls
-    from runtime.tools.reader import ToolCallReader, parse_tool_calls
     from runtime.transport.child import EngineLimits
     from runtime.transport.pipe import spawn
     from runtime.trie import Trie, Weight
@@ -245,8 +245,8 @@ _NAMES = {
     "runtime.transport.child": ("EngineLimits",),
     "runtime.transport.pipe": ("spawn",),
     "runtime.text.utf8": ("clean_text", "texts_of"),
-    "runtime.tools.calls": ("ToolCall", "ToolCalls"),
-    "runtime.tools.reader": ("ToolCallReader", "parse_tool_calls"),
+    "runtime.text.tool_calls": ("ToolCall", "ToolCalls"),
+    "runtime.text.tool_call_reader": ("ToolCallReader", "parse_tool_calls"),
     "runtime.trie": ("Trie", "Weight"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

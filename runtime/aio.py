@@ -320,7 +320,6 @@ class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
     """One awaited answer: the first that arrives. The producer uses it like a `concurrent.futures.Future`."""
 
     async def answer(self) -> T:
-        """Waits for the answer."""
         try:
             while not self._arrived:
                 await self._wait()
@@ -349,7 +348,6 @@ class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
         self.inbox.put(partial(self._receive, (value, None)))
 
     def set_exception(self, error: BaseException) -> None:
-        """Delivers an error."""
         self.inbox.put(partial(self._receive, (None, error)))
 
 
@@ -405,7 +403,6 @@ class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
             self.report(self.on_progress, progress)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Ends the stream."""
         self.inbox.put(partial(self._receive, (0, error)))
 
 

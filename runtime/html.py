@@ -88,7 +88,6 @@ class Cell:
 
     @property
     def html(self) -> str:
-        """The cell as HTML."""
         kind = f"s{ramp.step_of(self.bits)}{' marked' if self.marked else ''}"
         return f'<td class="{kind}" title="{visible_lines(self.title)}">{visible(self.text)}</td>'
 

@@ -57,7 +57,6 @@ class ApiError(Exception):
         self.message, self.status, self.param, self.code, self.retry_after = message, status, param, code, retry_after
 
     def body(self) -> bytes:
-        """The JSON body."""
         kind = TYPES.get(self.status, "invalid_request_error")
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, kind, self.param, self.code)))
 

@@ -180,7 +180,6 @@ class Registry:
 
     @property
     def stack_digest(self) -> str:
-        """`digest_of_stack` of the current stack."""
         with self._lock:
             return digest_of_stack(self.routing.uses)
 

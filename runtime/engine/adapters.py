@@ -40,7 +40,6 @@ class AdapterOperations:
         return await off_loop(self._add, path, name, any_base=any_base)
 
     async def load_adapter(self, name: str) -> None:
-        """Loads the weights."""
         await off_loop(self._load, name)
 
     async def push_lora(self, name: str, scale: float) -> None:

@@ -175,7 +175,6 @@ class Operations:
         return self._engine.call(lambda: pins.hold(pin, path.spans(ids), path.key))
 
     def unpin(self, pin: int) -> Future[None]:
-        """Ends a pin."""
         return self._engine.call(lambda: self._engine.scheduler.cache.pins.release(pin))
 
     def clear_cache(self, vectors: bool) -> Future[None]:
@@ -191,7 +190,6 @@ class Operations:
         return self._engine.call(lambda: self._engine.scheduler.cancel_queries(asyncio.CancelledError()))
 
     def set_kv_budget(self, budget_bytes: int) -> Future[None]:
-        """Sets the KV budget."""
         return self._engine.call(lambda: self._engine.scheduler.cache.kv_budget.set_budget(budget_bytes))
 
     # ---- answers ---------------------------------------------------------------------------------------------

@@ -134,7 +134,6 @@ class CompletionRequest:
 
     @property
     def grammar(self) -> Grammar | None:
-        """The grammar of the answer."""
         return None if self.options is None else self.options.grammar
 
 

@@ -130,7 +130,6 @@ class HttpClient:
         )
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._client.aclose()
 
     async def get(self, path: str, *, within: float) -> bytes:

@@ -28,7 +28,6 @@ class Counters:
 
     @property
     def metrics(self) -> Metrics:
-        """The present counters."""
         last = next((each for each in reversed(self.recent) if each.kind == "generate"), None)
         return Metrics(
             queries=self.queries,

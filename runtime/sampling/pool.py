@@ -153,7 +153,6 @@ class Pool:
 
     @property
     def mass(self) -> float:
-        """The mass of the range."""
         return self.upto - self.below
 
     @property

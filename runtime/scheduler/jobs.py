@@ -94,7 +94,6 @@ class Job:
         return [(name, ids[start:end]) for name, (start, end) in zip(names, itertools.pairwise(edges), strict=True)]
 
     def namespace_at(self, index: int) -> Namespace:
-        """The namespace of the token at `index`."""
         return next((namespace for end, namespace in self.before if index < end), self.namespace)
 
     def uses(self, digest: str) -> bool:
@@ -253,7 +252,6 @@ class GenerateJob(DecodingJob):
         return False
 
     def end(self, error: BaseException | None) -> None:
-        """Ends the stream."""
         self.on_end(error)
 
 
@@ -284,7 +282,6 @@ class BranchesJob(DecodingJob):
         self.extra_tokens = sum(job.options.max_tokens != 1 for job in self.jobs)  # each further token needs a slot per branch
 
     def end(self, error: BaseException | None) -> None:
-        """Ends all streams."""
         for job in self.jobs:
             job.end(error)
 

@@ -59,7 +59,6 @@ class ReadJob(BackgroundJob):
 
     @classmethod
     def options(cls) -> list[str]:
-        """Names of the options."""
         return [each.name for each in fields(cls)[len(fields(ReadJob)) :]]
 
     @property

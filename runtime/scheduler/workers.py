@@ -154,7 +154,6 @@ class Background:
 
     @property
     def jobs(self) -> list[Job]:
-        """The running jobs."""
         return [work.job for worker in self.workers.values() for work in worker.running]
 
     @property

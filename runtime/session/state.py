@@ -107,7 +107,6 @@ class SessionPin:
         self._length = 0
 
     def move(self, ids: Sequence[int]) -> None:
-        """Moves the pin to this path."""
         self._length = len(ids)
         if not ids:
             self.release()

@@ -17,8 +17,8 @@ from runtime.options.load import LoadOptions
 from runtime.text.formats import CHAT_FORMATS, NamedFormat
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer
+from runtime.text.tool_calls import definitions_of
 from runtime.text.utf8 import clean_text, spare_characters
-from runtime.tools.calls import definitions_of
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # types of text parts in OpenAI's two interfaces
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -209,7 +209,6 @@ class RenderChild:
 
     @classmethod
     def start(cls) -> Self:
-        """Starts the process."""
         pipe, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(

@@ -48,7 +48,6 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def ended(self) -> bool:

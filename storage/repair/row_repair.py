@@ -473,7 +473,6 @@ class SalvageWriter:
         return len(self._sessions), len(self._nodes), lost
 
     def close(self) -> None:
-        """Closes the file."""
         self._db.conn.close()
 
     def _take(self, table: str, row: dict[str, Any]) -> bool:

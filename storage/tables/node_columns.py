@@ -35,7 +35,6 @@ class NodeStub(NodeRow):
 
     @property
     def has_text(self) -> bool:
-        """Whether it has text."""
         return self._has_text
 
     @property

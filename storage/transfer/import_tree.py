@@ -161,7 +161,6 @@ class ImportTree:
         return self._places[key]
 
     def add(self, key: int, node: NodePart, fault: Fault) -> None:
-        """Adds a node."""
         if key in self._places:
             raise fault(f"there is another node {key}")
         if len(self) >= MOST_NODES:

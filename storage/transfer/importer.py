@@ -58,7 +58,6 @@ class ImportState:
     known: tuple[ModelPart | VocabularyPart, ...] = ()  # written when the sessions are complete
 
     def add_node(self, number: int) -> ImportState:
-        """The state with another node."""
         del self.nodes[self.count :]  # removes those of a slice that was rolled back
         self.nodes.append(number)
         return replace(self, count=self.count + 1)

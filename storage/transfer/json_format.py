@@ -151,7 +151,6 @@ class JsonFile:
         self._scanner = Scanner(self._file, self._name, STREAMED)
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
     @property
@@ -302,7 +301,6 @@ class Messages:
         self._waiting: list[NodePart] = []  # nodes that wait until the title of the session is known
 
     def take(self, message: Any, line: int) -> Iterator[ImportPart]:
-        """Adds a message."""
         self._count += 1
         fields = Fields(message, self._name, line, f"message {self._count:,}")
         role = fields.text("role")
@@ -320,7 +318,6 @@ class Messages:
             yield node
 
     def end(self, line: int | None) -> Iterator[ImportPart]:
-        """Ends the conversation."""
         if not self._count:
             raise InvalidFileError(self._name, "there is no message in it", line=line)
         if self._waiting:

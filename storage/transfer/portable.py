@@ -173,7 +173,6 @@ class PortableFile:
             raise
 
     def close(self) -> None:
-        """Closes the file."""
         self._conn.close()
 
     def snapshot(self) -> dict[str, Any] | None:

@@ -52,7 +52,6 @@ class FileChips(QWidget):
         self.changed.emit()
 
     def show_tokens(self, tokens: Sequence[int]) -> None:
-        """Shows the token count of each file."""
         for chip, count_of_it in zip(self.chips, tokens, strict=False):  # files attached since are counted next
             chip.show_tokens(count_of_it)
 
@@ -62,7 +61,7 @@ class FileChips(QWidget):
 
 
 class FileChip(QFrame):
-    """One file."""
+    """A file that goes with the message: name, size, tokens, preview, and a button that removes it."""
 
     def __init__(self, file: TextFile) -> None:
         super().__init__()

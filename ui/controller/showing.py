@@ -126,7 +126,6 @@ class Showing(QObject):
         self.show(view)
 
     def show(self, view: SessionView) -> None:
-        """Shows the view of an event."""
         if self.closing:
             return
         other = not self.is_shown(view.session_id)

@@ -57,7 +57,6 @@ class TreeController(QObject):
         self._showing.ask_latest("tree", lambda session: self._read_rows(session, most))
 
     def read_texts(self, rows: Sequence[TreeRow]) -> None:
-        """Reads the texts of these rows."""
         read = self._workbench.branches.row_texts
         self._showing.ask_shown(
             "tree-texts", lambda session: read(session, rows), lambda texts: self.texts_read.emit(_by_key(rows, texts))

@@ -111,7 +111,6 @@ class CacheTab(InspectorTab):
         self._refresh()
 
     def show_check(self, check: CacheCheck) -> None:
-        """Shows the result of a check."""
         first = self.tr("the same token is first") if check.same_first else self.tr("another token is first")
         self.say(
             self.tr("after {0} tokens the {1} log-probabilities differ by {2:.1e} nats at most; {3}").format(

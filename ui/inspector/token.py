@@ -36,7 +36,6 @@ class WhyFacts(Facts):
         self._has_stages = stages
 
     def show_spot(self, spot: Spot) -> None:
-        """Shows the facts of this token."""
         record = spot.record
         facts = {self.tr("came from"): self.origin(record.origin)}
         if record.logprob is not None:

@@ -204,6 +204,5 @@ class FirstModels(QFrame):
             QWidget.setTabOrder(first, second)
 
     def show_folder(self, folder: str) -> None:
-        """Shows the folder of the sessions."""
         self.place.setText(self.tr("Your sessions are kept on this machine, in {0}").format(folder))
         self.place.show()

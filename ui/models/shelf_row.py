@@ -105,7 +105,6 @@ class ShelfRow(QWidget):
             self.card.show_plan(plan)
 
     def show_quantising(self, done: int, total: int) -> None:
-        """Shows the progress of quantising."""
         self._quantising = True
         share = f" {100 * done // total} %" if total else ""
         self._say(self.tr("quantising…{0}").format(share))

@@ -32,7 +32,6 @@ class InlinePanel(QFrame):
         part.setFocus(Qt.FocusReason.OtherFocusReason)
 
     def leave(self) -> None:
-        """Closes the panel."""
         focused = QApplication.focusWidget()
         inside = focused is not None and self.isAncestorOf(focused)
         self.hide()

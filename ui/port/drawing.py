@@ -44,7 +44,7 @@ class TurnDepth(Struct, frozen=True):
 
 
 class TurnDepthCost(Struct, frozen=True):
-    """The cost of `turn_depth`."""
+    """What `turn_depth` will compute, to be shown before it starts."""
 
     tokens: int  # of the turn
     like_tokens: int  # the prompt tokens whose prefill takes about as long

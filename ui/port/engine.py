@@ -59,7 +59,7 @@ def lacking(control: str, model: str, lacks: Collection[str]) -> str:
 
 
 class StatusView(Struct, frozen=True):
-    """The status bar."""
+    """What the status bar shows of the engine, its KV and its answer."""
 
     engine: EngineState
     reason: str = ""  # plain words: "loading SmolLM2", "engine stopped; send again to restart it"

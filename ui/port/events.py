@@ -102,7 +102,7 @@ class SessionsChanged(Struct, frozen=True):
 
 
 class StatusChanged(Struct, frozen=True):
-    """The status has changed."""
+    """`status` replaces what the status bar shows."""
 
     status: StatusView
 

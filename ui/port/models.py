@@ -111,7 +111,7 @@ class HubFind(Struct, frozen=True):
 
 
 class DownloadState(StrEnum):
-    """The state of a download."""
+    """PAUSED and FAILED keep the files so far, and can be continued; DONE is on the shelf."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -120,7 +120,7 @@ class DownloadState(StrEnum):
 
 
 class Download(Struct, frozen=True):
-    """One download."""
+    """How far a repository of the hub is fetched, with the cause if it waits or failed."""
 
     repository: str  # identifies it
     state: DownloadState = DownloadState.RUNNING

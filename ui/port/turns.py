@@ -92,7 +92,7 @@ class AnswerCommands(Protocol):
 
 
 class TurnStatus(StrEnum):
-    """The status of a turn."""
+    """How far a turn is written, and whether it can be read."""
 
     COMPLETE = "complete"
     WAITING = "waiting"  # saved, the engine has not answered yet (starting, or reading the prompt)
@@ -158,7 +158,7 @@ class PartKind(StrEnum):
 
 
 class ContextPart(Struct, frozen=True):
-    """A part of the context."""
+    """The tokens of the system prompt, the files, the history or the draft."""
 
     kind: PartKind
     tokens: int

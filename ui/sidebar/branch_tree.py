@@ -37,8 +37,6 @@ class BranchRows(QAbstractListModel):
         self.rows: tuple[BranchRow, ...] = ()
 
     def take(self, rows: Sequence[BranchRow]) -> None:
-        """Replaces the rows."""
-
         def replace() -> None:
             self.rows = tuple(rows)
 

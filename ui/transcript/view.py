@@ -132,7 +132,6 @@ class TranscriptView(QWidget):
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """The turns of the path."""
         return self._path.turns
 
     @property

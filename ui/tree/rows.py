@@ -106,7 +106,6 @@ class TreeRows(QStringListModel):
         self._show()
 
     def take_texts(self, texts: Mapping[Key, RowText]) -> None:
-        """Takes the texts of rows."""
         self._keep(texts)
         self.looks_changed.emit()
 
@@ -121,7 +120,6 @@ class TreeRows(QStringListModel):
         self._show()
 
     def mark(self, words: str) -> None:
-        """Marks these words in all rows."""
         self.words_found = words
         self.looks_changed.emit()
 
@@ -160,7 +158,6 @@ class TreeRows(QStringListModel):
         return self.index(at) if at < len(self.visible_places) and self.visible_places[at] == place else QModelIndex()
 
     def is_parent(self, row: TreeRow) -> bool:
-        """Whether the row has children."""
         return self._place[row.key] in self._parents
 
     def is_open(self, row: TreeRow) -> bool:

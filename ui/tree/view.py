@@ -44,7 +44,6 @@ class TreeView(QListView):
 
     @property
     def row(self) -> TreeRow | None:
-        """The focused row."""
         return self.rows.row_at(self.currentIndex())
 
     def focus_row(self, key: Key | None) -> None:

@@ -130,7 +130,6 @@ class Presenter(QObject):
         self._parts.transcript.tokens.next_uncertain()
 
     def colour_by(self, measure: Measure) -> None:
-        """Colours tokens by a measure."""
         self.comparison.colour(difference=False)
         self._parts.transcript.colours.colour_by(measure)
         self._parts.columns.colour_by(measure)

@@ -63,7 +63,6 @@ class RecoveryPage(QWidget):
         self._show(self._first, self.fresh_button, words=words)
 
     def show_progress(self, what: str, done: int, of: int) -> None:
-        """Shows the progress of the recovery."""
         self._show(self.stop_button, words=self.tr("reading {0}: {1:,} of {2:,} rows").format(what.replace("_", " "), done, of))
 
     def show_recovered(self, sessions: int, kept: str, lost: Sequence[str]) -> None:

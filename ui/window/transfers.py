@@ -265,7 +265,6 @@ class DroppedFiles(QObject):
             self.refuse_pictures(", ".join(pictures))
 
     def refuse_pictures(self, names: str) -> None:
-        """Refuses pictures."""
         words = translate("DroppedFiles", "{0}: models here read text, not pictures")
         self.refused.emit(words.format(names or translate("DroppedFiles", "a picture")))
 

@@ -228,7 +228,6 @@ class MainWindow(QMainWindow):
             self.popover.close_again()
 
     def _close_card(self) -> None:
-        """Closes the card and its preview."""
         self.parts.pinned.close_again()
         self.parts.transcript.tokens.set_ghost(None)
 
@@ -402,7 +401,6 @@ class MainWindow(QMainWindow):
             self.acts.full_screen.setChecked(self.isFullScreen())
 
     def open_shortcuts(self) -> None:
-        """Shows all shortcuts."""
         from ui.commands.shortcuts import ShortcutsBox
 
         ShortcutsBox(self.acts.shortcuts_of(), self).open()

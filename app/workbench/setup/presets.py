@@ -87,7 +87,6 @@ class Presets:
         return name
 
     async def delete(self, name: str) -> None:
-        """Deletes a saved preset."""
         if name in ("", OWN, *BUILT_IN):
             raise Refusal(translate("Workbench", "that one comes with Elsewise; only saved presets can be deleted"))
         self.check(name)

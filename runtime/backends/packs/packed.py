@@ -231,7 +231,6 @@ class PackedBackend(ABC, Generic[P]):
             return head, tail
 
     def payload_bytes(self, payload: Payload) -> int:
-        """Bytes the payload holds."""
         return int(payload.nbytes)
 
     def payload_resumable(self, payload: Payload) -> bool:

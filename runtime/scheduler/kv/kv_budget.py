@@ -305,7 +305,6 @@ class KvBudget:
 
     @property
     def bytes(self) -> int:
-        """Bytes in use."""
         drafts = 0 if self.drafter is None else self.drafter.nbytes
         moving = self.pending + self.in_transfer
         held = self.workspaces.nbytes + self.trie.bytes - self.payloads.tokens * self._backend.slot_bytes

@@ -76,7 +76,6 @@ class Pins:
             self.nbytes -= FLOAT_BYTES * self._vectors.pinned.pop(key).vocab
 
     def release_all(self) -> None:
-        """Releases all pins."""
         for pin in list(self.leases):
             self.release(pin)
 

@@ -158,7 +158,6 @@ class Inflight:
 
     @property
     def finite(self) -> bool:
-        """Whether all logits are finite."""
         assert self.logits is not None
         rows = self.logits.finite if isinstance(self.logits, RankedRows) else np.isfinite(self.logits)
         return bool(rows.all())

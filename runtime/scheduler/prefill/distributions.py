@@ -64,7 +64,7 @@ class Distributions:
 
 
 class DeviceRow(NamedTuple):
-    """A row on the device."""
+    """The place of a row whose logits stay on the device."""
 
     logits: DeviceLogits
     place: int

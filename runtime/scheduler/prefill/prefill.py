@@ -67,7 +67,6 @@ class Prefill:
 
     @property
     def progress(self) -> PromptProgress:
-        """The progress for the caller."""
         return PromptProgress(self.at, self.total, self.reused, self.computed, self.job.number)
 
     def undo(self) -> None:

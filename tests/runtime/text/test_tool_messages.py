@@ -12,8 +12,8 @@ import tokenizers
 from runtime.errors import InvalidRequestError
 from runtime.text.chat import check_messages, render_chat_ids
 from runtime.text.template import ChatTemplate
-from runtime.tools.calls import ToolCalls
-from runtime.tools.reader import parse_tool_calls
+from runtime.text.tool_call_reader import parse_tool_calls
+from runtime.text.tool_calls import ToolCalls
 from tests.runtime.text.template_texts import TOOL_TEMPLATES
 from tests.runtime.text.tokenizers_made import tokenizer_with
 

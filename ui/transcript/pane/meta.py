@@ -89,7 +89,6 @@ class MetaLine:
         self._hovered: list[MetaPart] | None = None  # laid out when the mouse first enters
 
     def parts(self, *, hovered: bool) -> list[MetaPart]:
-        """The shown parts."""
         if not hovered or not self._actions:
             return self._permanent
         if self._hovered is None:

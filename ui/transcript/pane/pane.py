@@ -112,7 +112,6 @@ class Pane(Scroller[BodyT]):
 
     @property
     def selected_text(self) -> str:
-        """The selected text, as it is copied."""
         raise NotImplementedError
 
     def select_all(self) -> None:
@@ -314,7 +313,6 @@ class Pane(Scroller[BodyT]):
             menu.addAction(translate("Transcript", "Copy"), lambda: self.copy_requested.emit(self.selected_text))
 
     def _box_at(self, point: QPoint) -> int | None:
-        """The box at a point of the viewport."""
         y = point.y() + self.verticalScrollBar().value()
         if not self._page.boxes:
             return None

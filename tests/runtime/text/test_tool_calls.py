@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import InvalidRequestError, ToolCallError, ToolCallReader, parse_tool_calls
-from runtime.tools.calls import CallFormat, ToolCall
+from runtime.text.tool_calls import CallFormat, ToolCall
 
 WEATHER = {"name": "weather", "arguments": {"city": "Rom", "days": 2}}
 HERMES = f"<tool_call>\n{json.dumps(WEATHER)}\n</tool_call>"

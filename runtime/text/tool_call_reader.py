@@ -9,8 +9,8 @@ from typing import Any, NoReturn, get_args
 
 from runtime.errors import InvalidRequestError, ToolCallError
 from runtime.options.checking import nearest
-from runtime.tools.calls import CallFormat, ToolCall, ToolCalls, definitions_of, fault_of
-from runtime.tools.strict_json import JsonError, ValueSpan, read_strictly
+from runtime.text.strict_json import JsonError, ValueSpan, read_strictly
+from runtime.text.tool_calls import CallFormat, ToolCall, ToolCalls, definitions_of, fault_of
 
 _OPENERS = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
 _CLOSE = "</tool_call>"
