@@ -189,8 +189,7 @@ class WhyTab(InspectorTab):
         if drawing is None or spot is None:
             return
         numbers = {stage.name for stage in spot.record.stages or () if stage.u is not None}
-        can_draw_xtc = "xtc" in numbers or drawing.seed is not None
-        self.dials.set_sampling(drawing.sampling or SamplingOptions(), can_draw_xtc=can_draw_xtc)
+        self.dials.set_sampling(drawing.sampling or SamplingOptions(), numbers if drawing.seed is None else None)
         self._replay()
 
     def _offer_branch(self) -> None:
