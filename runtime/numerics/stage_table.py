@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidRequestError
-from runtime.options.generation import STAGE_NAMES
+from runtime.options.generation import RANDOM_STAGES, STAGE_NAMES
 
 REPORTED = 64  # likeliest tokens of the raw row, and of the last one, that a report shows
+NUMBER_COLUMNS = {"draw": "u"} | {name: f"u_{name}" for name in RANDOM_STAGES}  # the random number of each stage
 _AXES = {  # by column: dtype, axes after the first (s stages, o score rows, k tokens, b bytes), fill value
     "names": ("u1", "s", 0),
     "rows": ("u1", "s", 0),
@@ -100,7 +101,7 @@ class StageTable:
             after = np.where(held[s], weights[shown] / self.mass[i, s], 0.0)
             before = after if before is None else before
             order = np.lexsort((ids, -before))
-            number = float({"draw": self.u, "xtc": self.u_xtc}[name][i]) if name in ("draw", "xtc") else np.nan
+            number = float(getattr(self, NUMBER_COLUMNS[name])[i]) if name in NUMBER_COLUMNS else np.nan
             made.append(
                 Stage(
                     name=name,

@@ -1,8 +1,8 @@
 """Options of one answer (sampler stages and their parameters, length, recorded alternatives), and how layers are resolved.
 
 A new stage of the sampler is a file in `runtime.sampling.stages`, a line in `SAMPLER_STAGES` and its fields in
-`SamplingOptions`. The layers of options are, the first taking precedence: the call, the session, a preset, the model's own
-generation_config.json, the defaults.
+`SamplingOptions`; one that draws a number also has a column in `StageTable`. The layers of options are, the first taking
+precedence: the call, the session, a preset, the model's own generation_config.json, the defaults.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ DEFAULTS: Final[dict[str, Any]] = {**{each.name: each.default for each in PARAME
 _ORDER_RULE: Final = many("names of stages", lambda each: isinstance(each, str))
 _CHECKS: Final = {each.name: spec.check for spec in SAMPLER_STAGES if spec.check for each in spec.parameters}
 STAGE_OF: Final = {each.name: spec.name for spec in SAMPLER_STAGES for each in spec.parameters if each.switch}
+RANDOM_STAGES: Final = tuple(spec.name for spec in SAMPLER_STAGES if spec.draws is not None)  # beside the draw
 NUMBERS: Final = {"": 0, "raw": 1, "grammar": 2, "draw": 12} | {spec.name: spec.number for spec in SAMPLER_STAGES}
 STAGE_NAMES: Final = tuple(sorted(NUMBERS, key=NUMBERS.__getitem__))  # by number; 0 fills stored columns
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.numerics.sorted_row import SortedRow
-from runtime.numerics.stage_table import REPORTED, StageTable
-from runtime.options.generation import NUMBERS
+from runtime.numerics.stage_table import NUMBER_COLUMNS, REPORTED, StageTable
+from runtime.options.generation import NUMBERS, RANDOM_STAGES
 from runtime.records import Float32
 from runtime.sampling.chain import Traced
 from runtime.sampling.pool import View
@@ -29,7 +29,7 @@ class DrawReport(NamedTuple):
     kept: list[int]
     mass: list[float]
     held: bytes  # (s * b,)
-    numbers: tuple[float, float, float, float, float]  # temperature, below, u, u_xtc, before
+    numbers: tuple[float, ...]  # temperature, below, before, then those of NUMBER_COLUMNS
     token: int
     shift: float
     ids: Ids  # (k,)
@@ -62,9 +62,9 @@ def draw_report(traced: Traced) -> DrawReport:
         (
             views[stages.index("temperature")].order.temperature if "temperature" in stages else 1.0,
             first.before if first else 0.0,
-            traced.u,
-            steps[stages.index("xtc")].u if "xtc" in stages else np.nan,
             traced.before,
+            traced.u,
+            *[steps[stages.index(name)].u if name in stages else np.nan for name in RANDOM_STAGES],
         ),
         traced.token,
         traced.shift,
@@ -83,22 +83,21 @@ def report_table(reports: Sequence[DrawReport]) -> StageTable:
     if len({(len(each.names), each.scores.shape) for each in reports}) > 1:
         return StageTable.concat([report_table([each]) for each in reports])
     names, rows, kept, mass, held, numbers, token, shift, ids, scores = zip(*reports, strict=True)
-    temperature, below, u, u_xtc, before = np.array(numbers).T  # columns
+    temperature, below, before, *drawn = np.array(numbers).T  # columns
     return StageTable(
-        np.array(names),
-        np.array(rows),
-        np.array(kept, np.int32),
-        np.array(mass),
-        np.frombuffer(b"".join(held), np.uint8).reshape(len(reports), len(kept[0]), -1),
-        temperature,
-        below,
-        u,
-        u_xtc,
-        np.array(token, np.int32),
-        before,
-        np.array(shift, np.float32),
-        np.array(ids, np.int32),
-        np.array(scores),
+        names=np.array(names),
+        rows=np.array(rows),
+        kept=np.array(kept, np.int32),
+        mass=np.array(mass),
+        held=np.frombuffer(b"".join(held), np.uint8).reshape(len(reports), len(kept[0]), -1),
+        temperature=temperature,
+        below=below,
+        token=np.array(token, np.int32),
+        before=before,
+        shift=np.array(shift, np.float32),
+        ids=np.array(ids, np.int32),
+        scores=np.array(scores),
+        **dict(zip(NUMBER_COLUMNS.values(), drawn, strict=True)),
     )
 
 

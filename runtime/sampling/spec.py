@@ -80,6 +80,19 @@ class Parameter:
     read: Callable[[str, Any], Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """How the window describes a stage that acts if its random number is below its first parameter.
+
+    Attributes:
+        acted: Its effect; {0} is the number and the first parameter, {1} the second parameter, a probability.
+        idle: Likewise, where it cut nothing.
+    """
+
+    acted: str
+    idle: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
     """A stage of the sampler; `runtime.options.generation` lists them.
@@ -91,6 +104,8 @@ class StageSpec:
         kernel: Makes the stage from settings that turn it on.
         search: How a cut is found; None: a larger sorted head would not help the stage.
         draws: The stage's number in the counter of the random numbers (`runtime.sampling.chain`); None: it is deterministic.
+            A drawn number is stored in the column ``u_<name>`` of `StageTable`.
+        chance: How the window describes the effect of that number; None: it shows the number alone.
         remembers: Whether it depends on earlier tokens.
         check: Raises `InvalidRequestError` when the options contradict each other or the vocabulary's size.
         label: The window shows it for a token that the stage cut.
@@ -103,6 +118,7 @@ class StageSpec:
     kernel: Callable[[Chosen], Kernel]
     search: Search | None = None
     draws: int | None = None
+    chance: Chance | None = None
     remembers: bool = False
     check: Callable[[Chosen, int | None], None] | None = None
     label: str = ""

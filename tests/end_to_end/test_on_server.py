@@ -19,6 +19,8 @@ from tests.runtime.remote.servers import Server, serving, tokenizer_folder
 from tests.runtime.remote.test_dialects import TextServer
 from ui import MainWindow
 from ui.controller.setup import FORM, MODEL, SAMPLING
+from ui.inspector.cache import CacheTab
+from ui.inspector.depth import DepthTab
 from ui.settings.window import SERVER
 
 LEFT = Qt.MouseButton.LeftButton
@@ -78,11 +80,11 @@ def test_each_control_that_a_server_does_not_support_is_disabled_with_the_reason
         assert window.acts.similar.statusTip() == f"{name} makes no embeddings, which are needed to compare turns."
 
         # its layers, and its cache
-        inspector.show_page(inspector.layers)
+        inspector.show_page(inspector.page(DepthTab))
         await at_rest(window)
-        assert refused(inspector.layers.note) == f"{name} is on a server, which does not show its layers."
-        inspector.show_page(inspector.cache)
-        cache = inspector.cache
+        assert refused(inspector.page(DepthTab).note) == f"{name} is on a server, which does not show its layers."
+        inspector.show_page(inspector.page(CacheTab))
+        cache = inspector.page(CacheTab)
         sentence = refused(cache.lacking, cache.keep_button, cache.clear_button, cache.check_button)
         assert sentence == f"The KV of {name} is on its server: it cannot be pinned, cleared or checked from here."
         assert not window.acts.clear_cache.isEnabled()

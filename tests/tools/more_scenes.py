@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QWidget
 from app.workbench import AppWorkbench
 from ui import AppSettings, EngineState, MainWindow, SessionChanged, ToolCard
 from ui.controller.setup import SAMPLING
+from ui.inspector.depth import DepthTab
 from ui.settings import DATA
 from ui.theme import current_theme
 from ui.window.welcome import StartersCard
@@ -245,7 +246,7 @@ async def depth(window: MainWindow, _: AppWorkbench, folder: Path, name: str) ->
     QTest.mouseClick(inspector.tabs[4], Qt.MouseButton.LeftButton)
     leading = np.flatnonzero((answer.run.rank == 1) & (answer.run.logprob < -0.2))
     window.presenter.pin(answer.node_id, int(leading[len(leading) // 2]))
-    row = inspector.layers.turn
+    row = inspector.page(DepthTab).turn
     await until(row.isVisible)
     QTest.mouseClick(row.button, Qt.MouseButton.LeftButton)
     await until(lambda: not row.button.isVisible())

@@ -1,8 +1,7 @@
-"""How a token was drawn, several continuations of one place, previews of alternatives, and depth by layer."""
+"""Several continuations of one place, previews of alternatives, whole distributions, and depth by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from PySide6.QtCore import QObject, Signal
@@ -26,12 +25,8 @@ class DrawsController(QObject):
     columns_changed = Signal(object)  # Columns | None of the session shown
     column_tokens = Signal(int, object, float)  # node id, TokenRun, sum of all log-probabilities of the column
     preview_found = Signal(int, int, int, object)  # node id, index, token id, Sequence[bytes]
-    drawing_found = Signal(int, int, object)  # node id, index, Drawing | None
     row_found = Signal(int, int, object)  # node id, index, (vocab,) float32
     row_refused = Signal(str)
-    depth_found = Signal(int, int, object)  # node id, index, LensRun
-    depth_refused = Signal(str)
-    turn_depth_cost_found = Signal(int, object)  # node id, TurnDepthCost
     turn_depth_progress = Signal(int, int, int)  # node id, tokens done, in all
     turn_depth_found = Signal(int, object)  # node id, TurnDepth
     turn_depth_refused = Signal(int, str)  # node id, why
@@ -103,10 +98,6 @@ class DrawsController(QObject):
     def drop_preview(self) -> None:
         self._showing.tasks.drop(PREVIEW)
 
-    def ask_drawing(self, node_id: int, index: int) -> None:
-        found, find = partial(self.drawing_found.emit, node_id, index), self._workbench.drawings.find
-        self._showing.ask_latest("drawing", lambda session: tell(found, find, session, node_id, index), ignore_refusal)
-
     def ask_row(self, node_id: int, index: int) -> None:
         """Asks the model for the whole distribution at a place."""
         found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
@@ -118,17 +109,6 @@ class DrawsController(QObject):
         self._showing.ask_latest(
             "quiet-row", lambda session: tell(found, ask, session, node_id, index, here=True), ignore_refusal
         )
-
-    def ask_depth(self, node_id: int, index: int, also: Sequence[int] = ()) -> None:
-        """Asks the model for the logit lens at a place; follows the ids of `also` beside the token there."""
-        found, ask = partial(self.depth_found.emit, node_id, index), self._workbench.drawings.depth
-        place = node_id, index, also
-        self._showing.ask_latest("depth", lambda session: tell(found, ask, session, *place), self.depth_refused.emit)
-
-    def ask_turn_depth_cost(self, node_id: int) -> None:
-        """Asks for the cost of `ask_turn_depth`; a refusal is not shown."""
-        found, ask = partial(self.turn_depth_cost_found.emit, node_id), self._workbench.drawings.turn_depth_cost
-        self._showing.ask_latest("turn-depth-cost", lambda session: tell(found, ask, session, node_id), ignore_refusal)
 
     def ask_turn_depth(self, node_id: int) -> None:
         """Asks the model at which layer each token of a turn was decided; one turn at a time."""

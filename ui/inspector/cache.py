@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from PySide6.QtCore import QTimer, Signal
-from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QVBoxLayout
 
 from ui.controller import Controller
@@ -25,6 +25,7 @@ class CacheTab(InspectorTab):
     """Shows a `CacheView` and the cache's part of a `StatusView`."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Cache")
+    for_developers = True
     refresh_wanted = Signal()  # the tab is visible, and its numbers may be old
     clear_wanted = Signal()
     keep_wanted = Signal(bool)  # the path shown
@@ -48,7 +49,6 @@ class CacheTab(InspectorTab):
         self.keep_button, self.clear_button = button(self.tr("Pin this path")), button(self.tr("Clear"))
         self.check_button = button(self.tr("Check this path uncached"))
         self.lacking, self.said = words(), words()
-        self.tell: Callable[[str], None] = self.say  # reports results while the tab is hidden
         self._kept = False
         self._status = StatusView(EngineState.NONE)
         self._view: CacheView | None = None
@@ -57,7 +57,7 @@ class CacheTab(InspectorTab):
         self.clear_button.clicked.connect(self._clear)
         self.check_button.clicked.connect(self._check)
         self._again = QTimer(self, singleShot=True, interval=REFRESH_MS)
-        self._again.timeout.connect(self._refresh_view)
+        self._again.timeout.connect(self.refresh)
         self._lay_out()
         self.show_cache(None)
         self.show_status(self._status)
@@ -66,8 +66,9 @@ class CacheTab(InspectorTab):
         """Connects the tab. Results are shown here while the tab is visible, else (a command of the menu) in the window."""
 
         def tell(words: str) -> None:
-            self.say(words) if self.isVisible() else self.tell(words)
+            self.say(words) if self.isVisible() else self.reported.emit(words)
 
+        super().bind(controller)
         self.refresh_wanted.connect(controller.cache.refresh)
         self.clear_wanted.connect(controller.cache.clear)
         self.keep_wanted.connect(controller.cache.keep)
@@ -131,17 +132,13 @@ class CacheTab(InspectorTab):
         """Clears the message, when another session is shown."""
         self.say("")
 
-    def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
-        self._refresh_view()
-
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
         self._again.stop()
 
     # ---- details ----------------------------------------------------------------------------------------------------
 
-    def _refresh_view(self) -> None:
+    def refresh(self) -> None:
         if self.isVisible():
             self.refresh_wanted.emit()
             self._again.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +19,6 @@ from PySide6.QtGui import (
     QPainter,
     QPaintEvent,
     QPen,
-    QShowEvent,
 )
 from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 
@@ -57,8 +58,6 @@ class DepthTab(InspectorTab):
     """Shows the likeliest tokens of each layer at a `Spot`; asks the model for them once the tab is visible."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Depth")
-    depth_wanted = Signal(int, int, object)  # node id, index, ids to follow beside the stored alternatives
-    cost_wanted = Signal(int)  # node id of a whole turn
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,10 +93,7 @@ class DepthTab(InspectorTab):
         self._show()
 
     def bind(self, controller: Controller) -> None:
-        self.depth_wanted.connect(controller.draws.ask_depth)
-        controller.draws.depth_found.connect(self.show_depth)
-        controller.draws.depth_refused.connect(self.say)
-        self.cost_wanted.connect(controller.draws.ask_turn_depth_cost)
+        super().bind(controller)
         self.turn.bind(controller)
 
     def show_status(self, status: StatusView) -> None:
@@ -111,13 +107,13 @@ class DepthTab(InspectorTab):
         lacking = status.lacking("depth")
         if (model, lacking) != (self._model, self._lacking):
             self._model, self._lacking, self._asked = model, lacking, False
-            self._ask()
+            self.refresh()
         elif answered and self._spot is not None:
             if self.layers.run is not None:
-                self.cost_wanted.emit(self._spot.node_id)
+                self._ask_cost(self._spot.node_id)
             elif self._asked:
                 self._asked = False
-                self._ask()
+                self.refresh()
 
     def show_spot(
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
@@ -133,7 +129,7 @@ class DepthTab(InspectorTab):
         if spot is None or held is None or spot.node_id != held.node_id:
             self.turn.show_turn(None if spot is None else spot.node_id)
         self._show()
-        self._ask()
+        self.refresh()
 
     def show_depth(self, node_id: int, index: int, run: LensRun) -> None:
         """Shows the result for a token, if that token is still shown."""
@@ -148,7 +144,7 @@ class DepthTab(InspectorTab):
             self.verdict.setText(self.tr("does not lead: rank {0} after layer {1}").format(rank, run.layers))
         self._say_pointed(self.layers.token)
         self._show()
-        self.cost_wanted.emit(node_id)
+        self._ask_cost(node_id)
 
     def say(self, refusal: str) -> None:
         """Shows why there is no result."""
@@ -158,11 +154,7 @@ class DepthTab(InspectorTab):
         self.note.setText(refusal)
         self._show()
 
-    def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
-        self._ask()
-
-    def _ask(self) -> None:
+    def refresh(self) -> None:
         if self._spot is None or self._asked or not self.isVisible():
             return
         self._asked = True
@@ -172,14 +164,32 @@ class DepthTab(InspectorTab):
         self.verdict.setText("")
         self.note.setText(self.tr("Reading the layers…"))
         self._show()
-        self.depth_wanted.emit(self._spot.node_id, self._spot.index, ())
+        self._ask_depth(self._spot)
+
+    def _ask_depth(self, spot: Spot, also: Sequence[int] = ()) -> None:
+        """Asks for the layers; follows the ids of `also` beside the stored alternatives."""
+        node_id, index = spot.node_id, spot.index
+        self.request(
+            "depth",
+            lambda workbench, session: workbench.drawings.depth(session, node_id, index, also),
+            partial(self.show_depth, node_id, index),
+            self.say,
+        )
+
+    def _ask_cost(self, node_id: int) -> None:
+        """Asks for the cost of a whole turn; a refusal is not shown."""
+        self.request(
+            "cost",
+            lambda workbench, session: workbench.drawings.turn_depth_cost(session, node_id),
+            partial(self.turn.show_cost, node_id),
+        )
 
     def _follow(self, token: int) -> None:
         """Shows the ranks of the token under the pointer or the keyboard; asks for them if the result has none."""
         run, spot = self.layers.run, self._spot
         self._say_pointed(token)
         if run is not None and spot is not None and token >= 0 and self.layers.column_of(token) is None:
-            self.depth_wanted.emit(spot.node_id, spot.index, (token, *run.token_ids[0, 1:].tolist()))
+            self._ask_depth(spot, (token, *run.token_ids[0, 1:].tolist()))
 
     def _bring_into_sight(self, row: QRect) -> None:
         viewport = self.parentWidget()
@@ -245,7 +255,6 @@ class TurnRow(QWidget):
     def bind(self, controller: Controller) -> None:
         self.begun.connect(controller.draws.ask_turn_depth)
         self.stopped.connect(controller.draws.stop_turn_depth)
-        controller.draws.turn_depth_cost_found.connect(self.show_cost)
         controller.draws.turn_depth_progress.connect(self.show_progress)
         controller.draws.turn_depth_found.connect(self._take)
         controller.draws.turn_depth_refused.connect(self._refuse)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -25,6 +24,7 @@ from ui.theme.text_size import fix_height, fix_width
 from ui.widgets.tabs import Tabs
 
 WIDTH = 332
+TABS: tuple[type[InspectorTab], ...] = (TokenTab, PathTab, CacheTab, WhyTab, DepthTab)  # in the order shown
 T = TypeVar("T", bound=InspectorTab)
 
 
@@ -38,16 +38,14 @@ class Inspector(QWidget):
         fix_width(self, WIDTH)
         self._row = Tabs((16, 8, 16, 0), 16, make=_tab, sideways=False)
         fix_height(self._row, 44)
-        self._pages: list[InspectorTab] = []
-        self.token = self._add(TokenTab())
-        self.path = self._add(PathTab())
-        self.cache = self._add(CacheTab())
-        self.why = self._add(WhyTab())
-        self.layers = self._add(DepthTab())
+        self.pages = tuple(make() for make in TABS)
+        for page in self.pages:
+            self._row.add(translate("Inspector", page.title), page)
+        self.token, self.path, self.why = self.page(TokenTab), self.page(PathTab), self.page(WhyTab)
         self.tabs = self._row.buttons
         theme = current_theme()
-        theme.developer_changed.connect(self._show_cache_tab)
-        self._show_cache_tab(theme.developer)
+        theme.developer_changed.connect(self._show_developer_tabs)
+        self._show_developer_tabs(theme.developer)
         self._path: tuple[TurnView, ...] = ()
         self._how_made: HowMade = lambda _node: None
         self._stale: set[InspectorTab] = set()  # tabs that have not shown the present path
@@ -57,50 +55,47 @@ class Inspector(QWidget):
         column.setSpacing(0)
         column.addWidget(self._row)
         column.addWidget(self._row.stack, 1)
-        self._empty = self.findChildren(Empty)
 
-    def bind(self, controller: Controller, tell: Callable[[str], None]) -> None:
-        """Connects the tabs; `tell` shows the result of a command of the menu."""
-        self.cache.tell = tell
+    def bind(self, controller: Controller) -> None:
+        """Connects the tabs with the controller."""
         controller.status_changed.connect(self.show_status)
-        for page in self._pages:
+        for page in self.pages:
             page.bind(controller)
 
     def show_spot(self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool, can_continue: bool = False) -> None:
-        for page in self._pages:
+        for page in self.pages:
             page.show_spot(spot, vocabulary, can_choose=can_choose, can_continue=can_continue)
 
     def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade = lambda _node: None) -> None:
-        self._path, self._how_made, self._stale = turns, how_made, set(self._pages)
+        self._path, self._how_made, self._stale = turns, how_made, set(self.pages)
         has_tokens = any(not np.isnan(turn.run.logprob).all() for turn in turns)
-        for empty in self._empty:
+        for empty in self.findChildren(Empty):
             empty.set_has_tokens(has_tokens)
         self._refresh_path()
 
-    def _show_cache_tab(self, show: bool) -> None:  # a state, not an option
-        """Shows or hides the tab of the cache, which belongs to the developer view."""
-        self.tabs[self._pages.index(self.cache)].setVisible(show)
-        if not show and self._row.stack.currentIndex() == self._pages.index(self.cache):
+    def page(self, kind: type[T]) -> T:
+        """The tab of a class."""
+        return next(page for page in self.pages if isinstance(page, kind))
+
+    def _show_developer_tabs(self, show: bool) -> None:  # a state, not an option
+        for page, tab in zip(self.pages, self.tabs, strict=True):
+            tab.setVisible(show or not page.for_developers)
+        if not show and self.pages[self._row.stack.currentIndex()].for_developers:
             self.show_page(self.token)
 
     def show_page(self, page: InspectorTab) -> None:
         """Makes a tab the current one."""
-        self._row.show_page(self._pages.index(page))
+        self._row.show_page(self.pages.index(page))
 
     def show_status(self, status: StatusView) -> None:
-        for page in self._pages:
+        for page in self.pages:
             page.show_status(status)
 
     def _refresh_path(self) -> None:
-        page = self._pages[self._row.stack.currentIndex()]
+        page = self.pages[self._row.stack.currentIndex()]
         if page in self._stale:
             self._stale.discard(page)
             page.show_path(self._path, self._how_made)
-
-    def _add(self, page: T) -> T:
-        self._pages.append(page)
-        self._row.add(translate("Inspector", page.title), page)
-        return page
 
 
 def _tab(words: str) -> QPushButton:

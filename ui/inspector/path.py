@@ -63,7 +63,6 @@ class PathTab(InspectorTab):
     """Sums over the path, and a timeline on which a click chooses a token."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Path")
-    token_chosen = Signal(int, int)  # node id, index
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from itertools import pairwise
 
@@ -49,13 +49,18 @@ class SettingsRows(QWidget):
     def _all(self) -> Iterable[StageRow]:
         return (self.raw, self.grammar, self.bias, *self.rows.values(), self.draw)
 
-    def set_sampling(self, sampling: SamplingOptions, *, can_draw_xtc: bool) -> None:
-        """Moves the sliders to these settings, and the rows into their order; emits nothing."""
+    def set_sampling(self, sampling: SamplingOptions, known: Set[str] | None) -> None:
+        """Moves the sliders to these settings, and the rows into their order; emits nothing.
+
+        Args:
+            sampling: The settings.
+            known: The stages whose random number is known; None: all.
+        """
         self.sampling = sampling
         for dial in DIALS:
             held = getattr(sampling, dial.setting)
             there = sampling.order is None or dial.stage in sampling.order
-            wanted = (dial.always or held not in (None, dial.off)) and (can_draw_xtc or not dial.draws)
+            wanted = (dial.always or held not in (None, dial.off)) and (not dial.draws or known is None or dial.stage in known)
             self.rows[dial.setting].setVisible(there and wanted)
             self.rows[dial.setting].set_value(dial.off if held is None else float(held))
         self._arrange(sampling.order)

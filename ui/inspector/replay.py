@@ -12,7 +12,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPolygonF
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from ui.core.shown import Spot
-from ui.port import Drawing, RuntimeFault, SamplingOptions, Stage, translate
+from ui.port import SAMPLER_STAGES, Drawing, RuntimeFault, SamplingOptions, Stage, translate
 from ui.theme.scheme import current_theme
 
 HEIGHT, LINE_TOP, LINE_HEIGHT = 26, 10, 10
@@ -161,7 +161,10 @@ def replayed(spot: Spot, drawing: Drawing, sampling: SamplingOptions | None, row
 def _has_number(stages: Sequence[Stage] | None, settings: SamplingOptions) -> bool:
     """Whether the record has all random numbers that these settings need."""
     known = {stage.name for stage in stages or () if stage.u is not None}
-    return "draw" in known and ("xtc" in known or not settings.xtc_probability)
+    random = (spec for spec in SAMPLER_STAGES if spec.draws is not None)
+    switches = ((spec.name, each) for spec in random for each in spec.parameters if each.switch)
+    needed = {name for name, each in switches if getattr(settings, each.name) not in (None, each.default)}
+    return {"draw", *needed} <= known
 
 
 def candidates(outcome: Outcome, most: int, always: int) -> list[Candidate]:

@@ -20,6 +20,8 @@ from ui.widgets.dials import Dial, DialSlider
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.numbers import UNKNOWN, count, probability
 
+_SPECS = {spec.name: spec for spec in SAMPLER_STAGES}
+RANDOM = {"draw", *(spec.name for spec in SAMPLER_STAGES if spec.draws is not None)}  # stages with a random number
 CUTTING = {spec.name for spec in SAMPLER_STAGES if spec.label}  # stages that remove tokens and change no score
 ROW_HEIGHT, HEAD_HEIGHT = 23, 20
 TOKEN_PX, SHARE_PX, AFTER_PX = 84, 44, 62
@@ -36,14 +38,14 @@ def stage_words(outcome: Outcome, stage: Stage, sampling: SamplingOptions) -> st
     if place == 0:
         return translate("Stages", "The model's own probabilities of {0} tokens, unchanged.").format(count(stage.kept))
     before = outcome.stages[place - 1]
-    said = _numbered(stage, before, sampling) if stage.name in ("draw", "xtc") else ""
+    said = _numbered(stage, before, sampling) if stage.name in RANDOM else ""
     return " ".join(part for part in (_left(stage, before), said) if part)
 
 
 def _left(stage: Stage, before: Stage) -> str:
     if stage.kept == before.kept:
         all_left = translate("Stages", "All {0} tokens are left.").format(count(stage.kept))
-        return "" if stage.name in ("draw", "xtc") else all_left
+        return "" if stage.name in RANDOM else all_left
     left = translate("Stages", "{0} of {1} tokens are left").format(count(stage.kept), count(before.kept))
     if stage.name not in CUTTING:
         return f"{left}."
@@ -61,17 +63,16 @@ def _numbered(stage: Stage, before: Stage, sampling: SamplingOptions) -> str:
         return said.format(words.share(stage.u), count(before.kept))
     if stage.u is None:
         return ""
-    chance = sampling.xtc_probability
-    number = translate("Stages", "u\u00a0=\u00a0{0}").format(words.share(stage.u))
-    if chance is None:
+    spec, number = _SPECS[stage.name], translate("Stages", "u\u00a0=\u00a0{0}").format(words.share(stage.u))
+    chance = getattr(sampling, spec.parameters[0].name)
+    if spec.chance is None or chance is None:
         return f"{number}."
     if stage.u >= chance:
         return translate("Stages", "{0} is not below its chance of {1}: it did nothing.").format(number, probability(chance))
-    least = probability(0.1 if sampling.xtc_threshold is None else sampling.xtc_threshold)
+    threshold = getattr(sampling, spec.parameters[1].name)
+    least = probability(spec.parameters[1].default if threshold is None else threshold)
     said = translate("Stages", "{0} is below its chance of {1}").format(number, probability(chance))
-    if stage.kept == before.kept:
-        return translate("Stages", "{0}, but no two tokens reach {1}: nothing was cut.").format(said, least)
-    return translate("Stages", "{0}: of the tokens that reach {1}, only the least likely one is kept.").format(said, least)
+    return translate("Stages", spec.chance.idle if stage.kept == before.kept else spec.chance.acted).format(said, least)
 
 
 NAME_PX, KEPT_PX, CHANCE_PX = 92, 50, 36

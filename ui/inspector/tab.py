@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QFont
+from PySide6.QtGui import QFont, QShowEvent
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.controller import Controller
+from ui.controller.showing import ignore_refusal
 from ui.core.shown import Spot
-from ui.port import Made, StatusView, TurnView
+from ui.port import Made, StatusView, TurnView, Workbench
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_height
 from ui.widgets.controls import button, row, words
@@ -18,19 +21,53 @@ from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
 BytesOf = Callable[[Sequence[int]], Sequence[bytes]]  # the bytes of token ids; empty if unknown
 HowMade = Callable[[int], Made | None]  # the provenance of an answer, by its node id
+T = TypeVar("T")
 
 
 class InspectorTab(QWidget):
-    """A tab overrides the methods that concern it, and connects its own signals in `bind`.
+    """A tab overrides the methods that concern it, and is listed in `ui.inspector.panel.TABS`.
 
     Attributes:
         title: Marked with `QT_TRANSLATE_NOOP("Inspector", ...)`.
+        for_developers: The tab is shown in the developer view only.
     """
 
     title = ""
+    for_developers = False
+    alternative_chosen = Signal(int, int, int)  # node id, index, token id
+    token_chosen = Signal(int, int)  # node id, index
+    reported = Signal(str)  # the result of a command, while the tab is hidden
+    _controller: Controller | None = None
 
     def bind(self, controller: Controller) -> None:
         """Connects the tab with the controller."""
+        self._controller = controller
+
+    def request(
+        self,
+        key: str,
+        find: Callable[[Workbench, int], Awaitable[T]],
+        found: Callable[[T], object],
+        refused: Callable[[str], None] = ignore_refusal,
+    ) -> None:
+        """Asks for data, and cancels the tab's earlier request with the same key.
+
+        Args:
+            key: Names the data.
+            find: Gets the workbench and the id of the session shown.
+            found: Called with the result, unless another session is shown by then.
+            refused: Called with the text of a refusal.
+        """
+        if self._controller is not None:
+            command = partial(find, self._controller.workbench)
+            self._controller.ask_shown(f"{type(self).__name__}: {key}", command, found, refused)
+
+    def refresh(self) -> None:
+        """Asks for data that is not there yet; called when the tab becomes visible."""
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.refresh()
 
     def show_spot(
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import accumulate
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QFont, QShowEvent
+from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QVBoxLayout
 
 from ui.comparison.model_rows import ComparedRows
-from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, CountButtons
@@ -78,9 +78,7 @@ class TokenTab(InspectorTab):
     """Shows a `Spot`; asks for the model of its numbers if that may be on a server, or not the model in use."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Token")
-    alternative_chosen = Signal(int, int, int)  # node id, index, token id
     preview_wanted = Signal(int, int, int)  # node id, index, token id
-    drawing_wanted = Signal(int, int)  # node id, index
     score_wanted = Signal()  # of the session's tokens without scores
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
@@ -154,7 +152,7 @@ class TokenTab(InspectorTab):
         for ways in (self.draws, self.beam_rows):
             ways.setVisible(spot is not None and can_continue)
         self._show_lacking()
-        self._ask_for_source()
+        self.refresh()
         if spot is None:
             return
         record = spot.record
@@ -171,17 +169,9 @@ class TokenTab(InspectorTab):
             self._asked = None
             self.source.hide()
         self._status = status
-        self._ask_for_source()
+        self.refresh()
         unscored = self.tr("Not scored: nothing precedes it, or the model has not read it yet.")
         self.unscored.setText(" ".join(filter(None, (unscored, status.lacking("score")))))
-
-    def bind(self, controller: Controller) -> None:
-        self.drawing_wanted.connect(controller.draws.ask_drawing)
-        controller.draws.drawing_found.connect(self.show_drawing)
-
-    def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
-        self._ask_for_source()
 
     def show_drawing(self, node_id: int, index: int, drawing: Drawing | None) -> None:
         """Shows the model of the numbers, if the place is still shown."""
@@ -189,7 +179,7 @@ class TokenTab(InspectorTab):
             self.source.setText(self.tr("numbers of {0}").format(drawing.model))
             self.source.show()
 
-    def _ask_for_source(self) -> None:
+    def refresh(self) -> None:
         """Asks once per place, while the tab is visible, unless the status bar names the one model of all numbers."""
         spot, status = self.spot, self._status
         named = spot is not None and spot.record.logprob is not None and (status.lacking("server") or status.written_by)
@@ -198,7 +188,12 @@ class TokenTab(InspectorTab):
             self.source.hide()
             self._asked = place if self.isVisible() else None
             if self._asked is not None:
-                self.drawing_wanted.emit(*self._asked)
+                node_id, index = self._asked
+                self.request(
+                    "drawing",
+                    lambda workbench, session: workbench.drawings.find(session, node_id, index),
+                    partial(self.show_drawing, node_id, index),
+                )
 
     def _show_lacking(self) -> None:
         self.lacking.setVisible(self.spot is not None and bool(self.lacking.text()))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QFont, QShowEvent
+from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout
 
 from ui.controller import Controller
@@ -29,9 +30,7 @@ class WhyTab(InspectorTab):
     """Shows a `Spot`; asks for its `Drawing` once the tab is visible, and for the whole row when the button is pressed."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Why")
-    drawing_wanted = Signal(int, int)  # node id, index
-    row_wanted = Signal(int, int)
-    alternative_chosen = Signal(int, int, int)  # node id, index, token id
+    row_wanted = Signal(int, int)  # node id, index
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,9 +102,8 @@ class WhyTab(InspectorTab):
     # ---- what is shown --------------------------------------------------------------------------------------------
 
     def bind(self, controller: Controller) -> None:
-        self.drawing_wanted.connect(controller.draws.ask_drawing)
+        super().bind(controller)
         self.row_wanted.connect(controller.draws.ask_row)
-        controller.draws.drawing_found.connect(self.show_drawing)
         controller.draws.row_found.connect(self.show_row)
         controller.draws.row_refused.connect(self.say)
 
@@ -113,7 +111,7 @@ class WhyTab(InspectorTab):
         """Asks for the drawing again when another model may run."""
         if status.engine is not self._engine:
             self._engine, self._asked = status.engine, False
-            self.ask_for_drawing()
+            self.refresh()
 
     def show_spot(
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
@@ -127,17 +125,18 @@ class WhyTab(InspectorTab):
             return
         self._drawing, self._row, self._asked = None, None, False
         self._show()
-        self.ask_for_drawing()
+        self.refresh()
 
-    def ask_for_drawing(self) -> None:
+    def refresh(self) -> None:
         """Asks for the drawing, while the tab is visible."""
         if self._spot is not None and not self._asked and self.isVisible():
             self._asked = True
-            self.drawing_wanted.emit(self._spot.node_id, self._spot.index)
-
-    def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
-        self.ask_for_drawing()
+            node_id, index = self._spot.node_id, self._spot.index
+            self.request(
+                "drawing",
+                lambda workbench, session: workbench.drawings.find(session, node_id, index),
+                partial(self.show_drawing, node_id, index),
+            )
 
     def show_drawing(self, node_id: int, index: int, drawing: Drawing | None) -> None:
         """Shows how the token was drawn, if that token is still shown."""
@@ -190,8 +189,7 @@ class WhyTab(InspectorTab):
         if drawing is None or spot is None:
             return
         numbers = {stage.name for stage in spot.record.stages or () if stage.u is not None}
-        can_draw_xtc = "xtc" in numbers or drawing.seed is not None
-        self.dials.set_sampling(drawing.sampling or SamplingOptions(), can_draw_xtc=can_draw_xtc)
+        self.dials.set_sampling(drawing.sampling or SamplingOptions(), numbers if drawing.seed is None else None)
         self._replay()
 
     def _offer_branch(self) -> None:

@@ -68,6 +68,7 @@ from ui.port.refusals import (
 )
 from ui.port.sessions import BranchRow, FolderView, Hit, RowText, SessionSummary, SessionView, TrashedSession, TreeRow
 from ui.port.settings import (
+    SETTING_RULES,
     AdapterChoice,
     AdapterLine,
     AnswerFormat,

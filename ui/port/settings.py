@@ -4,34 +4,120 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Protocol, get_type_hints
 
 from msgspec import Struct
 
+from ui.port.refusals import QT_TRANSLATE_NOOP
 
+
+class Scheme(StrEnum):
+    """The colour scheme."""
+
+    SYSTEM = "system"
+    LIGHT = "light"
+    DARK = "dark"
+
+
+class Contrast(StrEnum):
+    """The contrast of text."""
+
+    SYSTEM = "system"
+    NORMAL = "normal"
+    HIGH = "high"
+
+
+class OwnColours(StrEnum):
+    """The strength of token colours in the user's own text."""
+
+    HALF = "half"
+    FULL = "full"
+    NONE = "none"
+
+
+class Motion(StrEnum):
+    """Whether changes fade."""
+
+    SYSTEM = "system"
+    REDUCED = "reduced"
+
+
+class SettingRule(Struct, frozen=True):
+    """The values of a setting, and its effect.
+
+    Attributes:
+        values: The choices, where these depend on neither computer nor models.
+        refusal: Words for another value, with the values or the bounds as first arguments; "": `LoadOptions` checks it.
+        least, most: The bounds of a whole number; 0: there is none.
+        named: The value is a name.
+        reload: A change takes effect when the model is loaded again, else at once.
+        option: It is an option of `LoadOptions`.
+        soft: It is an option that a model may ignore.
+        resets: The setting that goes back to its default when this one is changed.
+    """
+
+    values: Sequence[str] = ()
+    refusal: str = ""
+    least: int = 0
+    most: int = 0
+    named: bool = False
+    reload: bool = False
+    option: bool = False
+    soft: bool = False
+    resets: str = ""
+
+
+_LEAST_KV = 1 << 20  # bytes
+
+
+# fmt: off
 class AppSettings(Struct, frozen=True):
-    """One row per field. None and "auto" leave the choice to the engine."""
+    """One row per field: its rule and its default. None and "auto" leave the choice to the engine."""
 
-    backend: str = "auto"
-    device: str = "auto"
-    dtype: str = "auto"
-    weights: str = "auto"  # float16, bfloat16, int8, int4: of linear layers, on a processor (hf)
-    chat_format: str = "auto"  # how messages become text: the model's own, "none" for text without roles, or a family's
-    chat_template_file: str = ""  # the user's own jinja2 template, run in the sandbox; then `chat_format` is "auto"
-    offload: str = "none"  # "disk": weights that do not fit into memory are read for every forward
-    context_length: int | None = None  # tokens
-    threads: int | None = None
-    draft_model: str = ""  # a model on the shelf for speculation; "" is none
-    kv_cache_bytes: int | None = None
-    disk_bytes: int | None = None  # of KV blocks
-    preset: str = ""  # of sessions without one; "" is Elsewise's own
-    titles: str = "words"  # of sessions: words (the first ones of the first message), model (asked after the first answer)
-    scheme: str = "system"  # system, light, dark
-    contrast: str = "system"  # system, normal, high
-    motion: str = "system"  # system, reduced
-    text_percent: int = 100  # 80 to 200
-    own_colours: str = "half"  # strength of the colours in the user's own text: half, full, none
-    developer: str = "off"  # on: the window shows the cache, tokens reused and computed, and the engine's figures
+    backend: Annotated[str, SettingRule(named=True, reload=True)] = "auto"
+    device: Annotated[str, SettingRule(("auto", "cpu", "cuda", "mps"), option=True, reload=True)] = "auto"
+    dtype: Annotated[str, SettingRule(("auto", "float32", "float16", "bfloat16"), option=True, reload=True)] = "auto"
+    # of linear layers, on a processor (hf)
+    weights: Annotated[str, SettingRule(
+        ("auto", "float16", "bfloat16", "int8", "int4"), option=True, soft=True, reload=True)] = "auto"
+    # how messages become text: the model's own, "none" for text without roles, or a family's
+    chat_format: Annotated[str, SettingRule(option=True, reload=True, resets="chat_template_file")] = "auto"
+    # the user's own jinja2 template, run in the sandbox
+    chat_template_file: Annotated[str, SettingRule(option=True, reload=True, resets="chat_format")] = ""
+    # "disk": weights that do not fit into memory are read for every forward
+    offload: Annotated[str, SettingRule(("none", "disk"), option=True, soft=True, reload=True)] = "none"
+    context_length: Annotated[int | None, SettingRule(option=True, soft=True, reload=True)] = None  # tokens
+    threads: Annotated[int | None, SettingRule(option=True, reload=True)] = None
+    # a model on the shelf for speculation; "" is none
+    draft_model: Annotated[str, SettingRule(named=True, option=True, reload=True)] = ""
+    kv_cache_bytes: Annotated[int | None, SettingRule(least=_LEAST_KV, option=True, refusal=QT_TRANSLATE_NOOP(
+        "Workbench", "the KV budget must be at least {0:,} bytes, not {2!r:.60}"))] = None
+    disk_bytes: Annotated[int | None, SettingRule(least=_LEAST_KV, reload=True, refusal=QT_TRANSLATE_NOOP(
+        "Workbench", "the disk budget must be at least {0:,} bytes, not {2!r:.60}"))] = None  # of KV blocks
+    preset: Annotated[str, SettingRule(named=True)] = ""  # of sessions without one; "" is Elsewise's own
+    # of sessions: words (the first ones of the first message), model (asked after the first answer)
+    titles: Annotated[str, SettingRule(("words", "model"), QT_TRANSLATE_NOOP(
+        "Workbench", "the titles must be one of {0}, not {1!r:.60}"))] = "words"
+    scheme: Annotated[str, SettingRule(tuple(Scheme), QT_TRANSLATE_NOOP(
+        "Workbench", "the colours must be one of {0}, not {1!r:.60}"))] = "system"
+    contrast: Annotated[str, SettingRule(tuple(Contrast), QT_TRANSLATE_NOOP(
+        "Workbench", "the contrast must be one of {0}, not {1!r:.60}"))] = "system"
+    motion: Annotated[str, SettingRule(tuple(Motion), QT_TRANSLATE_NOOP(
+        "Workbench", "the motion must be one of {0}, not {1!r:.60}"))] = "system"
+    text_percent: Annotated[int, SettingRule(least=80, most=200, refusal=QT_TRANSLATE_NOOP(
+        "Workbench", "the text size must be between {0} and {1} %, not {2!r:.60}"))] = 100
+    # strength of the colours in the user's own text
+    own_colours: Annotated[str, SettingRule(tuple(OwnColours), QT_TRANSLATE_NOOP(
+        "Workbench", "the colours of your own text must be one of {0}, not {1!r:.60}"))] = "half"
+    # on: the window shows the cache, tokens reused and computed, and the engine's figures
+    developer: Annotated[str, SettingRule(("off", "on"), QT_TRANSLATE_NOOP(
+        "Workbench", "the developer view must be one of {0}, not {1!r:.60}"))] = "off"
+# fmt: on
+
+
+SETTING_RULES: Mapping[str, SettingRule] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(AppSettings, include_extras=True).items()
+}
 
 
 class DataFacts(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The settings as one table: page, words, values, and whether a change takes effect at once."""
+"""The settings in the window, as one table: page and words. Values and effect are those of `SETTING_RULES`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import QGridLayout, QSizePolicy, QSpinBox, QWidget
 
-from ui.port import QT_TRANSLATE_NOOP, AppSettings, SettingsView, translate
+from ui.port import QT_TRANSLATE_NOOP, SETTING_RULES, AppSettings, SettingsView, translate
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import panel_width
 from ui.transcript.measure import Measure
@@ -18,6 +18,7 @@ from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.visible import one_line
 from ui.window.legend import name_of
 
+_TEXT = SETTING_RULES["text_percent"]
 FIELD_PX = 150  # least width of a field
 PAGES = ENGINE, MEMORY, GENERATION, APPEARANCE = "engine", "memory", "generation", "appearance"
 OWN_TEMPLATE = "choose-a-file"  # among the chat formats, none of which has this name
@@ -91,10 +92,9 @@ class Setting:
         page: Its page.
         name: The field of `AppSettings`.
         label: Its name in the window.
-        now: A change takes effect at once, else when the model is loaded again.
         hint: A line below.
         number: How a number is shown; None: the setting is one of several choices.
-        offered: The choices; by default those of the view under `name`.
+        offered: The choices; by default those of the view under `name`, else those of the rule.
         held: The choice in force; by default the field `name`.
         title: The words of a choice.
     """
@@ -102,7 +102,6 @@ class Setting:
     page: str
     name: str
     label: str
-    now: bool = False
     hint: str = ""
     number: Number | None = None
     offered: Callable[[SettingsView], Sequence[str]] | None = None
@@ -142,36 +141,32 @@ SETTINGS = (
     Setting(ENGINE, "threads", QT_TRANSLATE_NOOP("SettingsWindow", "Threads"), number=Number(1024, auto=TITLES["auto"])),
     Setting(ENGINE, "draft_model", QT_TRANSLATE_NOOP("SettingsWindow", "Draft model"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "Drafts tokens in sessions that use speculation; it must have the same vocabulary.")),
-    Setting(MEMORY, "kv_cache_bytes", QT_TRANSLATE_NOOP("SettingsWindow", "KV in memory"), now=True, number=MEGABYTES,
+    Setting(MEMORY, "kv_cache_bytes", QT_TRANSLATE_NOOP("SettingsWindow", "KV in memory"), number=MEGABYTES,
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "What the model has read is kept up to this limit. A lower limit drops the least recently used at once.")),
     Setting(MEMORY, "disk_bytes", QT_TRANSLATE_NOOP("SettingsWindow", "KV on disk"), number=MEGABYTES,
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "Lets sessions reopen without being read again. The least recently used goes first; conversations are never deleted.")),
-    Setting(GENERATION, "preset", QT_TRANSLATE_NOOP("SettingsWindow", "Preset"), now=True,
+    Setting(GENERATION, "preset", QT_TRANSLATE_NOOP("SettingsWindow", "Preset"),
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "For sessions without a preset of their own. Presets are saved under a session's Sampling."),
         title=lambda name: translate("Presets", name or "Elsewise's own")),
-    Setting(GENERATION, "titles", QT_TRANSLATE_NOOP("SettingsWindow", "Session titles"), now=True,
+    Setting(GENERATION, "titles", QT_TRANSLATE_NOOP("SettingsWindow", "Session titles"),
         hint=QT_TRANSLATE_NOOP("SettingsWindow", "By the model: it is asked for a title after the first answer of a session."),
-        offered=lambda _: ("words", "model"), title=_title(TITLED)),
-    Setting(APPEARANCE, "scheme", QT_TRANSLATE_NOOP("SettingsWindow", "Colours"), now=True,
-        offered=lambda _: ("system", "light", "dark"), title=_title(LOOKS)),
-    Setting(APPEARANCE, "contrast", QT_TRANSLATE_NOOP("SettingsWindow", "Contrast"), now=True,
-        offered=lambda _: ("system", "normal", "high"), title=_title(LOOKS)),
-    Setting(APPEARANCE, "motion", QT_TRANSLATE_NOOP("SettingsWindow", "Motion"), now=True,
-        hint=QT_TRANSLATE_NOOP("SettingsWindow", "Reduced: nothing fades."),
-        offered=lambda _: ("system", "reduced"), title=_title(LOOKS)),
-    Setting(APPEARANCE, "text_percent", QT_TRANSLATE_NOOP("SettingsWindow", "Text size"), now=True,
-        number=Number(200, least=80, step=10, unit="%")),
-    Setting(APPEARANCE, COLOURS, QT_TRANSLATE_NOOP("SettingsWindow", "Colour tokens by"), now=True,
+        title=_title(TITLED)),
+    Setting(APPEARANCE, "scheme", QT_TRANSLATE_NOOP("SettingsWindow", "Colours"), title=_title(LOOKS)),
+    Setting(APPEARANCE, "contrast", QT_TRANSLATE_NOOP("SettingsWindow", "Contrast"), title=_title(LOOKS)),
+    Setting(APPEARANCE, "motion", QT_TRANSLATE_NOOP("SettingsWindow", "Motion"),
+        hint=QT_TRANSLATE_NOOP("SettingsWindow", "Reduced: nothing fades."), title=_title(LOOKS)),
+    Setting(APPEARANCE, "text_percent", QT_TRANSLATE_NOOP("SettingsWindow", "Text size"),
+        number=Number(_TEXT.most, least=_TEXT.least, step=10, unit="%")),
+    Setting(APPEARANCE, COLOURS, QT_TRANSLATE_NOOP("SettingsWindow", "Colour tokens by"),
         title=lambda name: name_of(Measure(name))),
-    Setting(APPEARANCE, "own_colours", QT_TRANSLATE_NOOP("SettingsWindow", "Colours in your own text"), now=True,
-        offered=lambda _: ("half", "full", "none"), title=_title(LOOKS)),
-    Setting(APPEARANCE, "developer", QT_TRANSLATE_NOOP("SettingsWindow", "Developer view"), now=True,
+    Setting(APPEARANCE, "own_colours", QT_TRANSLATE_NOOP("SettingsWindow", "Colours in your own text"), title=_title(LOOKS)),
+    Setting(APPEARANCE, "developer", QT_TRANSLATE_NOOP("SettingsWindow", "Developer view"),
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "Adds the inspector's Cache tab, Session > Clear Cache, and under every answer the tokens reused and computed."),
-        offered=lambda _: ("off", "on"), title=_title(LOOKS)),
+        title=_title(LOOKS)),
 )
 # fmt: on
 
@@ -211,7 +206,8 @@ class Rows(QWidget):
                     field.setValue(setting.number.shown(getattr(view.values, setting.name)))
             elif setting.name != COLOURS:
                 held = setting.held(view.values) if setting.held is not None else getattr(view.values, setting.name)
-                offered = setting.offered(view) if setting.offered is not None else view.choices.get(setting.name, ())
+                fixed = SETTING_RULES[setting.name].values
+                offered = setting.offered(view) if setting.offered is not None else view.choices.get(setting.name, fixed)
                 self._show_choice(setting, offered, held)
 
     def show_measure(self, measure: Measure) -> None:
@@ -237,7 +233,8 @@ class Rows(QWidget):
         else:
             editor = combo = self.combos[setting.name] = Combo(label)
             combo.activated.connect(lambda place: self._changed(setting.name, combo.itemData(place)))
-        when = self.tr("now") if setting.now else self.tr("after reload")
+        reload = setting.name in SETTING_RULES and SETTING_RULES[setting.name].reload
+        when = self.tr("after reload") if reload else self.tr("now")
         self.when[setting.name] = Label(when, "faint", interface_font(11.5))
         caption = Label(label, "", interface_font(13))
         caption.setBuddy(editor)

@@ -5,39 +5,17 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import sys
-from enum import StrEnum
 
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QApplication, QStyle
 
+from ui.port.settings import Contrast as Contrast
+from ui.port.settings import Motion as Motion
+from ui.port.settings import OwnColours as OwnColours
+from ui.port.settings import Scheme as Scheme
 from ui.theme.fonts import interface_font, register_fonts
 from ui.theme.palette import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette
 from ui.theme.style import qt_palette, style_sheet
-
-
-class Scheme(StrEnum):
-    """The colour scheme."""
-
-    SYSTEM = "system"
-    LIGHT = "light"
-    DARK = "dark"
-
-
-class Contrast(StrEnum):
-    """The contrast of text."""
-
-    SYSTEM = "system"
-    NORMAL = "normal"
-    HIGH = "high"
-
-
-class OwnColours(StrEnum):
-    """The strength of token colours in the user's own text."""
-
-    HALF = "half"
-    FULL = "full"
-    NONE = "none"
-
 
 HALF = 0.49  # the most that leaves text a contrast of 7 : 1 in high contrast
 STRENGTHS = {OwnColours.HALF: HALF, OwnColours.FULL: 1.0, OwnColours.NONE: 0.0}
@@ -129,13 +107,6 @@ def current_theme() -> Theme:
 
 
 FADE_MS = 120
-
-
-class Motion(StrEnum):
-    """Whether changes fade."""
-
-    SYSTEM = "system"
-    REDUCED = "reduced"
 
 
 def system_reduces() -> bool:

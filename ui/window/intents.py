@@ -394,12 +394,13 @@ class Intents(QObject):
     def _wire_inspector(self) -> None:
         controller, parts, presenter = self._controller, self._parts, self._presenter
         inspector = parts.inspector
-        inspector.bind(controller, parts.toast.say)
-        inspector.token.alternative_chosen.connect(self.branch)
-        inspector.why.alternative_chosen.connect(self.branch)
+        inspector.bind(controller)
+        for tab in inspector.pages:
+            tab.alternative_chosen.connect(self.branch)
+            tab.token_chosen.connect(presenter.pin)
+            tab.reported.connect(parts.toast.say)
         inspector.token.columns_wanted.connect(self.find_columns_at)
         inspector.token.preview_wanted.connect(parts.transcript.preview)
-        inspector.path.token_chosen.connect(presenter.pin)
         for empty in inspector.findChildren(Empty):
             empty.token_wanted.connect(presenter.next_uncertain)
             empty.message_wanted.connect(parts.composer.setFocus)

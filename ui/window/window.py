@@ -20,7 +20,7 @@ from ui.commands.menu import come_forward, known_paths
 from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SAMPLING, SetupController
-from ui.port import AppSettings, Workbench, translate_with
+from ui.port import SETTING_RULES, AppSettings, Workbench, translate_with
 from ui.sidebar.sidebar import WIDTH as SIDEBAR_WIDTH
 from ui.theme.fonts import FallbackFaces
 from ui.theme.scheme import Contrast, Motion, OwnColours, Scheme, apply_theme
@@ -60,7 +60,6 @@ def unify(window: QMainWindow, bar: QWidget) -> None:
     window.setUnifiedTitleAndToolBarOnMac(True)
 
 
-LEAST_TEXT, MOST_TEXT = 80, 200  # per cent
 logger = logging.getLogger(__name__)
 
 
@@ -382,7 +381,8 @@ class MainWindow(QMainWindow):
         settings = self.controller.workbench.settings
         async with self._zooming:
             now = (await settings.view()).values.text_percent
-            wanted = min(max(now + by, LEAST_TEXT), MOST_TEXT) if by else AppSettings().text_percent
+            rule = SETTING_RULES["text_percent"]
+            wanted = min(max(now + by, rule.least), rule.most) if by else AppSettings().text_percent
             if wanted == now:
                 return
             view = await settings.change("text_percent", wanted)

@@ -8,10 +8,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from msgspec.structs import asdict, fields, replace
+from msgspec.structs import asdict, replace
 
 from app.paths import DataFolder
 from app.supervisor import Supervisor
@@ -21,7 +20,7 @@ from app.workbench.setup.presets import OWN, Presets
 from resources.files import read_regular
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
 from storage import DamageRow, SessionStore, StoreDamagedError, StoreError, StoreFullError
-from ui import QT_TRANSLATE_NOOP, AppSettings, Backup, DataFacts, LoadChoice, Refusal, SettingsView, in_window, translate
+from ui import SETTING_RULES, AppSettings, Backup, DataFacts, LoadChoice, Refusal, SettingsView, in_window, translate
 
 LOADS_SETTING = "models"
 _AS_SET = LoadChoice()
@@ -92,40 +91,8 @@ HINTS = frozenset({"tokens", "models"})  # explanations that are shown until dis
 HINTS_SETTING = "hints"  # the name of the setting that lists the dismissed ones
 SETTING = "settings"
 BUDGET = 4 << 30  # bytes of the block file, for all models together
-LOADED_WITH = (  # fields of LoadOptions
-    "device", "dtype", "weights", "context_length", "threads", "draft_model", "chat_format", "chat_template_file",
-    "offload", "kv_cache_bytes",
-)  # fmt: skip
-SOFT_OPTIONS = ("weights", "context_length", "offload")  # of these, the options that a model may ignore
-PLAIN = {"offload": "none"}  # values that mean the engine's default, beside "auto", "" and None
-LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {  # by name: message for other values, allowed values
-        "scheme": (
-            QT_TRANSLATE_NOOP("Workbench", "the colours must be one of {0}, not {1!r:.60}"),
-            ("system", "light", "dark"),
-        ),
-        "contrast": (
-            QT_TRANSLATE_NOOP("Workbench", "the contrast must be one of {0}, not {1!r:.60}"),
-            ("system", "normal", "high"),
-        ),
-        "motion": (QT_TRANSLATE_NOOP("Workbench", "the motion must be one of {0}, not {1!r:.60}"), ("system", "reduced")),
-        "own_colours": (
-            QT_TRANSLATE_NOOP("Workbench", "the colours of your own text must be one of {0}, not {1!r:.60}"),
-            ("half", "full", "none"),
-        ),
-        "titles": (QT_TRANSLATE_NOOP("Workbench", "the titles must be one of {0}, not {1!r:.60}"), ("words", "model")),
-        "developer": (QT_TRANSLATE_NOOP("Workbench", "the developer view must be one of {0}, not {1!r:.60}"), ("off", "on")),
-    }
-)
-LEAST_TEXT, MOST_TEXT = 80, 200  # percent
-LEAST_KV = 1 << 20
+DEFAULTS = AppSettings()
 MOST_TEMPLATE = 1 << 20  # bytes; the engine may accept less
-OTHERWISE: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {  # exclusive settings: setting one resets the other
-        "chat_format": ("chat_template_file", ""),
-        "chat_template_file": ("chat_format", "auto"),
-    }
-)
 
 
 def blocks_in(data: DataFolder, budget: int = BUDGET) -> dict[str, Any]:
@@ -185,11 +152,7 @@ class Settings:
             needs_reload=self._supervisor.needs_reload,
             choices={
                 "backend": ["auto", *backends],
-                "device": ["auto", "cpu", "cuda", "mps"],
-                "dtype": ["auto", "float32", "float16", "bfloat16"],
-                "weights": ["auto", "float16", "bfloat16", "int8", "int4"],
                 "chat_format": ["auto", "none", *CHAT_FORMATS],
-                "offload": ["none", "disk"],
                 "draft_model": ["", *models],
                 "preset": ["", *(name for name in self._presets.names if name != OWN)],  # "" means OWN
             },
@@ -204,7 +167,7 @@ class Settings:
     async def set(self, name: str, value: object) -> None:
         """Checks and saves one setting, and applies it at once if possible."""
         await self.load()
-        if name not in {f.name for f in fields(AppSettings)}:
+        if name not in SETTING_RULES:
             raise Refusal(translate("Workbench", "there is no setting {0!r:.40}").format(name))
         problem = problem_of(name, value)
         if problem:
@@ -215,7 +178,8 @@ class Settings:
             await asyncio.to_thread(_read_template, Path(str(value)))
         if name == "kv_cache_bytes":
             await self._set_budget(value)
-        changes = dict([(name, value), *([OTHERWISE[name]] if name in OTHERWISE else [])])
+        other = SETTING_RULES[name].resets
+        changes = {name: value} | ({other: getattr(DEFAULTS, other)} if other else {})
         async with self._changing:
             values = replace(self.values, **changes)
             await stored(self._store.set_setting(SETTING, asdict(values)))
@@ -284,12 +248,13 @@ class Settings:
             choice: Replaces the model's saved choice.
         """
         values = self.values
-        options = {name: getattr(values, name) for name in LOADED_WITH}
-        options = {name: None if value in ("auto", "", PLAIN.get(name)) else value for name, value in options.items()}
+        options = {name: getattr(values, name) for name, rule in SETTING_RULES.items() if rule.option}
+        options = {name: None if value == getattr(DEFAULTS, name) else value for name, value in options.items()}
         if self._blocks is not None:
             options["blocks"] = {**self._blocks, "budget": values.disk_bytes or self._blocks["budget"]}
         own = options_of(self.own.of(source) if choice is None else choice)
-        soft = [name for name in SOFT_OPTIONS if options[name] is not None and name not in own]  # set for all models
+        for_all = (name for name, rule in SETTING_RULES.items() if rule.soft and name not in own)  # set for all models
+        soft = [name for name in for_all if options[name] is not None]
         return options | own | {"wishes": soft or None}
 
 
@@ -301,7 +266,7 @@ def read_settings(held: object) -> tuple[AppSettings, list[str]]:
         return AppSettings(), [translate("Workbench", "the settings cannot be read; the defaults are used")]
     taken: dict[str, Any] = {}
     notes = []
-    for name in (f.name for f in fields(AppSettings)):
+    for name in SETTING_RULES:
         if name not in held:
             continue
         problem = problem_of(name, held[name])
@@ -339,23 +304,21 @@ def problem_of(name: str, value: object) -> str:
     """What is wrong with the value of a setting; "" if it is valid."""
     if name == "chat_template_file" and not value:
         return "" if value == "" else translate("Workbench", "the chat template is a file, not {0!r:.60}").format(value)
-    if name in ("backend", "draft_model", "preset"):
+    rule = SETTING_RULES[name]
+    if rule.named:
         named = isinstance(value, str) and len(value) <= 500
         return "" if named else translate("Workbench", "{0} is a name, not {1!r:.60}").format(name, value)
-    if name in LOOKS:
-        said, looks = LOOKS[name]
-        return "" if value in looks else translate("Workbench", said).format(", ".join(looks), value)
-    if name == "text_percent":
+    known: tuple[object, ...]
+    if rule.least:
         whole = isinstance(value, int) and not isinstance(value, bool)
-        fits = whole and LEAST_TEXT <= value <= MOST_TEXT  # type: ignore[operator]  # an int here
-        words = translate("Workbench", "the text size must be between {0} and {1} %, not {2!r:.60}")
-        return "" if fits else words.format(LEAST_TEXT, MOST_TEXT, value)
-    if name == "disk_bytes":
-        whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= LEAST_KV)
-        words = translate("Workbench", "the disk budget must be at least {0:,} bytes, not {1!r:.60}")
-        return "" if whole else words.format(LEAST_KV, value)
-    if name == "kv_cache_bytes" and isinstance(value, int) and not isinstance(value, bool) and value < LEAST_KV:
-        return translate("Workbench", "the KV budget must be at least {0:,} bytes, not {1:,}").format(LEAST_KV, value)
+        within = whole and rule.least <= value and (not rule.most or value <= rule.most)  # type: ignore[operator]  # an int
+        fits, known = within or (value is None and getattr(DEFAULTS, name) is None), (rule.least, rule.most)
+    else:
+        fits, known = value in rule.values or not rule.refusal, (", ".join(rule.values),)
+    if not fits:
+        return translate("Workbench", rule.refusal).format(*known, value)
+    if not rule.option:
+        return ""
     try:
         LoadOptions.from_mapping({name: value})
     except (RuntimeFault, TypeError, ValueError) as fault:

@@ -8,7 +8,7 @@ import numpy as np
 
 from runtime.numerics.select import Place
 from runtime.options.checking import number
-from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chance, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
 
 if TYPE_CHECKING:
     from runtime.sampling.history import History
@@ -47,6 +47,10 @@ SPEC = StageSpec(
     kind=Kind.CUT,
     kernel=_kernel,
     draws=1,
+    chance=Chance(
+        acted=QT_TRANSLATE_NOOP("Stages", "{0}: of the tokens that reach {1}, only the least likely one is kept."),
+        idle=QT_TRANSLATE_NOOP("Stages", "{0}, but no two tokens reach {1}: nothing was cut."),
+    ),
     label="XTC",
     parameters=(
         Parameter(

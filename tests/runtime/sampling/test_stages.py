@@ -9,6 +9,7 @@ import pytest
 
 from runtime import SAMPLER_STAGES, SamplingOptions, make_sampler
 from runtime.numerics.scoring import log_softmax
+from runtime.numerics.stage_table import NUMBER_COLUMNS, StageTable
 from runtime.options.generation import PARAMETERS, STAGE_NAMES, STAGES
 
 
@@ -41,6 +42,11 @@ def test_the_numbers_of_stored_stages_never_change() -> None:
     assert STAGE_NAMES[: len(stored)] == stored
     # a number is an index into `STAGE_NAMES`: without gaps, each used once
     assert [spec.number for spec in SAMPLER_STAGES if STAGE_NAMES.index(spec.name) != spec.number] == []
+
+
+def test_every_random_number_has_a_stored_column() -> None:
+    assert NUMBER_COLUMNS["xtc"] == "u_xtc"
+    assert {*NUMBER_COLUMNS.values()} <= {f.name for f in fields(StageTable)}
 
 
 def test_the_mass_of_a_stage_does_not_change_when_a_later_one_searches_deeper() -> None:

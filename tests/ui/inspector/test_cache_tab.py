@@ -24,8 +24,8 @@ async def opened(window: MainWindow) -> CacheTab:
     window.parts.show_inspector(True)
     current_theme().show(OwnColours.HALF, developer=True)
     press(window.parts.inspector.tabs[2])
-    await until(window.parts.inspector.cache.isVisible)
-    return window.parts.inspector.cache
+    await until(window.parts.inspector.page(CacheTab).isVisible)
+    return window.parts.inspector.page(CacheTab)
 
 
 def press(button: QPushButton) -> None:

@@ -20,6 +20,7 @@ from tests.ui.spoken import Vocabulary, run_of
 from tests.ui.transcript.conftest import centre
 from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView, TurnDepth, TurnDepthCost
 from ui.inspector import Inspector
+from ui.inspector.depth import DepthTab
 from ui.transcript import Measure
 from ui.transcript.tokens import STEP
 
@@ -60,16 +61,16 @@ def test_the_layer_from_which_the_token_leads_is_shown(
     spot = spot_of(run_of(vocabulary, [" Lisbon"], [3.0]))
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
     QTest.mouseClick(inspector.tabs[4], Qt.MouseButton.LeftButton)
-    inspector.layers.show_depth(spot.node_id, spot.index, layers_of(vocabulary, ranks))
-    assert inspector.layers.verdict.text() == words
-    assert "layer 0: " in inspector.layers.layers.accessibleDescription()
+    inspector.page(DepthTab).show_depth(spot.node_id, spot.index, layers_of(vocabulary, ranks))
+    assert inspector.page(DepthTab).verdict.text() == words
+    assert "layer 0: " in inspector.page(DepthTab).layers.accessibleDescription()
 
 
 def test_the_note_describes_the_token_under_the_pointer(inspector: Inspector, vocabulary: Vocabulary) -> None:
     spot = spot_of(run_of(vocabulary, [" Lisbon"], [3.0]))
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
     QTest.mouseClick(inspector.tabs[4], Qt.MouseButton.LeftButton)
-    tab = inspector.layers
+    tab = inspector.page(DepthTab)
     tab.show_depth(spot.node_id, spot.index, layers_of(vocabulary))
     explanation = tab.note.text()
     # given the likeliest token of the first row, an alternative: when the pointer is moved to it
@@ -91,7 +92,7 @@ def test_depth_is_requested_only_while_its_tab_is_visible_and_a_refusal_is_shown
     bench.layers = layers_of(bench.vocabulary)
 
     async def scene(window: MainWindow) -> None:
-        depth, tokens = window.parts.inspector.layers, window.parts.transcript.tokens.viewport()
+        depth, tokens = window.parts.inspector.page(DepthTab), window.parts.transcript.tokens.viewport()
         QTest.mouseClick(tokens, Qt.MouseButton.LeftButton, pos=centre(window.parts.transcript, answer.node_id, 0))
         await until(lambda: window.parts.inspector.token.spot is not None)
         assert bench.asked("depth") == []
@@ -124,7 +125,7 @@ def test_arrow_keys_move_between_cells_and_missing_ranks_are_requested(in_window
     lisbon, rome, kyoto = (bench.vocabulary.id_of(word) for word in (" Lisbon", " Rome", " Kyoto"))
 
     async def scene(window: MainWindow) -> None:
-        depth, tokens = window.parts.inspector.layers, window.parts.transcript.tokens.viewport()
+        depth, tokens = window.parts.inspector.page(DepthTab), window.parts.transcript.tokens.viewport()
         QTest.mouseClick(tokens, Qt.MouseButton.LeftButton, pos=centre(window.parts.transcript, answer.node_id, 0))
         tab = window.parts.inspector.tabs[4]
         QTest.mouseClick(tab, Qt.MouseButton.LeftButton)
@@ -188,7 +189,7 @@ def test_a_turn_is_coloured_by_layer_on_request(in_window: Play, bench: FakeWork
     bench.gate = gate = asyncio.Semaphore(0)
 
     async def scene(window: MainWindow) -> None:
-        row, tokens = window.parts.inspector.layers.turn, window.parts.transcript.tokens.viewport()
+        row, tokens = window.parts.inspector.page(DepthTab).turn, window.parts.transcript.tokens.viewport()
         QTest.mouseClick(window.parts.inspector.tabs[4], Qt.MouseButton.LeftButton)
         QTest.mouseClick(tokens, Qt.MouseButton.LeftButton, pos=centre(window.parts.transcript, answer.node_id, 1))
         # given: the cost is shown first, and nothing is computed
@@ -237,7 +238,7 @@ def test_a_refused_colouring_shows_the_reason_and_another_session_stops_a_runnin
     bench.layers, bench.turn_layers = layers_of(bench.vocabulary), TurnDepth(np.array([1, 2], np.int32), 4)
 
     async def scene(window: MainWindow) -> None:
-        row, tokens = window.parts.inspector.layers.turn, window.parts.transcript.tokens.viewport()
+        row, tokens = window.parts.inspector.page(DepthTab).turn, window.parts.transcript.tokens.viewport()
         QTest.mouseClick(window.parts.inspector.tabs[4], Qt.MouseButton.LeftButton)
         QTest.mouseClick(tokens, Qt.MouseButton.LeftButton, pos=centre(window.parts.transcript, answer.node_id, 1))
         await until(lambda: row.isVisible())

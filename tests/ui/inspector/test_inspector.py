@@ -21,6 +21,7 @@ from tests.ui.transcript.conftest import PATIENCE_MS
 from ui import EngineState, Made, SessionView, Setting, StatusView, Tier
 from ui.core.shown import Shown, Spot
 from ui.inspector import Inspector, words
+from ui.inspector.cache import CacheTab
 from ui.inspector.path import numbers_of
 from ui.inspector.token import alternatives_of
 from ui.theme import current_theme
@@ -279,7 +280,7 @@ def test_a_timeline_of_many_tokens_is_drawn_by_its_peaks(inspector: Inspector) -
 
 
 def test_the_cache_tab_shows_the_numbers_of_the_status(inspector: Inspector) -> None:
-    cache = inspector.cache
+    cache = inspector.page(CacheTab)
     inspector.show_status(StatusView(EngineState.NONE))
     assert not cache.empty.isHidden()
     inspector.show_status(StatusView(EngineState.READY, "", 41.0, 0.2, 312, 1, 14_000_000, 2_000_000_000, {Tier.WARM: 3}))

@@ -17,6 +17,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import MainWindow
+from ui.inspector.depth import DepthTab
 from ui.inspector.path import numbers_of
 from ui.inspector.tab import Empty
 from ui.inspector.words import token
@@ -129,7 +130,7 @@ def test_an_empty_tab_offers_exactly_one_action(in_window: Play, bench: FakeWork
         # without tokens, it focuses the message field
         window.controller.new_session()
         await until(lambda: window.controller.shown is not None and window.controller.shown.session_id != TRIP)
-        own = (inspector.token.empty, inspector.path.empty, inspector.why.empty, inspector.layers.empty)
+        own = (inspector.token.empty, inspector.path.empty, inspector.why.empty, inspector.page(DepthTab).empty)
         for place, empty in zip((0, 1, 3, 4), own, strict=True):
             window.parts.transcript.setFocus()
             inspector.tabs[place].click()

@@ -15,6 +15,7 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import EngineState, MainWindow, StatusChanged, StatusView
+from ui.inspector.cache import CacheTab
 from ui.settings import APPEARANCE
 from ui.theme.scheme import OwnColours, current_theme
 from ui.transcript.pane.meta import MetaLine
@@ -54,7 +55,7 @@ def test_colours_and_the_developer_view_are_rows_of_the_settings(in_window: Play
         assert window.acts.clear_cache.isVisible()
         assert window.acts.clear_cache.isEnabled()
         QTest.mouseClick(inspector.tabs[2], LEFT)
-        await until(inspector.cache.isVisible)
+        await until(inspector.page(CacheTab).isVisible)
         choose(window, "developer", Qt.Key.Key_Up)
         await until(inspector.token.isVisible)  # hiding the tab in front shows another one
         assert not inspector.tabs[2].isVisible()
