@@ -99,6 +99,7 @@ async def _health(engine: Engine) -> bytes:
 
 
 async def _version(engine: Engine) -> bytes:  # noqa: ARG001  # the shape of all handlers
+    """The version of Elsewise."""
     return msgspec.json.encode({"version": __version__})
 
 

@@ -32,7 +32,7 @@ KEYED, NAMED = {"latest", "drop"}, {"start", "_later"}  # a task by its key, or 
 NOT_SHOWN = {  # texts with a space that the window does not show
     r" \(copy(?: \d+)?\)$", "module 'ui' has no attribute ", "the strip has no token ",
     "\n[end of ", " MB · ", " · p ", "u = ", "org/name, org/name@revision", "tuple[float, int]", " of session ",
-    "look up", "cache check", "score draft", "second menu", "search the hub",  # names of tasks
+    "look up", "cache check", "score draft", "comparison menu", "search the hub",  # names of tasks
     "(yes|no)(, because [^.]+)?\\.", 'start: "Answer: " NUMBER\nNUMBER: /[0-9]+/',  # examples of forms and of tools
 }  # fmt: skip
 
