@@ -15,7 +15,7 @@ import sqlite_utils
 from storage.database import connect, fetch, scalar, transaction
 from storage.errors import StoreDamagedError, StoreMissingError, StoreNewerError, StoreReadOnlyError
 from storage.files import ensure_file, journal_of, sidecar, sync_folder
-from storage.migrations import APPLICATION_ID, migrations
+from storage.migrations import APPLICATION_ID, migration_names, migrations
 from storage.repair.backup import back_up_before, clear_drafts
 from storage.tables.sessions import LISTED
 from storage.tables.views import VIEWS
@@ -45,7 +45,7 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
         ensure_file(path)  # fails here, with the file's name, if it cannot be written
         clear_drafts(path)
     applied = _survey(path, to_write=not read_only)
-    known = [migration.name for migration in migrations._migrations]  # noqa: SLF001  # the library has no public list
+    known = migration_names()
     if newer := [name for name in applied if name not in known]:
         raise StoreNewerError(
             f"{path} was written by a newer version of Elsewise (it has {', '.join(newer)}); "
@@ -100,7 +100,7 @@ def _survey(path: Path, *, to_write: bool) -> list[str]:
         if to_write:  # fails now if the session list cannot be read
             # by the statement of the list itself, since another statement may still read a row with a broken header; an older
             # version has no folders yet, so that only titles are read
-            known = len(applied) == len(migrations._migrations)  # noqa: SLF001  # the library has no public list
+            known = len(applied) == len(migration_names())
             for _ in db.execute(LISTED, {"found": None}) if known else db.execute("SELECT title FROM sessions NOT INDEXED"):
                 pass
     return applied

@@ -74,7 +74,7 @@ class Scheduler:
         self.blocks = Blocks(options.blocks, self.cache, self.counters, self._resume_restored)
         self._leaving: list[tuple[str, Future[None]]] = []  # digests of adapters to unload, and the futures to settle
         vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
-        self._decoding = Decoding(
+        self.decoding = Decoding(
             options,
             self.cache,
             self.counters,
@@ -86,8 +86,8 @@ class Scheduler:
         )
         self._beams = Beams(self.cache, self.counters, self._ledger, self._preempt, vocabulary)
         self._starts: dict[type[Job], Callable[[Prefill, Distribution], None]] = {
-            GenerateJob: self._decoding.start,
-            FanJob: self._decoding.start,
+            GenerateJob: self.decoding.start,
+            FanJob: self.decoding.start,
             BeamJob: self._beams.start,
         }  # called when a prompt is complete
         self._prompts = Prompts(
@@ -150,25 +150,25 @@ class Scheduler:
                     self._fail(job, error)
         self._has_waiting = bool(self._waiting.new or self._waiting.parked)
         if self.blocks.asked and self.blocks.busy:
-            self.blocks.step(contended=bool(self._decoding.rows or self._beams.running or self._prompts.running))
-        if self._decoding.rows:
-            self._decoding.step(paced=not (self._prompts.running or self._background.workers))
+            self.blocks.step(contended=bool(self.decoding.rows or self._beams.running or self._prompts.running))
+        if self.decoding.rows:
+            self.decoding.step(paced=not (self._prompts.running or self._background.workers))
         if self._beams.running:
             self._beams.step()
-        decodes = bool(self._decoding.rows or self._beams.running)
+        decodes = bool(self.decoding.rows or self._beams.running)
         if decodes:
             self._prompts.pace.busy()
         if self._prompts.running:
             self._prompts.step(decoding=decodes)
-        decodes = bool(self._decoding.rows or self._beams.running)
+        decodes = bool(self.decoding.rows or self._beams.running)
         if self._background.workers and not (decodes and self._prompts.running):
             self._background.step(contended=decodes or bool(self._prompts.running))
         self.cache.room.account()
         self.counters.publish(self.cache)
         others = self._waiting.new or self._prompts.running or (self._background.workers and not self._background.waits)
-        stalled = decodes and not others and self._decoding.stalled and self._beams.stalled
+        stalled = decodes and not others and self.decoding.stalled and self._beams.stalled
         if stalled and not (self.blocks.asked and self.blocks.busy):
-            (self._decoding if self._decoding.rows else self._beams).wait(STALLED_SECONDS)
+            (self.decoding if self.decoding.rows else self._beams).wait(STALLED_SECONDS)
         if self._leaving:
             self._settle_unused()
         return bool(decodes or others or self._waiting.parked) or (self.blocks.asked and self.blocks.busy)
@@ -178,7 +178,7 @@ class Scheduler:
         self._leaving.append((digest, future))
 
     def _settle_unused(self) -> None:
-        prefills = (*self._prompts.running, *(row.prefill for row in self._decoding.rows), *self.blocks.restores.cursors)
+        prefills = (*self._prompts.running, *(row.prefill for row in self.decoding.rows), *self.blocks.restores.cursors)
         beams = [one.job for one in self._beams.running]
         jobs = [*(prefill.job for prefill in prefills), *beams, *self._background.jobs, *self._waiting]
         unused = [pair for pair in self._leaving if not any(job.uses(pair[0]) for job in jobs)]
@@ -188,7 +188,7 @@ class Scheduler:
 
     def fail_all(self, error: BaseException) -> None:
         """Ends every running or waiting job with the error, in whatever state a failed step left it."""
-        ends: list[Callable[[], None]] = [partial(self._decoding.end, row, error) for row in self._decoding.rows]
+        ends: list[Callable[[], None]] = [partial(self.decoding.end, row, error) for row in self.decoding.rows]
         ends.append(partial(self._beams.fail_all, error))
         ends += [partial(self._prompts.end, prefill, error) for prefill in self._prompts.running]
         ends += [partial(self._end_restore, prefill, error) for prefill in self.blocks.restores.cursors]
@@ -205,7 +205,7 @@ class Scheduler:
         self.cache.clear()
         if self._drafter is not None:
             self._drafter.unload()
-        del self._starts, self._prompts, self._decoding, self._beams  # reference cycles with it that hold the vocabulary
+        del self._starts, self._prompts, self.decoding, self._beams  # reference cycles with it that hold the vocabulary
 
     def cancel_queries(self, error: BaseException) -> None:
         """Ends every query with `error`; generations and scores continue."""
@@ -219,8 +219,8 @@ class Scheduler:
     # ---- (a) collect and cancel -----------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
-        if self._decoding.rows:
-            self._decoding.drop_cancelled()
+        if self.decoding.rows:
+            self.decoding.drop_cancelled()
         if self._beams.running:
             self._beams.drop_cancelled()
         for prefill in list(self._prompts.running):
