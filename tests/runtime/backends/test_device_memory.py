@@ -31,7 +31,7 @@ SETTERS = ("set_wired_limit", "set_cache_limit", "set_memory_limit")
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The limits set on a device of 8 GiB, in order, in a process without other models; the old values are 1, 2 and 3."""
-    monkeypatch.setattr(memory, "_process", memory.Process())
+    monkeypatch.setattr(memory, "process", memory.Process())
     calls: list[tuple[str, int]] = []
 
     def spy(name: str, before: int) -> None:

@@ -253,7 +253,7 @@ def test_an_answer_too_large_for_the_pipe_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_a_small_answer_is_sent_between_the_parts_of_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "LARGE", 5_000)
-    monkeypatch.setattr("runtime.transport.frames._HIGH_WATER", 5_000)
+    monkeypatch.setattr("runtime.transport.frames.HIGH_WATER", 5_000)
 
     async def scenario() -> None:
         async with serving() as (_, peer):
