@@ -17,11 +17,6 @@ APPLICATION_ID: Final = 0x454C5357  # "ELSW"
 migrations = Migrations("elsewise.sessions")
 
 
-def migration_names() -> list[str]:
-    """The name of every migration, in order."""
-    return [migration.name for migration in migrations._migrations]  # noqa: SLF001  # the library has no public list
-
-
 def _execute_all(db: sqlite_utils.Database, script: str) -> None:
     """Runs the statements one by one: `executescript` would commit the migration's transaction first."""
     for statement in script.split(";\n"):

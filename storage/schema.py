@@ -15,7 +15,7 @@ import sqlite_utils
 from storage.database import connect, fetch, scalar, transaction
 from storage.errors import StoreDamagedError, StoreMissingError, StoreNewerError, StoreReadOnlyError
 from storage.files import ensure_file, journal_of, sidecar, sync_folder
-from storage.migrations import APPLICATION_ID, migration_names, migrations
+from storage.migrations import APPLICATION_ID, migrations
 from storage.repair.backup import back_up_before, clear_drafts
 from storage.tables.sessions import LISTED
 from storage.tables.views import VIEWS
@@ -104,6 +104,11 @@ def _survey(path: Path, *, to_write: bool) -> list[str]:
             for _ in db.execute(LISTED, {"found": None}) if known else db.execute("SELECT title FROM sessions NOT INDEXED"):
                 pass
     return applied
+
+
+def migration_names() -> list[str]:
+    """The names of all migrations, in order."""
+    return [migration.name for migration in migrations._migrations]  # noqa: SLF001  # the library has no public list
 
 
 def changed_definitions(db: sqlite_utils.Database) -> list[str]:

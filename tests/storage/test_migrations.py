@@ -12,8 +12,8 @@ import pytest
 import sqlite_utils
 
 from storage import SessionStore, StoreDamagedError, salvage
-from storage.migrations import migration_names
 from storage.repair.backup import back_up
+from storage.schema import migration_names
 from tests.storage.faults import fired, run, under
 from tests.storage.helpers import sql, with_store
 
