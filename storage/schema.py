@@ -45,7 +45,7 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
         ensure_file(path)  # fails here, with the file's name, if it cannot be written
         clear_drafts(path)
     applied = _survey(path, to_write=not read_only)
-    known = [migration.name for migration in migrations._migrations]  # noqa: SLF001  # the library has no public list
+    known = migration_names()
     if newer := [name for name in applied if name not in known]:
         raise StoreNewerError(
             f"{path} was written by a newer version of Elsewise (it has {', '.join(newer)}); "
@@ -100,10 +100,15 @@ def _survey(path: Path, *, to_write: bool) -> list[str]:
         if to_write:  # fails now if the session list cannot be read
             # by the statement of the list itself, since another statement may still read a row with a broken header; an older
             # version has no folders yet, so that only titles are read
-            known = len(applied) == len(migrations._migrations)  # noqa: SLF001  # the library has no public list
+            known = len(applied) == len(migration_names())
             for _ in db.execute(LISTED, {"found": None}) if known else db.execute("SELECT title FROM sessions NOT INDEXED"):
                 pass
     return applied
+
+
+def migration_names() -> list[str]:
+    """The names of all migrations, in order."""
+    return [migration.name for migration in migrations._migrations]  # noqa: SLF001  # the library has no public list
 
 
 def changed_definitions(db: sqlite_utils.Database) -> list[str]:

@@ -94,7 +94,7 @@ def wait_for_close(model: LanguageModel) -> None:
 
 def wait_for_jobs(model: LanguageModel, n: int) -> None:
     """Waits until `n` jobs are queued at a model that is stopped in the middle of a forward."""
-    until(lambda: len(engine_of(model)._inbox) == n)
+    until(lambda: len(engine_of(model).inbox) == n)
 
 
 @functools.cache

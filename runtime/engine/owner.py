@@ -44,7 +44,7 @@ class Engine:
 
     def __init__(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
         self._wake = threading.Condition()
-        self._inbox: list[Job] = []
+        self.inbox: list[Job] = []  # submitted jobs that the scheduler has yet to receive; changed under `_wake`
         self._nudged = self._closing = self._exiting = False
         self._ready: Future[tuple[Backend, Scheduler]] = Future()
         self.report = CacheReport(0, 0, 0, 0, 0, 0, 0, 0)
@@ -76,7 +76,7 @@ class Engine:
         if os.getpid() == self._pid:  # in a forked child no thread answers, and any lock may be held for ever
             with self._wake:
                 if not self._closing:
-                    self._inbox.extend(jobs)
+                    self.inbox.extend(jobs)
                     self._wake.notify()
                     return
         fault = self.ended
@@ -106,7 +106,7 @@ class Engine:
     def expects(self, digest: str) -> bool:
         """Whether the scheduler has yet to receive a submitted job that uses an adapter; any thread."""
         with self._wake:
-            return any(job.uses(digest) for job in self._inbox)
+            return any(job.uses(digest) for job in self.inbox)
 
     def nudge(self) -> None:
         """Wakes the owner thread because a job was cancelled, or another thread has an answer."""
@@ -170,7 +170,7 @@ class Engine:
         self._register_exit()
         self._phase = "idle"
         scheduler.blocks.wake = self.nudge
-        scheduler.listen(lambda: None if self._closing else self._inbox.copy())
+        scheduler.listen(lambda: None if self._closing else self.inbox.copy())
         self._answer_load((backend, scheduler))
         try:
             self._work(scheduler)
@@ -181,8 +181,8 @@ class Engine:
         finally:
             with self._wake:
                 self._closing = True
-                scheduler.submit(self._inbox)
-                self._inbox = []
+                scheduler.submit(self.inbox)
+                self.inbox = []
         if not self._exiting:  # otherwise a daemon thread would print its error while the process ends
             scheduler.fail_all(fault)
         scheduler.unload()
@@ -210,14 +210,14 @@ class Engine:
         while True:
             idle = False  # whether `IDLE_SECONDS` passed without work
             with self._wake:
-                while not (busy or self._inbox or self._nudged or self._closing or idle):
+                while not (busy or self.inbox or self._nudged or self._closing or idle):
                     self._phase = "idle"
                     idle = not self._wake.wait(IDLE_SECONDS if stale else None)
                 if self._closing:
                     return
-                if self._inbox or self._nudged:  # work may have arrived at the end of the wait
+                if self.inbox or self._nudged:  # work may have arrived at the end of the wait
                     idle = False
-                arrived, self._inbox, self._nudged = self._inbox, [], False
+                arrived, self.inbox, self._nudged = self.inbox, [], False
             if not idle:
                 self._phase = "step"
                 scheduler.submit(arrived)

@@ -188,7 +188,7 @@ _SCORE = "model.score(ids) has what the model thinks of a prompt's tokens"
 _GUESSES = "speculative=SpeculativeOptions(...), or a mapping of its names, turns on speculative decoding"
 _SCHEMA = "a JSON schema is grammar=Grammar.json_schema(...), or a response_format"
 
-_OPTION_HINTS: Final = {
+OPTION_HINTS: Final = {
     **dict.fromkeys(("num_beams", "beam_width", "beam_size", "beams", "use_beam_search", "num_beam_groups"), _BEAMS),
     **{
         name: f"it belongs to beam search: model.beam_generate(ids, BeamOptions({name}=...))"
@@ -222,4 +222,4 @@ def option_hint(name: object) -> str | None:
     plain = name.strip().replace("-", "_").casefold()
     if plain in _AT_LOAD:
         return f"it is decided when a model is loaded: load(..., {plain}=...)"
-    return _OPTION_HINTS.get(plain)
+    return OPTION_HINTS.get(plain)

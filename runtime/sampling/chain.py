@@ -92,7 +92,7 @@ class Sampler:
     greedy: bool = field(init=False, repr=False, compare=False)
     stages: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _kernels: tuple[tuple[StageSpec, Kernel], ...] = field(init=False, repr=False, compare=False)
-    _looks: list[Look] = field(init=False, repr=False, compare=False)  # see `first_look`; traced or not
+    looks: list[Look] = field(init=False, repr=False, compare=False)  # see `first_look`; without and with a trace
 
     def __post_init__(self) -> None:
         chosen = {**DEFAULTS, **self.settings.given(), "dry_breakers": self.breakers}
@@ -126,7 +126,7 @@ class Sampler:
             "greedy": temperature == 0.0 and not on,
             "stages": on,
             "_kernels": tuple(stages.values()),
-            "_looks": looks,
+            "looks": looks,
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
@@ -164,10 +164,10 @@ class Sampler:
             logprobs.reach(1)  # shared with the record of the token
             return int(logprobs.ids[0]), float("nan")
         if not self._kernels and allowed is None:  # the whole row as it is
-            order = SortedRow(logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs), 1.0, self._looks[False])
+            order = SortedRow(logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs), 1.0, self.looks[False])
             u = uniform(self.seed, position, self.branch)
             return order.at_mass(u * order.total(u)).token, u
-        pool = Pool(logprobs, shift, look=self._looks[False])
+        pool = Pool(logprobs, shift, look=self.looks[False])
         number = partial(uniform, self.seed, position, self.branch)
         self._run(pool, number, history, allowed, None)
         place, u = self._pick(pool, number)
@@ -184,7 +184,7 @@ class Sampler:
         number: Callable[[int], float] | None = None,
     ) -> Traced:
         """`draw` with the pool after each stage; `number` replaces the random number of a stage, by its `StageSpec.draws`."""
-        pool = Pool(logprobs, shift, traced=True, look=self._looks[True])
+        pool = Pool(logprobs, shift, traced=True, look=self.looks[True])
         steps = [Step("raw", pool.view, float("nan"))]
         number = number or partial(uniform, self.seed, position, self.branch)
         self._run(pool, number, history, allowed, steps)

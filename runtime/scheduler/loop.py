@@ -79,7 +79,7 @@ class Scheduler:
             options, self.cache, self.counters, self._request_metrics, self._pace, self._waiting, self._background
         )
         vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
-        self._decoding = Decoding(
+        self.decoding = Decoding(
             options,
             self.cache,
             self.counters,
@@ -138,14 +138,14 @@ class Scheduler:
                     self._fail(job, error)
         self._has_waiting = bool(self._waiting.new or self._waiting.parked)
         if self.blocks.asked and self.blocks.busy:
-            self.blocks.step(contended=bool(self._decoding.rows or self._beams.running or self._prompts.running))
+            self.blocks.step(contended=bool(self.decoding.rows or self._beams.running or self._prompts.running))
             while self.blocks.restores.complete:
                 self._resume_restored(self.blocks.restores.complete.popleft())
-        if self._decoding.rows:
-            self._decoding.step(paced=not (self._prompts.running or self._background.workers))
+        if self.decoding.rows:
+            self.decoding.step(paced=not (self._prompts.running or self._background.workers))
         if self._beams.running:
             self._beams.step()
-        decodes = bool(self._decoding.rows or self._beams.running)
+        decodes = bool(self.decoding.rows or self._beams.running)
         if decodes:
             self._pace.busy()
         if self._prompts.running:
@@ -160,15 +160,15 @@ class Scheduler:
                         except BaseException as error:  # noqa: BLE001  # the border: only this job fails
                             self._fail(job, error)
                     self._prompts.complete.clear()
-        decodes = bool(self._decoding.rows or self._beams.running)
+        decodes = bool(self.decoding.rows or self._beams.running)
         if self._background.workers and not (decodes and self._prompts.running):
             self._background.step(contended=decodes or bool(self._prompts.running))
         self.cache.kv_budget.account()
         self.counters.publish(self.cache)
         others = self._waiting.new or self._prompts.running or (self._background.workers and not self._background.waits)
-        stalled = decodes and not others and self._decoding.stalled and self._beams.stalled
+        stalled = decodes and not others and self.decoding.stalled and self._beams.stalled
         if stalled and not (self.blocks.asked and self.blocks.busy):
-            (self._decoding if self._decoding.rows else self._beams).wait(STALLED_SECONDS)
+            (self.decoding if self.decoding.rows else self._beams).wait(STALLED_SECONDS)
         if self._leaving:
             self._settle_unused()
         return bool(decodes or others or self._waiting.parked) or (self.blocks.asked and self.blocks.busy)
@@ -178,7 +178,7 @@ class Scheduler:
         self._leaving.append((digest, future))
 
     def _settle_unused(self) -> None:
-        prefills = (*self._prompts.running, *(row.prefill for row in self._decoding.rows), *self.blocks.restores.cursors)
+        prefills = (*self._prompts.running, *(row.prefill for row in self.decoding.rows), *self.blocks.restores.cursors)
         beams = [one.job for one in self._beams.running]
         jobs = [*(prefill.job for prefill in prefills), *beams, *self._background.jobs, *self._waiting]
         unused = [pair for pair in self._leaving if not any(job.uses(pair[0]) for job in jobs)]
@@ -188,7 +188,7 @@ class Scheduler:
 
     def fail_all(self, error: BaseException) -> None:
         """Ends every running or waiting job with the error, in whatever state a failed step left it."""
-        ends: list[Callable[[], None]] = [partial(self._decoding.end, row, error) for row in self._decoding.rows]
+        ends: list[Callable[[], None]] = [partial(self.decoding.end, row, error) for row in self.decoding.rows]
         ends.append(partial(self._beams.fail_all, error))
         ends += [partial(self._prompts.end, prefill, error) for prefill in self._prompts.running]
         for job, prefill, _ in self._prompts.complete:
@@ -209,7 +209,7 @@ class Scheduler:
         self.cache.clear()
         if self._drafter is not None:
             self._drafter.unload()
-        del self._prompts, self._decoding, self._beams  # which hold the vocabulary: this object is in reference cycles
+        del self._prompts, self.decoding, self._beams  # which hold the vocabulary: this object is in reference cycles
 
     def cancel_queries(self, error: BaseException) -> None:
         """Ends every query with `error`; generations and scores continue."""
@@ -223,8 +223,8 @@ class Scheduler:
     # ---- (a) collect and cancel -----------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
-        if self._decoding.rows:
-            self._decoding.drop_cancelled()
+        if self.decoding.rows:
+            self.decoding.drop_cancelled()
         if self._beams.running:
             self._beams.drop_cancelled()
         for prefill in list(self._prompts.running):
@@ -255,7 +255,7 @@ class Scheduler:
 
     def _start(self, prefill: Prefill, last: Distribution) -> None:
         """Starts the generation of a complete prompt with the distribution after it."""
-        (self._beams if isinstance(prefill.job, BeamJob) else self._decoding).start(prefill, last)
+        (self._beams if isinstance(prefill.job, BeamJob) else self.decoding).start(prefill, last)
 
     def _fits(self, prefill: Prefill) -> bool:
         """Whether a newly placed job has room besides the others, after preempting some of them if necessary.

@@ -112,7 +112,7 @@ class FrameParser:
 
 
 _log = logging.getLogger(__name__)
-_HIGH_WATER = 4 << 20  # unsent bytes above which `drained` waits
+HIGH_WATER = 4 << 20  # unsent bytes above which `drained` waits
 
 
 class Connection(asyncio.Protocol):
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     async def drained(self) -> None:
-        """Waits until at most `_HIGH_WATER` bytes are unsent; producers of streams call it between chunks."""
+        """Waits until at most `HIGH_WATER` bytes are unsent; producers of streams call it between chunks."""
         await self._room.wait()
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
             piece = self._waiting.popleft()
             self._waiting_bytes -= len(piece)
             self._transport.write(piece)  # may call pause_writing
-        if self._waiting_bytes > _HIGH_WATER:
+        if self._waiting_bytes > HIGH_WATER:
             self._room.clear()
         else:
             self._room.set()

@@ -53,7 +53,7 @@ from runtime.transport.methods import Method
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.01  # between two checks whether the child has ended
-_EXIT_SECONDS = 0.5  # for the end of a child whose pipe is closed, or that was killed
+EXIT_SECONDS = 0.5  # for the end of a child whose pipe is closed, or that was killed
 _TERM_SECONDS = 0.2  # between SIGTERM and SIGKILL
 
 
@@ -236,10 +236,10 @@ class EngineLink:
     async def _wait_and_fail_calls(self) -> None:
         child = self._child
         assert child is not None  # the pipe that was lost was the child's
-        if not await _wait_for_end(child, _EXIT_SECONDS):
+        if not await wait_for_end(child, EXIT_SECONDS):
             self._kill_reason = self._kill_reason or "it closed its pipe and went on"
             child.kill()
-            await _wait_for_end(child, _EXIT_SECONDS)
+            await wait_for_end(child, EXIT_SECONDS)
         self._end_all(lambda: EngineDiedError(child.end_message(self._kill_reason)))
 
     async def _close(self, grace: float) -> None:
@@ -249,11 +249,11 @@ class EngineLink:
         try:
             if child is not None and not child.ended():
                 self._connection.post([encode(Shutdown())])
-                if not await _wait_for_end(child, grace):
+                if not await wait_for_end(child, grace):
                     child.terminate()
-                    if not await _wait_for_end(child, min(grace, _TERM_SECONDS)):
+                    if not await wait_for_end(child, min(grace, _TERM_SECONDS)):
                         child.kill()
-                        if not await _wait_for_end(child, _EXIT_SECONDS):
+                        if not await wait_for_end(child, EXIT_SECONDS):
                             child.reap_later()
             self._connection.close()
             if child is not None:
@@ -385,7 +385,7 @@ async def end_link(link: EngineLink, *, grace: float | None = None) -> None:
     link.join()  # returns at once: the thread has nothing left to do
 
 
-async def _wait_for_end(child: EngineProcess, seconds: float) -> bool:
+async def wait_for_end(child: EngineProcess, seconds: float) -> bool:
     """Whether the process ended within that time."""
     deadline, late = time.monotonic() + seconds, False
     while not child.ended():
@@ -402,4 +402,4 @@ def _closed_error() -> SessionClosedError:
 
 def grace_within(seconds: float) -> float:
     """Seconds for an engine to end by itself, so that it has certainly ended after `seconds`."""
-    return max(seconds - _TERM_SECONDS - _EXIT_SECONDS, 0.0)
+    return max(seconds - _TERM_SECONDS - EXIT_SECONDS, 0.0)

@@ -56,7 +56,7 @@ from runtime.transport.messages import (
 from runtime.transport.methods import LARGE, METHODS
 
 _log = logging.getLogger(__name__)
-_PUSH_SECONDS = 0.1  # between two pushes of counters while a call runs
+PUSH_SECONDS = 0.1  # between two pushes of counters while a call runs
 _GROUP_BYTES = 1 << 20  # bytes of messages that are sent as one group
 _ORPHAN_SECONDS = 0.5  # for the model to close when the parent has ended
 _PARENT_SECONDS = 1.0  # between two checks whether the parent has ended
@@ -286,7 +286,7 @@ class Server:
         busy = True
         while busy or self._calls:  # a call that arrives during the last round does not start another pusher
             busy = bool(self._calls)  # one more round after the last answer, for counters that change after it
-            await asyncio.sleep(_PUSH_SECONDS)
+            await asyncio.sleep(PUSH_SECONDS)
             self.connection.post(self._news())
         self._pusher = None
 

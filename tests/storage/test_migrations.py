@@ -12,13 +12,13 @@ import pytest
 import sqlite_utils
 
 from storage import SessionStore, StoreDamagedError, salvage
-from storage.migrations import migrations
 from storage.repair.backup import back_up
+from storage.schema import migration_names
 from tests.storage.faults import fired, run, under
 from tests.storage.helpers import sql, with_store
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("v*.sqlite3.gz"))
-NAMES = [migration.name for migration in migrations._migrations]
+NAMES = migration_names()
 OLDER = GOLDEN[: len(NAMES) - 1]
 
 

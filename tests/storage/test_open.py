@@ -8,9 +8,9 @@ import os
 import shutil
 import sqlite3
 import stat
+import sys
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import sqlite_utils
@@ -69,7 +69,7 @@ def test_the_pragmas_of_a_connection_are_set(path: Path) -> None:
 
 
 def test_a_commit_on_macos_uses_fullfsync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.database.sys", SimpleNamespace(platform="darwin"))  # where fsync stops at the drive's cache
+    monkeypatch.setattr(sys, "platform", "darwin")  # where fsync stops at the drive's cache
     assert pragmas(path, "fullfsync", "checkpoint_fullfsync") == {"fullfsync": 1, "checkpoint_fullfsync": 1}
 
 

@@ -65,7 +65,7 @@ class FakeAnswers(_Group):
 
     def stop(self, session_id: int) -> None:
         self._bench.calls.append(("stop", session_id))
-        self._bench._stopped.add(session_id)
+        self._bench.stopped.add(session_id)
 
     async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
         self._bench.note("answer_call", session_id, node_id, results)
@@ -130,7 +130,7 @@ class FakeAnswers(_Group):
     async def _stream(
         self, session_id: int, start: TokenRun | None = None, beside: tuple[int, ...] = (), left: int | None = None
     ) -> None:
-        self._bench._stopped.discard(session_id)
+        self._bench.stopped.discard(session_id)
         node = self._bench.new_id()
         run = start if start is not None else run_of(self._bench.vocabulary, [])
         if left is not None:
@@ -141,7 +141,7 @@ class FakeAnswers(_Group):
         status, note = TurnStatus.COMPLETE, ""
         for i, word in enumerate(self._bench.answer):
             await self._bench.pause()
-            if session_id in self._bench._stopped:
+            if session_id in self._bench.stopped:
                 status, note = TurnStatus.PARTIAL, "stopped"
                 break
             if self._bench.dies_after is not None and i >= self._bench.dies_after:
@@ -200,7 +200,7 @@ class FakeContinuations(_Group):
 
     async def _columns(self, session_id: int, kind: ColumnKind, n: int) -> None:
         """Streams the words of each column in turn; a stop ends all."""
-        self._bench._stopped.discard(session_id)
+        self._bench.stopped.discard(session_id)
         view = Columns(session_id, kind, "… could visit", n, note="starting the engine…")
         self._bench.emit(ColumnsChanged(session_id, view))
         columns = [Column(self._bench.new_id(), run_of(self._bench.vocabulary, [])) for _ in range(n)]
@@ -211,7 +211,7 @@ class FakeContinuations(_Group):
         note = "reached the length limit"
         for i in range(max(len(words) for words in self._bench.ways)):
             await self._bench.pause()
-            if session_id in self._bench._stopped:
+            if session_id in self._bench.stopped:
                 note = "stopped"
                 break
             for k, column in enumerate(columns):

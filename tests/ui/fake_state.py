@@ -147,7 +147,7 @@ class FakeState:
         self.answer: tuple[str, ...] = ("Because", " of", " the", " light", ".")
         self.dies_after: int | None = None
         self.cuts_answers = False  # at the maximum length of the request
-        self._stopped: set[int] = set()
+        self.stopped: set[int] = set()
         self.ways: tuple[tuple[str, ...], ...] = (
             (" Paris", " in", " spring", ",", " when", " the", " cafés", " put", " out", " their", " chairs", "."),
             (" Kyoto", " for", " the", " cherry", " trees", ":", " the", " river", " is", " pink", "."),

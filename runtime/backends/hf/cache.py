@@ -120,8 +120,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
 
     def resize(self, capacity: int) -> None:
         """Makes room for exactly `capacity` slots; frees the old keys before it allocates new values."""
-        self.keys = _resized(self.keys, capacity)
-        self.values = _resized(self.values, capacity)
+        self.keys = resized(self.keys, capacity)
+        self.values = resized(self.values, capacity)
 
     def update(
         self,
@@ -445,7 +445,8 @@ def _side_by_side(new: torch.Tensor) -> torch.Tensor:
     return new.transpose(0, 1).flatten(1, 2)
 
 
-def _resized(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
+def resized(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
+    """A copy ``(1, heads, capacity, width)``; new slots are undefined."""
     _, heads, old, width = buffer.shape
     made, n = buffer.new_empty((1, heads, capacity, width)), min(capacity, old)
     if made.is_cuda:

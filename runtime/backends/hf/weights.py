@@ -202,7 +202,7 @@ def pack_weights(model: Any, weights: str) -> None:
     head, freed = model.get_output_embeddings(), 0
     for path, module in _called(model).items():
         matrix = module.weight.detach().T if isinstance(module, Conv1D) else module.weight.detach()
-        kind = _kind(weights, matrix, head=module is head)
+        kind = kind_for(weights, matrix, head=module is head)
         if kind is None:
             continue
         packed = kind(matrix.contiguous(), None if module.bias is None else module.bias.detach().clone())
@@ -236,7 +236,7 @@ def _called(model: Any) -> dict[str, Any]:
     return {path: module for path, module in modules.items() if path in found}
 
 
-def _kind(weights: str, matrix: torch.Tensor, *, head: bool) -> type[PackedLinear] | None:
+def kind_for(weights: str, matrix: torch.Tensor, *, head: bool) -> type[PackedLinear] | None:
     """The module for a matrix; float16, or None, where the requested form has no kernel for it."""
     if weights == "bfloat16" and not head:
         return Bfloat16Linear

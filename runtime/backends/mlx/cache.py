@@ -113,14 +113,14 @@ class SlotCache:
     def grow(self, slots: int, keys: mx.array, values: mx.array) -> None:
         """Makes room for more slots, `slots` in all, by doubling the buffers; with the shapes of `keys` and `values`."""
         capacity = max(slots, 0 if self.keys is None else 2 * self.keys.shape[2], FIRST_CAPACITY)
-        self.keys = _resized(self.keys, capacity, keys.shape[1], keys.shape[3], keys.dtype)
-        self.values = _resized(self.values, capacity, values.shape[1], values.shape[3], values.dtype)
+        self.keys = resized(self.keys, capacity, keys.shape[1], keys.shape[3], keys.dtype)
+        self.values = resized(self.values, capacity, values.shape[1], values.shape[3], values.dtype)
 
     def resize(self, capacity: int, shape: Shape, dtype: mx.Dtype) -> None:
         """Makes room for exactly `capacity` slots, evaluated; frees the old keys before it allocates new values."""
         heads, key_width, value_width = shape
-        self.keys = _evaluated(_resized(self.keys, capacity, heads, key_width, dtype))
-        self.values = _evaluated(_resized(self.values, capacity, heads, value_width, dtype))
+        self.keys = _evaluated(resized(self.keys, capacity, heads, key_width, dtype))
+        self.values = _evaluated(resized(self.values, capacity, heads, value_width, dtype))
 
     def gather(self, name: str, slots: mx.array, start: int) -> None:
         """Moves the rows `slots` of the buffer `name` to the slots from `start` on; none of them lies before `start`."""
@@ -423,7 +423,8 @@ def _over_rows(array: mx.array, rows: int) -> mx.array:
     return mx.broadcast_to(array, (rows, *array.shape[1:]))
 
 
-def _resized(buffer: mx.array | None, capacity: int, heads: int, width: int, dtype: mx.Dtype) -> mx.array:
+def resized(buffer: mx.array | None, capacity: int, heads: int, width: int, dtype: mx.Dtype) -> mx.array:
+    """A copy ``(1, heads, capacity, width)``; new slots are 0."""
     held = 0 if buffer is None else buffer.shape[2]
     if buffer is not None and capacity <= held:
         return mx.contiguous(buffer[:, :, :capacity])

@@ -76,7 +76,7 @@ class Process:
         self._in_force = wanted
 
 
-_process = Process()
+process = Process()
 
 
 class DeviceLimits:
@@ -87,8 +87,8 @@ class DeviceLimits:
 
         A second call with the same numbers does nothing; with another budget it changes the limits.
         """
-        _process.put(self, weights + kv_budget + SLACK)
+        process.put(self, weights + kv_budget + SLACK)
 
     def reset(self) -> None:
         """Removes the model's part; with the last model, restores the limits from before the first."""
-        _process.drop(self)
+        process.drop(self)

@@ -12,7 +12,7 @@ import pytest
 
 from app.cli.options import OPTION_HINTS, in_json, in_options
 from runtime import GenerationOptions, LoadOptions, SamplingOptions
-from runtime.options.aliases import _OPTION_HINTS
+from runtime.options import aliases
 from tests.app.cli.conftest import Elsewise
 from tests.tiny_models import tiny_path
 
@@ -76,7 +76,7 @@ def test_an_invalid_line_of_a_batch_is_refused_with_json_names(elsewise: Elsewis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(_OPTION_HINTS))
+@pytest.mark.parametrize("name", sorted(aliases.OPTION_HINTS))
 def test_options_with_another_place_name_it_in_command_line_terms(elsewise: Elsewise, file: Path, name: str) -> None:
     done = elsewise("ask", "hi", *FAKE, "--option", f"{name}=1")
     assert (done.code, f"--option {name}: use " in done.err) == (2, True)

@@ -11,8 +11,8 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,19 +92,21 @@ def test_each_format_in_and_out_has_the_same_rows(elsewise: Elsewise, texts: Pat
             assert row["perplexity"] == pytest.approx(math.exp(-row["logprob"] / (row["tokens"] - 1)))
 
 
-def stopped_after(monkeypatch: pytest.MonkeyPatch, n: int, error: BaseException) -> None:
-    """The n-th text's results cannot be added."""
-    add = score_files._Part.add
-    added = 0
+def stopped_after(
+    monkeypatch: pytest.MonkeyPatch, n: int, error: BaseException, before: Callable[[], object] = lambda: None
+) -> None:
+    """After the results of `n` texts comes an error; `before` is called first."""
+    many = LanguageModel.score_many_sync
 
-    def failing(self: score_files._Part, *arguments: Any) -> None:
-        nonlocal added
-        added += 1
-        if added > n:
-            raise error
-        add(self, *arguments)
+    def failing(*arguments: Any, **named: Any) -> Iterator[Any]:
+        with closing(many(*arguments, **named)) as stream:
+            for at, each in enumerate(stream):
+                if at == n:
+                    before()
+                    raise error
+                yield each
 
-    monkeypatch.setattr(score_files._Part, "add", failing)
+    monkeypatch.setattr(LanguageModel, "score_many_sync", failing)
 
 
 @pytest.mark.parametrize("error", [click.Abort(), OSError(errno.ENOSPC, "No space left on device")])
@@ -192,12 +194,12 @@ def test_texts_of_one_token_have_the_types_of_others(
 def test_results_are_written_every_few_seconds_and_survive_a_kill(
     elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out.parquet"
-    with monkeypatch.context() as killed:  # nothing more is written at the end
+    out, part, written = tmp_path / "out.parquet", tmp_path / ".out.parquet.part", list[bytes]()
+    with monkeypatch.context() as killed:
         killed.setattr(score_files, "FLUSHED_SECONDS", 0.0)
-        killed.setattr(score_files._Part, "close", lambda part: part._file.close())
-        stopped_after(killed, 2, click.Abort())
+        stopped_after(killed, 2, click.Abort(), lambda: written.append(part.read_bytes()))
         elsewise("score", str(texts), *FAKE, "--out", str(out))
+    part.write_bytes(written[0])  # as a kill leaves it: nothing more is written at the end
     synced: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda _: synced.append(out.exists()))
     done = elsewise("score", str(texts), *FAKE, "--out", str(out), "--resume")
@@ -244,22 +246,27 @@ def test_a_run_without_resume_removes_earlier_results(
 def test_nothing_is_written_after_a_failed_write(
     elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut_off(self: score_files._Part, _: Any) -> None:
-        assert self._file is not None
-        self._file.write(b"a half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    new_stream = ipc.new_stream
 
-    write, writes = score_files._Part._write, 0
+    class SecondFails:
+        def __init__(self, file: Any, schema: Any) -> None:
+            self._file, self._stream, self._writes = file, new_stream(file, schema), 0
 
-    def second_fails(self: score_files._Part, table: Any) -> None:
-        nonlocal writes
-        writes += 1
-        (cut_off if writes == 2 else write)(self, table)
+        def write_table(self, table: Any) -> None:
+            self._writes += 1
+            if self._writes == 2:
+                self._file.write(b"a half")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self._stream.write_table(table)
 
-    monkeypatch.setattr(score_files, "FLUSHED_TOKENS", 1)
-    monkeypatch.setattr(score_files._Part, "_write", second_fails)
+        def close(self) -> None:
+            self._stream.close()
+
     words = ("score", str(texts), *FAKE, "--out", str(tmp_path / "out.parquet"))
-    assert "No space left on device" in elsewise(*words).err
+    monkeypatch.setattr(score_files, "FLUSHED_TOKENS", 1)
+    with monkeypatch.context() as faulty:
+        faulty.setattr(ipc, "new_stream", SecondFails)
+        assert "No space left on device" in elsewise(*words).err
     assert (tmp_path / ".out.parquet.part").read_bytes().endswith(b"a half")
     assert "1 texts are done already; 3 texts scored" in elsewise(*words, "--resume").err
 
@@ -270,20 +277,16 @@ def test_results_that_cannot_be_read_back_at_the_end_fail_the_run(
     def unreadable(_: object) -> Any:
         raise OSError(errno.EIO, "Input/output error")
 
-    close = score_files._Part.close
+    out, part, open_stream = tmp_path / "out.parquet", tmp_path / ".out.parquet.part", ipc.open_stream
 
-    def damaged(self: score_files._Part) -> None:
-        close(self)
-        self.path.write_bytes(self.path.read_bytes()[:-20])
+    def damaged(file: object) -> Any:
+        part.write_bytes(part.read_bytes()[:-20])
+        return open_stream(file)
 
-    out = tmp_path / "out.parquet"
-    for module, name, fault, words in (
-        (ipc, "open_stream", unreadable, "Input/output error"),
-        (score_files._Part, "close", damaged, "has 3 of 4 texts"),
-    ):
+    for fault, words in ((unreadable, "Input/output error"), (damaged, "has 3 of 4 texts")):
         with monkeypatch.context() as faulty:
             faulty.setattr(score_files, "FLUSHED_TOKENS", 1)
-            faulty.setattr(module, name, fault)
+            faulty.setattr(ipc, "open_stream", fault)
             done = elsewise("score", str(texts), *FAKE, "--out", str(out))
         assert (done.code, out.exists(), left_in(tmp_path)) == (1, False, [".out.parquet.part"])
         assert words in done.err

@@ -17,8 +17,7 @@ Play = Callable[..., None]
 def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh seeds differ from each other but are the same in every run: else an answer would end early now and then."""
     numbers = itertools.count(1000)
-    for module in ("resolve_options", "answers"):
-        monkeypatch.setattr(f"app.workbench.answers.{module}.fresh_seed", lambda: next(numbers))
+    monkeypatch.setattr("secrets.randbits", lambda bits: next(numbers))
 
 
 @pytest.fixture(autouse=True)

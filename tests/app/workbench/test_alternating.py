@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,8 @@ STRICT = (
 EMPTY_ANSWER = "\n<|im_start|>assistant\n<|im_end|>\n"
 
 
-@pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.backends.byte_text.CHATML", STRICT)
+def strict(template: str = STRICT, **options: Any) -> Engine:
+    return Engine(options={"chat_template": template, **options})
 
 
 async def fail(s: Scene, session_id: int, how: str) -> None:
@@ -62,7 +62,7 @@ def test_messages_after_a_failed_answer_are_answered(play: Play, how: str) -> No
         assert said == f"<|im_start|>user\none<|im_end|>{EMPTY_ANSWER}<|im_start|>user\ntwo<|im_end|>"
         assert rows(s.path, "SELECT text FROM nodes WHERE role = 'user'") == [("one",), ("two",), ("three",)]
 
-    play(scene)
+    play(scene, engine=strict())
 
 
 def test_a_message_after_a_too_long_one_is_answered(play: Play) -> None:
@@ -75,7 +75,7 @@ def test_a_message_after_a_too_long_one_is_answered(play: Play) -> None:
         assert own_tokens(view.turns[-1])
         assert [turn.role for turn in view.turns] == ["system", "user", "assistant", "user", "assistant"]
 
-    play(scene, engine=Engine(options={"context_length": 160}))
+    play(scene, engine=strict(context_length=160))
 
 
 def test_an_answer_to_the_second_of_two_questions_is_regenerated(play: Play) -> None:
@@ -87,16 +87,13 @@ def test_an_answer_to_the_second_of_two_questions_is_regenerated(play: Play) -> 
         await s.workbench.answers.regenerate(session_id, failed.node_id)
         assert len(own_tokens(await s.last(session_id))) == 12
 
-    play(scene)
+    play(scene, engine=strict())
 
 
-def test_a_template_that_takes_no_empty_answer_either_gets_the_last_message(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_takes_no_empty_answer_either_gets_the_last_message(play: Play) -> None:
     picky = STRICT.replace(
         "{% endif %}", "{% endif %}{% if not message['content'] %}{{ raise_exception('empty') }}{% endif %}", 1
     )
-    monkeypatch.setattr("runtime.backends.byte_text.CHATML", picky)
 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
@@ -107,4 +104,4 @@ def test_a_template_that_takes_no_empty_answer_either_gets_the_last_message(
         said = b"".join(b for turn in view.turns[:3] for b in turn.run.token_bytes).decode()
         assert said == "<|im_start|>user\none<|im_end|><|im_start|>user\ntwo<|im_end|>"
 
-    play(scene)
+    play(scene, engine=strict(picky))

@@ -18,6 +18,7 @@ from runtime import LanguageModel, ModelShelf
 from runtime.loading.measurements import keep_perplexities
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, until
+from tests.machines import on_a_processor
 from tests.runtime.hub.conftest import Keychain
 from tests.tiny_models import tiny_path
 from ui import EngineState, Event, LoadChoice, ModelsChanged, Refusal, WeightsForm
@@ -34,8 +35,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "models"
     folder.mkdir()
     monkeypatch.setenv("ELSEWISE_MODELS", str(folder))
-    monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda backend, device: False)
-    monkeypatch.setattr("runtime.loading.memory_estimate.has_float16", lambda: True)
+    on_a_processor(monkeypatch)
     for name in ("one", "two"):
         shutil.copytree(tiny_path("llama"), folder / f"org--{name}")
     return folder

@@ -13,7 +13,7 @@ from app.block_files import apart, put_into, take_from
 from app.portable_kv import carries_blocks, keys_of
 from resources.processes import child_command
 from runtime import BlockOptions
-from storage import SessionStore
+from storage import BlockFile, SessionStore
 from tests.app.workbench.scene import Engine, Scene
 from ui import Refusal
 
@@ -99,7 +99,7 @@ def test_a_failing_block_file_leaves_no_incomplete_export(tmp_path: Path, monkey
         def failing(*_: object) -> int:
             raise OSError("the disk is gone")
 
-        monkeypatch.setattr("storage.blocks.file.BlockFile.copy_to", failing)
+        monkeypatch.setattr(BlockFile, "copy_to", failing)
         with pytest.raises(Refusal, match="the disk is gone"):
             await here.workbench.transfers.export(session_id, "portable-kv", file, heard)
         await here.workbench.close()
@@ -132,7 +132,7 @@ def no_block_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("the window opened the block file")
 
-    monkeypatch.setattr("storage.blocks.file.BlockFile.__init__", refused)
+    monkeypatch.setattr(BlockFile, "__init__", refused)
 
 
 @pytest.mark.slow

@@ -42,13 +42,12 @@ Speak = Callable[[str], LanguageModel]
 
 
 @pytest.fixture
-def speak(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speak]:
+def speak() -> Iterator[Speak]:
     """The same model with another template."""
     with ExitStack() as stack:
 
         def change(template: str) -> LanguageModel:
-            monkeypatch.setattr("runtime.backends.byte_text.CHATML", template)
-            return stack.enter_context(load("x", backend="fake"))
+            return stack.enter_context(load("x", backend="fake", chat_template=template))
 
         yield change
 

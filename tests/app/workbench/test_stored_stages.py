@@ -55,7 +55,7 @@ def test_an_answer_without_stages_opens_as_before(play: Play, monkeypatch: pytes
         return {name: column for name, column in columns(run).items() if not name.startswith("stage_")}
 
     columns = TokenRun.to_columns
-    monkeypatch.setattr("app.workbench.prompt.recorder.TokenRun.to_columns", lambda run, **_: plain(run))
+    monkeypatch.setattr(TokenRun, "to_columns", lambda run, **_: plain(run))
 
     async def first(s: Scene) -> None:
         await s.asked()
@@ -83,7 +83,7 @@ def test_invalid_stages_are_ignored_and_the_tokens_kept(play: Play, monkeypatch:
     def strange(run: TokenRun, **how: bool) -> dict[str, Any]:
         return {**columns(run, **how), "stage_names": np.full((len(run), 2), 200, np.uint8)}
 
-    monkeypatch.setattr("app.workbench.prompt.recorder.TokenRun.to_columns", strange)
+    monkeypatch.setattr(TokenRun, "to_columns", strange)
     texts: list[str] = []
 
     async def first(s: Scene) -> None:

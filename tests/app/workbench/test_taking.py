@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,6 +18,7 @@ from runtime.backends.fake import Behaviour
 from storage import PortableFile, SessionStore
 from tests.app.workbench.scene import Engine, Scene, until
 from tests.runtime.adapters.toys import toy_adapter
+from tests.tiny_models import tiny_path
 
 
 def heard(_done: int, _total: int) -> None:
@@ -110,7 +111,8 @@ def test_an_import_without_any_known_model_names_the_ways_on(tmp_path: Path) -> 
 
 def test_a_name_on_the_shelf_does_not_prove_that_the_model_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, _ = exported(tmp_path)
-    monkeypatch.setattr("app.workbench.transfer.import_check.list_models", lambda: [SimpleNamespace(name="fake", title="Fake")])
+    monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
+    shutil.copytree(tiny_path("llama"), tmp_path / "models" / "fake")
     [note] = notes(tmp_path, file, None)
     assert "loading it shows whether it is the same" in note
 

@@ -41,7 +41,7 @@ def in_turn(names: Sequence[str]) -> list[Any]:
 
 
 @functools.cache
-def _model(name: str) -> Any:
+def library_model(name: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -51,7 +51,7 @@ def _model(name: str) -> Any:
 @functools.lru_cache(maxsize=512)
 def remembered(name: str, ids: tuple[int, ...]) -> Float32:
     """`expected` for a tuple of ids, cached."""
-    return _forward(_model(name), ids)
+    return _forward(library_model(name), ids)
 
 
 def _forward(model: Any, ids: tuple[int, ...]) -> Float32:

@@ -31,7 +31,7 @@ SETTERS = ("set_wired_limit", "set_cache_limit", "set_memory_limit")
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The limits set on a device of 8 GiB, in order, in a process without other models; the old values are 1, 2 and 3."""
-    monkeypatch.setattr(memory, "_process", memory.Process())
+    monkeypatch.setattr(memory, "process", memory.Process())
     calls: list[tuple[str, int]] = []
 
     def spy(name: str, before: int) -> None:
@@ -174,7 +174,7 @@ def test_freed_memory_is_returned_above_a_threshold(monkeypatch: pytest.MonkeyPa
     made = {"mlx": mlx.load(tiny_folder("llama"), LoadOptions())}
     for device in ("cuda", "mps"):
         made[device] = hf.load(tiny_folder("llama"), LoadOptions(device="cpu"))  # type: ignore[assignment]  # both are backends
-        made[device]._device = torch.device(device)  # type: ignore[attr-defined]  # hf's own
+        made[device]._device = torch.device(device)  # type: ignore[attr-defined]  # noqa: SLF001  # hf's own; no GPU is there
     for name, backend in made.items():
         cleared.clear()
         # when KV is freed in small parts, then memory is returned each time the parts add up to the threshold

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from runtime import (
     BackendUnavailableError,
@@ -125,7 +126,7 @@ def test_a_failed_load_leaves_no_offload_folder(temporary: Path, monkeypatch: py
         with pytest.raises(ModelLoadError, match="no such thing"):
             offloaded("llama")
     with monkeypatch.context() as patch:
-        patch.setattr("runtime.backends.hf.loading.AutoModelForCausalLM.from_pretrained", lambda *_, **__: fails())
+        patch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: fails())
         with pytest.raises(ModelLoadError, match="no such thing"):
             offloaded("llama")
 

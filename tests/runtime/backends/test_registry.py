@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime.backends import registry
 from runtime.backends.fake import FakeBackend, load
 from runtime.backends.registry import (
+    ENTRY_POINTS,
     available_backends,
     default_backend,
     dotted_backends,
@@ -40,10 +40,9 @@ def test_built_in_backends_are_listed_without_importing_their_libraries() -> Non
 
 
 def test_a_missing_library_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = registry._BuiltIn("x:y", ("no_such_module_of_ours",), "(pip install it)")
-    monkeypatch.setitem(registry._BUILT_IN, "mlx", gone)
-    assert available_backends()["mlx"] == "no_such_module_of_ours not installed (pip install it)"
-    with pytest.raises(BackendUnavailableError, match="pip install it"):
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)  # as if it were not installed
+    assert available_backends()["mlx"] == "mlx_lm not installed (`pip install mlx mlx-lm`, on Linux 'mlx[cpu]')"
+    with pytest.raises(BackendUnavailableError, match="`pip install mlx mlx-lm`"):
         resolve_backend("mlx")
 
 
@@ -63,16 +62,15 @@ def test_auto_is_the_default_of_this_machine(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert default_backend() == "mlx"
-    monkeypatch.setitem(registry._BUILT_IN, "mlx", registry._BuiltIn("x:y", ("no_such_module_of_ours",), "pip"))
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)
     assert default_backend() == "hf"
 
 
 def test_auto_is_mlx_where_torch_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    absent = registry._BuiltIn("x:y", ("no_such_module_of_ours",), "pip")
-    monkeypatch.setitem(registry._BUILT_IN, "hf", absent)
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert default_backend() == "mlx"
-    monkeypatch.setitem(registry._BUILT_IN, "mlx", absent)
+    monkeypatch.setitem(sys.modules, "mlx", None)
     assert default_backend() == "hf"  # whose error then names the missing library
 
 
@@ -108,7 +106,7 @@ def test_entry_points_of_installed_packages_are_found(monkeypatch: pytest.Monkey
     package = tmp_path / "plug-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(f"[{registry.ENTRY_POINTS}]\nplugged = runtime.backends.fake:load\n")
+    (package / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\nplugged = runtime.backends.fake:load\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert available_backends()["plugged"] is True
     assert resolve_backend("plugged") is load

@@ -102,8 +102,8 @@ def test_a_shape_that_no_kernel_supports_is_held_in_16_bits() -> None:
     assert not Int4Linear.takes(odd)
     assert Int8Linear.takes(narrow)
     assert not Int4Linear.takes(narrow)
-    assert packing._kind("int8", odd, head=False) is Float16Linear
-    assert packing._kind("int4", narrow, head=True) is Float16Linear
+    assert packing.kind_for("int8", odd, head=False) is Float16Linear
+    assert packing.kind_for("int4", narrow, head=True) is Float16Linear
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])  # a head with its own weights, and one tied to the embeddings

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runtime import GenerationOptions, Grammar, GrammarError
+from runtime.grammar import grammars as compiling
 from runtime.grammar import trial
 from runtime.grammar.grammars import KEPT
 from tests.fakes import fake_model, local, until
@@ -90,7 +91,8 @@ def test_a_timed_out_grammar_can_be_checked_again(started: Started) -> None:
 def test_a_batch_of_grammars_compiles_once_off_the_event_loop(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     # given more grammars than the cache keeps
     count = KEPT + 6
-    options = [GenerationOptions(grammar=Grammar.regex(f"batch{i:03}"), max_tokens=20, seed=i) for i in range(count)]
+    grammars = [Grammar.regex(f"batch{i:03}") for i in range(count)]
+    options = [GenerationOptions(grammar=grammar, max_tokens=20, seed=i) for i, grammar in enumerate(grammars)]
     loop_thread, ticks = threading.get_ident(), 0
     compiled_on: set[int] = set()
 
@@ -111,22 +113,20 @@ def test_a_batch_of_grammars_compiles_once_off_the_event_loop(started: Started, 
         return texts
 
     with fake_model(max_batch_rows=8) as model:
-        make = local(model).operations.grammars._make
 
-        def noted(wanted: Any) -> None:
-            if wanted:
-                compiled_on.add(threading.get_ident())
-                before = ticks
-                until(lambda: ticks > before + 20)  # the event loop keeps running
-            make(wanted)
+        def noted(wanted: Any) -> Any:
+            compiled_on.add(threading.get_ident())
+            before = ticks
+            until(lambda: ticks > before + 20)  # the event loop keeps running
+            return trial.check_grammars(wanted)
 
-        monkeypatch.setattr(local(model).operations.grammars, "_make", noted)
+        monkeypatch.setattr(compiling, "check_grammars", noted)
         # when
         assert asyncio.run(main()) == [f"batch{i:03}" for i in range(count)]
         # then none was compiled on the event loop's thread, or a second time
         assert loop_thread not in compiled_on
         assert started.count <= trial.MOST_PROCESSES
-        assert len(local(model).operations.grammars._compiled) <= KEPT
+        assert sum(map(local(model).operations.grammars.ready, grammars)) <= KEPT
 
 
 def test_a_batch_names_the_prompt_whose_grammar_cannot_be_used() -> None:
@@ -139,4 +139,6 @@ def test_a_batch_names_the_prompt_whose_grammar_cannot_be_used() -> None:
         with pytest.raises(GrammarError, match=r"prompt 1: the regex cannot be used: (?s:.*)unclosed"):
             asyncio.run(main())
         assert model.metrics().tokens_computed == 0
-        assert not local(model).operations.grammars._held
+        # and none of them is kept beyond others
+        local(model).operations.grammars.prepare_all([own(i, "others") for i in range(KEPT)])
+        assert not local(model).operations.grammars.ready(grammars[0])

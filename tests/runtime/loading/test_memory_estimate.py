@@ -22,6 +22,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.load import KvDtype, LoadOptions
 from runtime.scheduler.prefill.prefill import MIN_CHUNK  # the chunk size does not go below it, however busy the machine
 from runtime.shelf.model_shelf import ModelShelf
+from tests.machines import on_a_processor, on_apple_silicon
 from tests.tiny_models import BUILDERS, tiny_folder, tiny_path
 
 MLX_TOO = ("llama", "qwen3", "gemma3", "lfm2")
@@ -68,8 +69,7 @@ def test_the_estimated_kv_per_token_is_that_of_the_backend(name: str) -> None:
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU."""
-    monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda backend, device: False)
-    monkeypatch.setattr("runtime.loading.memory_estimate.has_float16", lambda: True)
+    on_a_processor(monkeypatch)
 
 
 def test_weights_are_counted_as_float32_on_a_cpu(processor: None) -> None:
@@ -94,7 +94,7 @@ def test_quantised_weights_keep_their_size_except_for_their_scales(processor: No
 
 
 def test_a_gpu_keeps_the_stored_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda backend, device: True)
+    on_apple_silicon(monkeypatch)
     fit = estimate_fit(SMOLLM2, 269_000_000, options=LoadOptions(weights="int8"))  # an option that applies to CPUs alone
     assert (fit.weights, fit.kv_per_token, fit.loading) == (269_000_000, 23_040, 0)
 

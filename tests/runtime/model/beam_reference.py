@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime import BeamOptions
-from tests.runtime.backends.reference import RECURRENT, _model
+from tests.runtime.backends.reference import RECURRENT, library_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def by_transformers(name: str, prompt: tuple[int, ...], options: BeamOptions) ->
     import torch
     from transformers import GenerationConfig
 
-    model, width = _model(name), options.width
+    model, width = library_model(name), options.width
     before, model.generation_config = model.generation_config, GenerationConfig(pad_token_id=0)
     config = GenerationConfig(
         do_sample=False,

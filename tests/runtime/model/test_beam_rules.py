@@ -25,7 +25,7 @@ from runtime import (
     spawn,
 )
 from tests.fakes import fake_model, local, settled, some_ids
-from tests.runtime.backends.reference import TOLERANCE, _model, expected
+from tests.runtime.backends.reference import TOLERANCE, expected, library_model
 from tests.runtime.grammar.judge import accepts, begins
 from tests.runtime.scheduler.beam_naive import World, search
 from tests.tiny_models import tiny_path
@@ -65,7 +65,7 @@ def by_transformers(name: str, model: LanguageModel, options: BeamOptions) -> li
         return [int(i) for i in np.flatnonzero(constraint.allowed())]
 
     prompt = torch.tensor([PROMPT])
-    out = _model(name).generate(
+    out = library_model(name).generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         do_sample=False,

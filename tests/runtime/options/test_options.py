@@ -13,7 +13,7 @@ import pytest
 
 from runtime import BeamOptions, LanguageModel
 from runtime.errors import InvalidRequestError, OptionError
-from runtime.options.aliases import _OPTION_HINTS, OPTION_NAMES, option_hint
+from runtime.options.aliases import OPTION_HINTS, OPTION_NAMES, option_hint
 from runtime.options.checking import nearest
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.options.load import LoadOptions
@@ -206,13 +206,13 @@ def test_an_unknown_option_is_refused_with_the_nearest_name_or_the_right_call(na
 
 
 def test_no_valid_option_name_is_redirected_to_another_call() -> None:
-    assert set(_OPTION_HINTS).isdisjoint(OPTION_NAMES)
-    assert [name for name in _OPTION_HINTS if option_hint(name) is None] == []
+    assert set(OPTION_HINTS).isdisjoint(OPTION_NAMES)
+    assert [name for name in OPTION_HINTS if option_hint(name) is None] == []
     assert option_hint("Num-Beams") == option_hint("num_beams")
 
 
 def test_the_suggested_calls_exist() -> None:
-    text = " ".join(_OPTION_HINTS.values())
+    text = " ".join(OPTION_HINTS.values())
     calls = set(re.findall(r"model\.(\w+)\(", text))
     assert {"beam_generate", "continue_many", "render_chat", "generate"} <= calls
     assert [name for name in calls if not callable(getattr(LanguageModel, name, None))] == []

@@ -6,12 +6,15 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from runtime import EngineLimits, LanguageModel, spawn
+from runtime.transport import link
+from runtime.transport.child import EngineProcess
 
 LOADER = "tests.runtime.process.fake_model:load"
 
@@ -56,6 +59,19 @@ def is_running(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[EngineProcess]:
+    """The engine processes that the test starts, in order."""
+    started: list[EngineProcess] = []
+
+    def start(backend: str, threads: int | None, log_path: Path | None) -> EngineProcess:
+        started.append(EngineProcess(backend, threads, log_path))
+        return started[-1]
+
+    monkeypatch.setattr(link, "EngineProcess", start)
+    return started
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import psutil
 import pytest
@@ -34,12 +34,6 @@ def _held() -> tuple[int, int, int]:
     """Open files, I/O threads and children of this process."""
     threads = sum(thread.name == IO_THREAD for thread in threading.enumerate())
     return len(list(Path("/dev/fd").iterdir())), threads, len(psutil.Process().children())
-
-
-def _exit_code(client: LanguageModel) -> int | None:
-    link: Any = client.transport
-    code: int | None = link._link._child._process.returncode
-    return code
 
 
 async def _exhausted(stream: AsyncIterator[TokenRecord]) -> None:
@@ -95,9 +89,9 @@ def test_calls_waiting_during_close_raise_session_closed() -> None:
     ],
 )
 def test_close_ends_an_engine_that_does_not_end_itself(
-    state: str, ended_by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: str, ended_by: signal.Signals, children: list[EngineProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_EXIT_SECONDS", 30)  # long enough for the process to end on a busy machine
+    monkeypatch.setattr(link, "EXIT_SECONDS", 30)  # long enough for the process to end on a busy machine
 
     async def scenario() -> LanguageModel:
         client = await spawn_fake()
@@ -115,33 +109,32 @@ def test_close_ends_an_engine_that_does_not_end_itself(
 
     client = asyncio.run(scenario())
     client.close()
-    assert _exit_code(client) == -ended_by
+    assert f"signal {ended_by:d} " in children[0].end_message(None)
     assert not psutil.pid_exists(client.pid)
 
 
 def test_the_time_limits_of_closing_add_up_to_less_than_two_seconds() -> None:
     """The application quits within 2 s."""
-    assert EngineLimits().close_seconds + link._TERM_SECONDS + link._EXIT_SECONDS < 2
+    assert EngineLimits().close_seconds < link.grace_within(2.0)
 
 
 @pytest.mark.slow
-def test_close_async_ends_a_hung_engine_within_the_given_time() -> None:
-    async def scenario() -> LanguageModel:
+def test_close_async_ends_a_hung_engine_within_the_given_time(children: list[EngineProcess]) -> None:
+    async def scenario() -> None:
         client = await spawn_fake(limits=EngineLimits(close_seconds=1000))
         os.kill(client.pid, signal.SIGSTOP)
-        await asyncio.wait_for(client.close_async(within=link._TERM_SECONDS + link._EXIT_SECONDS + 0.1), 30)
-        return client
+        await asyncio.wait_for(client.close_async(within=0.8), 30)
 
-    client = asyncio.run(scenario())
-    assert _exit_code(client) == -signal.SIGKILL
+    asyncio.run(scenario())
+    assert "signal 9 " in children[0].end_message(None)
 
 
 @pytest.mark.slow
-def test_an_engine_that_ends_late_leaves_no_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_ends_late_leaves_no_zombie(children: list[EngineProcess], monkeypatch: pytest.MonkeyPatch) -> None:
     # given an engine process that is slow to end
     killed: list[int] = []
     monkeypatch.setattr(EngineProcess, "kill", lambda child: killed.append(child.pid))
-    monkeypatch.setattr(link, "_EXIT_SECONDS", 0.1)
+    monkeypatch.setattr(link, "EXIT_SECONDS", 0.1)
     client = asyncio.run(spawn_fake(limits=EngineLimits(close_seconds=0.1)))
     os.kill(client.pid, signal.SIGSTOP)
     # when it is closed, then closing does not wait longer than its limit
@@ -150,7 +143,7 @@ def test_an_engine_that_ends_late_leaves_no_zombie(monkeypatch: pytest.MonkeyPat
     assert is_running(client.pid)
     # and when it ends later, it leaves no zombie
     os.kill(client.pid, signal.SIGKILL)
-    asyncio.run(eventually(lambda: _exit_code(client) == -signal.SIGKILL))
+    asyncio.run(eventually(lambda: "signal 9 " in children[0].end_message(None)))
     assert not psutil.pid_exists(client.pid)
 
 
@@ -165,15 +158,15 @@ def test_an_engine_that_ended_while_the_caller_was_suspended_counts_as_ended_in_
             return hours[0] > 1
 
     # then the next check still counts
-    assert asyncio.run(link._wait_for_end(cast("EngineProcess", Ending()), 0.5))
+    assert asyncio.run(link.wait_for_end(cast("EngineProcess", Ending()), 0.5))
 
 
 @pytest.mark.slow
-def test_close_waits_for_a_model_that_closes_in_time() -> None:
+def test_close_waits_for_a_model_that_closes_in_time(children: list[EngineProcess]) -> None:
     client = asyncio.run(spawn_fake(limits=EngineLimits(close_seconds=30)))
     asyncio.run(command(client, "slow-close 0.5"))
     client.close()
-    assert _exit_code(client) == 0  # the process ended by itself
+    assert "exit code 0" in children[0].end_message(None)  # the process ended by itself
 
 
 @pytest.mark.slow

@@ -89,21 +89,12 @@ def test_a_crash_while_loading_is_reported_with_its_cause(source: str, how: str)
 
 
 @pytest.mark.slow
-def test_an_engine_killed_while_loading_is_reported_with_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    pids: list[int] = []
-
-    class Noting(EngineProcess):
-        def __init__(self, backend: str, threads: int | None, log_path: Path | None) -> None:
-            super().__init__(backend, threads, log_path)
-            pids.append(self.pid)
-
-    monkeypatch.setattr("runtime.transport.link.EngineProcess", Noting)
-
+def test_an_engine_killed_while_loading_is_reported_with_the_signal(children: list[EngineProcess]) -> None:
     async def scenario() -> None:
         loading = asyncio.create_task(_fails(spawn_fake("hang")))
-        await eventually(lambda: bool(pids))
+        await eventually(lambda: bool(children))
         await asyncio.sleep(0.5)
-        os.kill(pids[0], signal.SIGKILL)
+        os.kill(children[0].pid, signal.SIGKILL)
         assert "signal 9" in await loading
 
     asyncio.run(scenario())

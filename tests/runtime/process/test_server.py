@@ -95,27 +95,32 @@ def test_counters_are_pushed_for_a_call_that_arrives_during_the_last_push_round(
     real = asyncio.sleep
 
     async def sleep(seconds: float) -> None:
-        if seconds == server_module._PUSH_SECONDS:
+        if seconds == 0.125:  # as set below
             rounds.append(asyncio.Event())
             await rounds[-1].wait()
         else:
             await real(seconds)
 
     async def scenario() -> None:
-        async with serving() as (server, peer):
+        async with serving() as (_, peer):
+
+            def working() -> int:
+                """The tasks of calls and of the counters."""
+                return len(asyncio.all_tasks() - idle)
 
             async def end_round(count: int) -> None:
                 await eventually(lambda: len(rounds) == count)
                 rounds[-1].set()
-                await eventually(lambda: len(rounds) > count or server._pusher is None)
+                await eventually(lambda: len(rounds) > count or not working())
 
             peer.send(LOAD)
             await peer.until(Loaded)
+            idle = asyncio.all_tasks()
             # given a first call that was cancelled, and a push round that saw this
             peer.send(call(1, "generate", ids=ids(3), options={}))
             await peer.until(Chunk, 1)
             peer.send(Cancel(1))
-            await eventually(lambda: len(rounds) == 1 and not server._calls)
+            await eventually(lambda: len(rounds) == 1 == working())
             await end_round(1)
             # when another call arrives during the wait for the next round
             peer.send(call(2, "generate", ids=ids(3), options={}))
@@ -127,25 +132,26 @@ def test_counters_are_pushed_for_a_call_that_arrives_during_the_last_push_round(
             await end_round(3)
             await eventually(lambda: sum(isinstance(reply, Push) for reply in peer.replies) > pushed)
             peer.send(Cancel(2))
-            await eventually(lambda: not server._calls)
+            await eventually(lambda: working() == 1)
             for count in (4, 5):
                 await end_round(count)
-            assert (len(rounds), server._pusher) == (5, None)
+            assert (len(rounds), working()) == (5, 0)
 
-    monkeypatch.setattr(server_module, "_PUSH_SECONDS", 0.125)
+    monkeypatch.setattr(server_module, "PUSH_SECONDS", 0.125)
     monkeypatch.setattr("asyncio.sleep", sleep)
     asyncio.run(scenario())
 
 
 def test_a_cancelled_call_gets_no_answer() -> None:
     async def scenario() -> None:
-        async with serving() as (server, peer):
+        async with serving() as (_, peer):
             peer.send(LOAD)
             await peer.until(Loaded)
+            idle = asyncio.all_tasks()
             peer.send(call(1, "generate", ids=ids(3), options={}))
             await peer.until(Chunk, 1)
             peer.send(Cancel(1), Cancel(77))
-            await eventually(lambda: not server._calls)
+            await eventually(lambda: len(asyncio.all_tasks() - idle) <= 1)  # the counters are reported once more
             peer.send(told(2, "state"))
             state = json.loads("".join(map(chr, msgspec.msgpack.decode((await peer.until(Result, 2)).value))))
             assert state["cancelled"] == 1
@@ -156,9 +162,10 @@ def test_a_cancelled_call_gets_no_answer() -> None:
 
 def test_calls_cancelled_before_they_start_leave_no_state() -> None:
     async def scenario() -> None:
-        async with serving() as (server, peer):
+        async with serving() as (_, peer):
             peer.send(LOAD)
             await peer.until(Loaded)
+            idle = asyncio.all_tasks()
             # given calls of every kind, each sent together with its cancellation
             for number, one in enumerate(
                 (
@@ -171,10 +178,13 @@ def test_calls_cancelled_before_they_start_leave_no_state() -> None:
                 peer.send(one, Drop(number, 0), Cancel(number))
             peer.send(call(9, "tokenize", texts=["b"]))
             await peer.until(Result, 9)
-            # then no state of them is kept, and the pusher stops
-            await eventually(lambda: not server._calls and server._pusher is None)
-            assert not server._dropped
+            # then they and the counters leave no task
+            await eventually(lambda: asyncio.all_tasks() <= idle)
             assert not [reply for reply in peer.replies if getattr(reply, "id", 9) not in (9, 0)]
+            # and a later call of the same number has all its branches
+            peer.send(call(3, "continue_many", ids=ids(0), n=2, options={}, priority=0, cache_salt=""))
+            await peer.until(End, 3)
+            assert {reply.branch for reply in peer.replies if isinstance(reply, Chunk)} == {0, 1}
 
     asyncio.run(scenario())
 
@@ -243,7 +253,7 @@ def test_an_answer_too_large_for_the_pipe_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_a_small_answer_is_sent_between_the_parts_of_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "LARGE", 5_000)
-    monkeypatch.setattr("runtime.transport.frames._HIGH_WATER", 5_000)
+    monkeypatch.setattr("runtime.transport.frames.HIGH_WATER", 5_000)
 
     async def scenario() -> None:
         async with serving() as (_, peer):

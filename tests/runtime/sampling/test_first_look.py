@@ -38,4 +38,4 @@ COLD = Look(times=2.0, fewest=256)
     ids=str,
 )
 def test_the_first_look_depends_on_the_settings_of_the_stages(settings: dict[str, Any], drawn: Look, traced: Look) -> None:
-    assert Sampler(SamplingOptions(**settings), seed=0)._looks == [drawn, traced]
+    assert Sampler(SamplingOptions(**settings), seed=0).looks == [drawn, traced]

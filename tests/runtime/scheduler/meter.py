@@ -35,8 +35,7 @@ class Meter:
         for node in self._cache.trie.nodes():
             weigh(node.payload, found)
             weigh(node.scores, found)
-        weigh(list(self._cache.vectors._rows.values()), found)
-        weigh(list(self._cache.vectors.pinned.values()), found)
+        weigh(vars(self._cache.vectors), found)
         weigh(self._cache.copied_tails, found)
         return sum(found.values())
 
@@ -107,7 +106,7 @@ def metered(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
 
     monkeypatch.setattr(backend, "prepare", preparing(backend.prepare))
     if backend.info.backend in ("hf", "mlx"):
-        module = __import__(f"runtime.backends.{backend.info.backend}.cache", fromlist=["_resized"])
-        monkeypatch.setattr(module, "_resized", growing(module._resized))
+        module = __import__(f"runtime.backends.{backend.info.backend}.cache", fromlist=["resized"])
+        monkeypatch.setattr(module, "resized", growing(module.resized))
     yield meter
     monkeypatch.undo()

@@ -85,8 +85,8 @@ def test_generations_that_start_at_the_current_end_of_another_are_right(rows: in
         engine.call(partial(scheduler.cache.clear, vectors=False)).result()
 
         def join(_: Any) -> None:  # on the owner thread: a request submitted now starts after this forward, at its end
-            if len(scheduler._decoding.rows) == 1 and len(said) < 8:
-                leader = scheduler._decoding.rows[0]
+            if len(scheduler.decoding.rows) == 1 and len(said) < 8:
+                leader = scheduler.decoding.rows[0]
                 ids = np.array(path[: len(leader.path) + 1], np.int32)
                 said.append(ids.tolist())
                 tell = partial(lambda told, run: told.extend(run.ids.tolist()), said[-1])

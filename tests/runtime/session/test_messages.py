@@ -47,13 +47,12 @@ Speak = Callable[[str], Session]
 
 
 @pytest.fixture
-def speak(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speak]:
+def speak() -> Iterator[Speak]:
     """A session on a model with another template."""
     with ExitStack() as stack:
 
         def change(template: str) -> Session:
-            monkeypatch.setattr("runtime.backends.byte_text.CHATML", template)
-            model = stack.enter_context(load("x", backend="fake"))
+            model = stack.enter_context(load("x", backend="fake", chat_template=template))
             return stack.enter_context(model.open_session())
 
         yield change

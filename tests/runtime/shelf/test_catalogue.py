@@ -18,6 +18,7 @@ from runtime.hub.repository import check_suitable
 from runtime.loading.memory_estimate import kv_numbers
 from runtime.shelf import catalogue as module
 from runtime.shelf.catalogue import CatalogueModel, catalogue, fitting
+from tests.machines import on_a_processor
 
 GB = 10**9
 LIST = Path(str(importlib.resources.files("resources"))) / "catalogue" / "models.json"
@@ -35,8 +36,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, int]:
     """A machine without a GPU, with a given amount of memory."""
     size = {"total": 16 * GB}
     plain = psutil.virtual_memory()
-    monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda backend, device: False)
-    monkeypatch.setattr("runtime.loading.memory_estimate.is_apple_silicon", lambda: False)
+    on_a_processor(monkeypatch)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: plain._replace(total=size["total"], available=size["total"] // 2))
     return size
 

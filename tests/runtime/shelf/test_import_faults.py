@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def test_a_killed_converter_is_reported_and_leaves_nothing(shelf: Path, gguf: Pa
         child.kill()
         return child
 
-    monkeypatch.setattr("runtime.loading.child_process.subprocess.Popen", popen)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     # when, then
     with pytest.raises(ModelLoadError, match="ended without an answer"):
         import_model(gguf)
@@ -120,7 +121,7 @@ def test_output_of_a_native_library_is_not_mistaken_for_the_converters_answer(
         child: subprocess.Popen[bytes] = real(noisy, **kwargs)  # type: ignore[call-overload]  # passed on as given
         return child
 
-    monkeypatch.setattr("runtime.loading.child_process.subprocess.Popen", popen)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     assert import_model(gguf).path.is_dir()
 
 
@@ -133,7 +134,7 @@ def test_a_converter_that_hangs_is_stopped(shelf: Path, gguf: Path, monkeypatch:
         started.append(real([sys.executable, "-c", "input()"], **kwargs))  # type: ignore[call-overload]  # passed on as given
         return started[-1]
 
-    monkeypatch.setattr("runtime.loading.child_process.subprocess.Popen", popen)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr("runtime.loading.child_process.POLL_SECONDS", 0.01)
     monkeypatch.setattr("runtime.shelf.importing.PATIENCE_SECONDS", 0.05)
     # when, then
@@ -199,7 +200,7 @@ def test_a_killed_importer_ends_its_child_and_its_remains_are_cleaned_up(shelf: 
 
 def test_too_little_disk_space_is_reported_before_the_import(shelf: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given
-    monkeypatch.setattr("runtime.shelf.importing.shutil.disk_usage", lambda path: SimpleNamespace(free=1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
     # when, then
     with pytest.raises(ModelLoadError, match=r"needs .* GB in .*, 0\.0 GB are free"):
         import_model(gguf)

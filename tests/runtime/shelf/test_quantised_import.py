@@ -29,6 +29,7 @@ from runtime.options.load import LoadOptions
 from runtime.shelf.importing import SOURCE, import_model, plan_import
 from runtime.shelf.model_shelf import ModelShelf, list_models
 from runtime.shelf.source import resolve
+from tests.machines import on_a_processor, on_apple_silicon
 from tests.runtime.loading.gguf_files import GgufFile, stored
 from tests.runtime.loading.packed import Choice, in_blocks, k_quants, packed
 from tests.tiny_models import tiny_path
@@ -152,8 +153,9 @@ def test_the_size_of_quantised_weights_matches_the_entry_and_the_estimate(
     assert isinstance(arrays, dict)
     held = sum(array.nbytes for array in arrays.values())
     assert {array.dtype for array in arrays.values()} == {mx.uint32, mx.float32}
-    for gpu in (False, True):  # float32 everywhere: no conversion, and no rounding of the file's scales
-        monkeypatch.setattr("runtime.loading.memory_estimate.on_gpu", lambda *_, gpu=gpu: gpu)
+    # (float32 everywhere: no conversion, and no rounding of the file's scales)
+    for machine in (on_a_processor, on_apple_silicon):
+        machine(monkeypatch)
         fit = estimate_fit(ModelShelf().config("kept"), entry.weights, dtype=entry.dtype, backend="mlx", context=100)
         assert fit.weights == entry.weights == held
         assert fit.kv_per_token == 3 * 2 * 2 * 16 * 4
@@ -278,8 +280,7 @@ def test_the_form_of_an_import_depends_on_the_machine_and_the_backend(
     # given a file that was not imported yet
     file = packed(tiny_path("llama"), mixed).write(tmp_path / "one.gguf")
     # when it is loaded on a machine with mlx as default, then hf uses the quantised import, or a float32 one beside it
-    for module in ("importing", "source"):
-        monkeypatch.setattr(f"runtime.shelf.{module}.default_backend", lambda: "mlx")
+    on_apple_silicon(monkeypatch)
     assert resolve(file, backend="mlx").quantisation
     assert resolve(file, backend="hf").path.name == "one-mlx"
     assert import_model(file, keep_quantised=False).quantisation is None
@@ -289,8 +290,7 @@ def test_the_form_of_an_import_depends_on_the_machine_and_the_backend(
     assert resolve(file, backend="hf").path.name == "one"
     assert import_model(file).path.name == "one-mlx"
     # on other machines both use float32
-    for module in ("importing", "source"):
-        monkeypatch.setattr(f"runtime.shelf.{module}.default_backend", lambda: "hf")
+    on_a_processor(monkeypatch)
     assert resolve(file, backend="mlx").path.name == import_model(file).path.name == "one"
     assert len(list_models()) == 2
     ModelShelf().remove("one")
@@ -305,7 +305,7 @@ def test_a_file_without_quantised_matrices_is_refused_or_imported_as_float32(
     with pytest.raises(ModelLoadError, match=rf"no matrix of it is quantised \({forms}\); import it as float32"):
         import_model(gguf, keep_quantised=True)
     assert list_models() == []
-    monkeypatch.setattr("runtime.shelf.importing.default_backend", lambda: "mlx")
+    on_apple_silicon(monkeypatch)
     assert import_model(gguf).quantisation is None
     with pytest.raises(ModelLoadError, match="a folder is taken as it is"):
         import_model(tiny_path("llama"), keep_quantised=True)

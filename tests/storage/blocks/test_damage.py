@@ -80,7 +80,8 @@ def test_a_cycle_of_parents_is_dropped_when_the_file_is_opened(file: Path) -> No
 def test_a_cycle_that_appears_while_the_file_is_open_is_dropped_when_it_is_read(file: Path) -> None:
     fill_blocks(file)
     with BlockFile(file, BUDGET) as store:
-        store._write(lambda conn: conn.execute("UPDATE kv_blocks SET parent = ? WHERE key = ?", [key(*PATHS[0]), key("a")]))
+        change = "UPDATE kv_blocks SET parent = ? WHERE key = ?", [key(*PATHS[0]), key("a")]
+        store._write(lambda conn: conn.execute(*change))  # noqa: SLF001  # the open file is locked for other connections
         assert store.get(keys(*PATHS[0])) == []
         assert (store.stats().blocks, store.evict(1 << 30)) == (0, 0)  # its descendants are dropped with it
         assert store.put(chain("n", "o")) == 2

@@ -15,6 +15,7 @@ from ui import Scheme, apply_theme
 from ui.port import SessionView
 from ui.theme.scheme import OwnColours
 from ui.transcript import TranscriptView
+from ui.transcript.pane import scroller
 
 Show = Callable[..., TranscriptView]
 PATIENCE_MS = 60_000  # how long a layout may take on a busy machine
@@ -43,6 +44,12 @@ def show(qtbot: QtBot, qapp: QApplication) -> Iterator[Show]:
 @pytest.fixture
 def drawing(show: Show) -> TranscriptView:
     return show(samples.drawing())
+
+
+def lay_out_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine so slow that each slice lays out almost nothing."""
+    monkeypatch.setattr(scroller, "AT_ONCE_SECONDS", -1.0)
+    monkeypatch.setattr(scroller, "SLICE_SECONDS", -1.0)
 
 
 def settle(qtbot: QtBot, transcript: TranscriptView) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pytestqt.qtbot import QtBot
 
 from runtime import Origin
-from tests.ui.transcript.conftest import Show, settle
+from tests.ui.transcript.conftest import Show, lay_out_slowly, settle
 from tests.ui.transcript.samples import run_of, session, turn
 from tests.ui.transcript.test_view import long_session
 from ui.transcript import Mode
@@ -79,8 +79,7 @@ def test_from_place_to_place_and_round(qtbot: QtBot, show: Show) -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_what_was_found_is_in_sight(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
     # given a machine that lays out next to nothing at a time
-    monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", -1.0)
-    monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", -1.0)
+    lay_out_slowly(monkeypatch)
     transcript = show(long_session())
     transcript.set_mode(mode)
     settle(qtbot, transcript)

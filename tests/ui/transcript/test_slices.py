@@ -38,12 +38,12 @@ def many(session_id: int, first: int = 1) -> SessionView:
 @pytest.fixture(autouse=True)
 def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lays out the visible turns at once, then one turn per turn of the event loop, independent of the machine's speed."""
-    monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", LONG)
-    monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", 0.0)
-    monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_MS", 0)
-    monkeypatch.setattr("ui.transcript.overlay.strip._AT_ONCE_SECONDS", 0.0)
-    monkeypatch.setattr("ui.transcript.overlay.strip._SLICE_SECONDS", 0.0)
-    monkeypatch.setattr("ui.transcript.overlay.strip._SLICE_MS", 0)
+    monkeypatch.setattr("ui.transcript.pane.scroller.AT_ONCE_SECONDS", LONG)
+    monkeypatch.setattr("ui.transcript.pane.scroller.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.transcript.pane.scroller.SLICE_MS", 0)
+    monkeypatch.setattr("ui.transcript.overlay.strip.AT_ONCE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.transcript.overlay.strip.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.transcript.overlay.strip.SLICE_MS", 0)
 
 
 @pytest.fixture

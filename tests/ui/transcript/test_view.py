@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from runtime import Origin, TokenRun
-from tests.ui.transcript.conftest import Show, settle
+from tests.ui.transcript.conftest import Show, lay_out_slowly, settle
 from tests.ui.transcript.samples import drawing as drawn
 from tests.ui.transcript.samples import run_of, session, turn, written
 from ui.port import SessionView, TurnStatus
@@ -205,8 +205,7 @@ def test_switching_modes_keeps_the_place(qtbot: QtBot, show: Show, monkeypatch: 
     # given a long session, also on a machine so slow that each slice lays out almost nothing
     transcript = show(long_session())
     if slow:
-        monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", -1.0)
-        monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", -1.0)
+        lay_out_slowly(monkeypatch)
     bar = transcript.tokens.verticalScrollBar()
     for place in range(1200, 1800, 97 if slow else 13):  # in a turn's middle, at its end, between two
         bar.setValue(place)
@@ -230,8 +229,7 @@ def test_a_scroll_position_set_during_the_layout_is_kept(qtbot: QtBot, show: Sho
     transcript = show(long_session())
     bar = transcript.tokens.verticalScrollBar()
     bar.setValue(1500)
-    monkeypatch.setattr("ui.transcript.pane.scroller._AT_ONCE_SECONDS", -1.0)
-    monkeypatch.setattr("ui.transcript.pane.scroller._SLICE_SECONDS", -1.0)
+    lay_out_slowly(monkeypatch)
     transcript.set_text_scale(1.2)
     bar.setValue(0)
     settle(qtbot, transcript)

@@ -19,9 +19,9 @@ from ui.transcript.tokens import Tokens
 _HEIGHT_PX, _TOP_PX, _BOTTOM_PX = 44, 10, 16  # a hairline at the top, the line between
 _LINE_PX, _DOT_PX = 1.4, 3.2
 _PIXELS_A_POINT = 2
-_AT_ONCE_SECONDS = 0.0002  # for reading another path at once, which is enough for a short one
-_SLICE_SECONDS = 0.0015  # for reading in each later slice
-_SLICE_MS = 4  # between slices
+AT_ONCE_SECONDS = 0.0002  # for reading another path at once, which is enough for a short one
+SLICE_SECONDS = 0.0015  # for reading in each later slice
+SLICE_MS = 4  # between slices
 _REACH_PX = 3  # maximum distance of a click from a peak
 _STREAM_MS = 100  # between updates while tokens stream
 _LEAST_SPAN = 1.0  # nats of the full height, at least, so that low entropies look low
@@ -78,7 +78,7 @@ class EntropyStrip(QWidget):
         self._drawn = np.empty(0, np.float32)  # entropies; of the previous path until this one is read
         self._follow = QTimer(self, singleShot=True, interval=_STREAM_MS)
         self._follow.timeout.connect(self.update)
-        self._slices = QTimer(self, singleShot=True, interval=_SLICE_MS)
+        self._slices = QTimer(self, singleShot=True, interval=SLICE_MS)
         self._slices.timeout.connect(self._slice)
         self.setFixedHeight(_HEIGHT_PX)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -97,7 +97,7 @@ class EntropyStrip(QWidget):
         held = {id(series.turn): series for series in self._series}
         self._series = [held.get(id(turn)) or _Series(turn) for turn in turns]
         self._stale = set(range(len(turns)))
-        self._slice(_AT_ONCE_SECONDS)
+        self._slice(AT_ONCE_SECONDS)
 
     def turn_changed(self, index: int) -> None:
         """Redraws the line within a tenth of a second, as turn `index` has changed."""
@@ -133,7 +133,7 @@ class EntropyStrip(QWidget):
         high = min(max(round(at + reach), low), len(values) - 1) + 1
         return self._token(low + int(np.argmax(np.nan_to_num(values[low:high], nan=-1.0))))
 
-    def _slice(self, seconds: float = _SLICE_SECONDS) -> None:
+    def _slice(self, seconds: float = SLICE_SECONDS) -> None:
         self._read(perf_counter() + seconds)
         if not self._stale:  # until then the previous line stays
             self._slices.stop()

@@ -16,9 +16,9 @@ from ui.transcript.pane.page import BodyT, Laid, TranscriptPage
 from ui.transcript.path import Turn
 from ui.transcript.text.faces import COLUMN_PX, MARGIN_RIGHT_PX, Faces
 
-_AT_ONCE_SECONDS = 0.005  # for laying out the visible part before the first frame; the rest follows in slices
-_SLICE_SECONDS = 0.003
-_SLICE_MS = 4  # between slices, for other events
+AT_ONCE_SECONDS = 0.005  # for laying out the visible part before the first frame; the rest follows in slices
+SLICE_SECONDS = 0.003
+SLICE_MS = 4  # between slices, for other events
 
 
 class Anchor(Struct, frozen=True):
@@ -45,7 +45,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._stale: set[int] = set()  # boxes that changed while suspended
         self._pending: tuple[Anchor, int] | None = None  # during slices: the wanted position, and the bar's value so far
         self._restoring = False  # the scroll bar moves, but not the visible part
-        self._slices = QTimer(self, interval=_SLICE_MS)
+        self._slices = QTimer(self, interval=SLICE_MS)
         self._slices.timeout.connect(self._slice)
         self._painting = QTimer(self, singleShot=True, interval=0)  # in a later turn of the event loop than the layout
         self._painting.timeout.connect(self._paint_now)
@@ -118,7 +118,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         box = self._page.boxes[index]
         stick, before = self.is_at_end, box.height
         self._page.refresh_line(box)
-        row = box.body.prepare(perf_counter() + _SLICE_SECONDS)
+        row = box.body.prepare(perf_counter() + SLICE_SECONDS)
         if box.height != before or index == len(self._page.boxes) - 1:
             self._page.place(index)
         self._update_bar()
@@ -139,7 +139,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         anchor, box = self.anchor(), self._page.boxes[index]
         height = box.height
         self._page.refresh(box)
-        row = box.body.prepare(perf_counter() + _SLICE_SECONDS)
+        row = box.body.prepare(perf_counter() + SLICE_SECONDS)
         if row is None and box.done and box.height == height:  # as with each progress note of a prefill
             reach = max(height, box.meta_top + box.meta.reach)
             self.viewport().update(0, box.top - self.verticalScrollBar().value(), self.viewport().width(), reach)
@@ -240,7 +240,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     def _lay_out(self, anchor: Anchor) -> None:
         if self._suspended:
             return
-        self._prepare(anchor, _AT_ONCE_SECONDS, self.viewport().height())
+        self._prepare(anchor, AT_ONCE_SECONDS, self.viewport().height())
         self._slices.stop()  # the rest follows after painting
         self._painting.start()
 
@@ -250,7 +250,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
 
     def _slice(self) -> None:
         before = self._in_sight()
-        laid = self._prepare(self.anchor(), _SLICE_SECONDS)
+        laid = self._prepare(self.anchor(), SLICE_SECONDS)
         if laid.done:
             self._slices.stop()
         else:
