@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 
 MOST_ARENAS: Final = 2
@@ -33,23 +34,16 @@ def return_memory() -> None:
 
 
 @contextmanager
-def paused_collection() -> Iterator[None]:
-    """Pauses garbage collection, if it is on: a tenth of a load passes over the 400,000 objects of torch and transformers."""
+def paused_collection() -> Iterator[Callable[[], object]]:
+    """Pauses garbage collection, if it is on: a tenth of a load passes over the 400,000 objects of torch and transformers.
+
+    Yields:
+        Collects the garbage made meanwhile, if collection was on; for the thread that must destroy it.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        yield partial(gc.collect, 0) if enabled else (lambda: None)
     finally:
         if enabled:
             gc.enable()
-
-
-def exempt_from_collection() -> None:
-    """Exempts all live objects from garbage collection, and switches it on.
-
-    Full passes over the objects of torch and transformers pause streams for 0.2 s. For a process with one model, which ends
-    with it: objects that die later in a cycle are not freed.
-    """
-    gc.collect()  # garbage would be exempt as well
-    gc.freeze()
-    gc.enable()

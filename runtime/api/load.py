@@ -71,11 +71,17 @@ def load(
         AdapterError: One of `adapters` is not on this machine, damaged, or for another base.
     """
     checked = LoadOptions.from_mapping(options)
-    with reporting_load(progress, on_progress or current_listener()) as on_load, paused_collection():
-        return _load(source, backend, checked, on_load)
+    with reporting_load(progress, on_progress or current_listener()) as on_load, paused_collection() as collect:
+        return _load(source, backend, checked, on_load, collect)
 
 
-def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, on_load: OnLoad | None) -> LanguageModel:
+def _load(
+    source: str | Path | Pair,
+    backend: str | None,
+    checked: LoadOptions,
+    on_load: OnLoad | None,
+    collect: Callable[[], object],
+) -> LanguageModel:
     with progress_listener(on_load):  # a GGUF file is imported first
         found = _find(source, backend, checked)
     name, model, text = found.backend, found.model, found.text
@@ -102,7 +108,9 @@ def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, 
         budget = facts.kv_budget(checked, made.free_bytes())
         made.set_kv_budget(budget)
         eos = frozenset(text.eos_token_ids)
-        return made, Scheduler(made, checked, budget, token_bytes, eos, draft)
+        scheduler = Scheduler(made, checked, budget, token_bytes, eos, draft)
+        collect()  # on this thread, which must destroy the arrays that the load leaves
+        return made, scheduler
 
     try:
         chosen = resolve_backend(name)  # on this thread: at exit mlx clears compilations on the thread that imported it

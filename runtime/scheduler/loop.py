@@ -151,15 +151,8 @@ class Scheduler:
         if self._prompts.running:
             for _ in self._prompts.step(decoding=decodes):
                 with together():
-                    for job, prefill, last in self._prompts.complete:
-                        try:
-                            if isinstance(job, DecodingJob):
-                                self._start(prefill, last)
-                            else:
-                                job.answer(last)
-                        except BaseException as error:  # noqa: BLE001  # the border: only this job fails
-                            self._fail(job, error)
-                    self._prompts.complete.clear()
+                    while self._prompts.complete:
+                        self._answer(*self._prompts.complete.popleft())
         decodes = bool(self.decoding.rows or self._beams.running)
         if self._background.workers and not (decodes and self._prompts.running):
             self._background.step(contended=decodes or bool(self._prompts.running))
@@ -253,9 +246,15 @@ class Scheduler:
         self.counters.publish(self.cache)  # before the answer, so that its reader sees the numbers
         job.end(typed(error))
 
-    def _start(self, prefill: Prefill, last: Distribution) -> None:
-        """Starts the generation of a complete prompt with the distribution after it."""
-        (self._beams if isinstance(prefill.job, BeamJob) else self.decoding).start(prefill, last)
+    def _answer(self, job: Job, prefill: Prefill, last: Distribution) -> None:
+        """Answers a job whose path is complete, or starts its generation."""
+        try:
+            if isinstance(job, DecodingJob):
+                (self._beams if isinstance(job, BeamJob) else self.decoding).start(prefill, last)
+            else:
+                job.answer(last)
+        except BaseException as error:  # noqa: BLE001  # the border: only this job fails
+            self._fail(job, error)
 
     def _fits(self, prefill: Prefill) -> bool:
         """Whether a newly placed job has room besides the others, after preempting some of them if necessary.
@@ -302,7 +301,7 @@ class Scheduler:
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 if job.on_progress is not None:
                     job.on_progress(prefill.progress)
-                self._start(prefill, known)
+                self._answer(job, prefill, known)
                 return
             self.cache.leave(prefill)
         if self.blocks.thread is not None and self.blocks.restores.worth_reading(job):

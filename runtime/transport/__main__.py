@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import gc
 import logging
 import signal
 import socket
@@ -21,7 +20,6 @@ def main() -> None:
     faulthandler.enable()  # a native crash leaves a trace in the log
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     pipe = socket.socket(fileno=int(sys.argv[1]))
-    gc.disable()  # until the model is loaded: see `exempt_from_collection`
     pipe.set_inheritable(False)  # a child of this process must not hold the pipe open
     asyncio.run(serve(pipe))
 

@@ -7,6 +7,7 @@ while the model loads or steps, and the end of the pipe is noticed while the mod
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -24,7 +25,6 @@ from runtime.branches import Branches
 from runtime.dotted import resolve
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.loading.progress import LoadProgress, OnLoad, progress_listener
-from runtime.memory import exempt_from_collection
 from runtime.options.checking import nearest
 from runtime.records import TokenRun
 from runtime.transport.arrays import ArrayError, pack_pieces, pack_run
@@ -66,7 +66,7 @@ _SHUTDOWN_SECONDS = 1.5  # for the model to close when the parent asks; the pare
 async def serve(pipe: socket.socket) -> NoReturn:
     """Serves one model over a connected socket; ends the process when the pipe closes."""
     loop = asyncio.get_running_loop()
-    server = Server(exempt_from_collection)
+    server = Server(gc.freeze)  # full passes over the objects of torch and transformers would pause streams for 0.2 s
     await loop.create_connection(lambda: server.connection, sock=pipe)
     watch = loop.create_task(server.watch_parent(os.getppid()))  # a forked child of the parent may hold the pipe open
     code, grace = await server.over

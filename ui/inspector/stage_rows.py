@@ -64,7 +64,7 @@ def _numbered(stage: Stage, before: Stage, sampling: SamplingOptions) -> str:
     if stage.u is None:
         return ""
     spec, number = _SPECS[stage.name], translate("Stages", "u\u00a0=\u00a0{0}").format(words.share(stage.u))
-    chance = getattr(sampling, spec.parameters[0].name)
+    chance = None if spec.chance is None else getattr(sampling, spec.parameters[0].name)
     if spec.chance is None or chance is None:
         return f"{number}."
     if stage.u >= chance:

@@ -91,9 +91,9 @@ class AppSettings(Struct, frozen=True):
     # a model on the shelf for speculation; "" is none
     draft_model: Annotated[str, SettingRule(named=True, option=True, reload=True)] = ""
     kv_cache_bytes: Annotated[int | None, SettingRule(least=_LEAST_KV, option=True, refusal=QT_TRANSLATE_NOOP(
-        "Workbench", "the KV budget must be at least {0:,} bytes, not {2!r:.60}"))] = None
+        "Workbench", "the KV budget must be a whole number of bytes, at least {0:,}, not {2!r:.60}"))] = None
     disk_bytes: Annotated[int | None, SettingRule(least=_LEAST_KV, reload=True, refusal=QT_TRANSLATE_NOOP(
-        "Workbench", "the disk budget must be at least {0:,} bytes, not {2!r:.60}"))] = None  # of KV blocks
+        "Workbench", "the disk budget must be a whole number of bytes, at least {0:,}, not {2!r:.60}"))] = None  # of KV blocks
     preset: Annotated[str, SettingRule(named=True)] = ""  # of sessions without one; "" is Elsewise's own
     # of sessions: words (the first ones of the first message), model (asked after the first answer)
     titles: Annotated[str, SettingRule(("words", "model"), QT_TRANSLATE_NOOP(

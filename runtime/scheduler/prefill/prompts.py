@@ -1,4 +1,4 @@
-"""Prefill of queries and prompts: chunks sized by time, packed into one forward per workspace."""
+"""Jobs that wait, and the prefill of queries and prompts: chunks sized by time, packed into one forward per workspace."""
 
 from __future__ import annotations
 
@@ -174,10 +174,11 @@ class Prompts:
         most = max(rows_bytes // (4 * backend.info.vocab_size), FEWEST_ROWS)
         self._most_rows = options.max_batch_tokens if backend.on_device and not backend.unified else most
         self.running: list[Prefill] = []
-        self.complete: list[tuple[Job, Prefill, Distribution]] = []
+        self._parts: list[tuple[list[Prefill], int]] = []  # yet to be pushed in this step, each with its quota; the next last
+        self.complete: deque[tuple[Job, Prefill, Distribution]] = deque()
 
     def step(self, *, decoding: bool) -> Iterator[None]:
-        """One forward within the quota, over all workspaces if the backend can; after each, the caller empties `complete`.
+        """Forwards within the quota, over all workspaces if the backend can; after each, the caller empties `complete`.
 
         The most urgent prompts come first, then those of the caller that has waited longest.
 
@@ -185,33 +186,33 @@ class Prompts:
         """
         self._round += 1
         self.running.sort(key=attrgetter("job.priority", "job.turn.served", "served"))
-        quota = self._pace.chunk(CHUNK_SECONDS) if decoding else self._alone()
+        now, first, quota = time.monotonic(), self.running[0].job, self._pace.chunk(CHUNK_SECONDS)
         if decoding:
-            self._disturbed = time.monotonic()
+            self._disturbed = now
             short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
             quota = max(quota, min(short, self._pace.chunk(ALONE_SECONDS)))
+        else:  # longer forwards cost less per token
+            if first.priority < Priority.BACKGROUND:
+                self._pace.urgent = now
+                for prefill in self.running:
+                    if prefill.job.priority == first.priority and prefill.job.turn is not first.turn:
+                        self._disturbed = now
+            if self._hurried:
+                self._hurried = False
+            elif self._cache.backend.interruptible:
+                calm = self._pace.measured and now - self._disturbed >= CALM_SECONDS
+                quota = self._pace.chunk(LONG_SECONDS if calm else ALONE_SECONDS)
+            else:
+                quota = self._pace.background()
         quota = min(quota, self._batch_tokens)
         for group in [list(self.running)] if self._cache.backend.together else by_workspace(self.running):
-            quota -= self._push(group[: self._batch_rows], quota)
-            yield
+            self._parts = [(group[: self._batch_rows], quota)]
+            while self._parts:
+                part, most = self._parts.pop()
+                quota -= self._push(list(filter(self.running.__contains__, part)), most)
+                yield
             if quota <= 0 or decoding:
                 return
-
-    def _alone(self) -> int:
-        """Tokens of the next forward while no generation waits: longer forwards cost less per token."""
-        now, first = time.monotonic(), self.running[0].job  # the most urgent job
-        if first.priority < Priority.BACKGROUND:
-            self._pace.urgent = now
-            for prefill in self.running:
-                if prefill.job.priority == first.priority and prefill.job.turn is not first.turn:
-                    self._disturbed = now
-        if self._hurried:
-            self._hurried = False
-            return self._pace.chunk(CHUNK_SECONDS)
-        if self._cache.backend.interruptible:
-            calm = self._pace.measured and now - self._disturbed >= CALM_SECONDS
-            return self._pace.chunk(LONG_SECONDS if calm else ALONE_SECONDS)
-        return self._pace.background()
 
     def _interrupted(self, group: Sequence[Prefill], until: float) -> bool:
         """Whether to interrupt a forward of `group`: for new jobs, or because no caller waits for any of its jobs.
@@ -224,7 +225,10 @@ class Prompts:
         return arrived is None or any(_interrupts(job, jobs) for job in arrived) or all(job.abandoned for job in jobs)
 
     def _push(self, group: list[Prefill], quota: int) -> int:
-        """One forward over the group's next tokens; returns the tokens pushed, or the quota if the forward failed."""
+        """One forward over the group's next tokens; returns the tokens pushed, or the quota if the forward failed.
+
+        After a failure, the parts to push in its place are on `_parts`.
+        """
         resumed = []
         for prefill in group:
             if (prefill.workspace.recurrent or isinstance(prefill.job, ScoreJob)) and not self._resume(prefill):
@@ -258,12 +262,14 @@ class Prompts:
                 return quota
             if isinstance(error, NoRoomError):
                 if len(batch.portions) > 1:  # one after the other: each may use all memory that the others do not need
-                    groups = by_workspace(group)
-                    return sum(self._push([p for p in part if p in self.running], quota) for part in groups)
+                    self._parts += [(part, quota) for part in reversed(by_workspace(group))]
+                    return quota
                 if self.preempt(group):
-                    rest = [prefill for prefill in group if prefill in self.running]
-                    return self._push(rest, quota) if rest else quota
-            bisect(group, error, lambda part: self._push(part, quota), self.end)
+                    self._parts.append((group, quota))
+                    return quota
+            parts = list[tuple[list[Prefill], int]]()
+            bisect(group, error, lambda part: parts.append((part, quota)), self.end)
+            self._parts += reversed(parts)
             return quota
         pushed = batch.size
         seconds = time.monotonic() - started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from runtime.backends.fake import Behaviour
 from runtime.errors import NonFiniteLogitsError, RuntimeFault
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
-from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, reference, settled, some_ids
+from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, query_job, reference, settled, some_ids
 from tests.runtime.model.trouble import troubled
 
 GUILTY = 258  # a token that only guilty prompts hold
@@ -248,3 +249,22 @@ def test_a_bad_row_leaves_nothing_pending() -> None:
         settled(model)
         cache = engine_of(model).scheduler.cache
         assert engine_of(model).call(lambda: (cache.kv_budget.pending, cache.copied_tails)).result() == (0, {})
+
+
+def test_good_queries_of_a_failing_batch_are_answered_part_by_part() -> None:
+    # given sixteen queries of which the last is bad
+    answers: list[Future[Any]] = [Future() for _ in range(16)]
+    answered: list[int] = []  # before each forward
+    behaviour = fault("exception")
+    behaviour.before_forward = lambda _: answered.append(sum(answer.done() for answer in answers))
+    with fake_model(behaviour) as model:
+        texts = [[*some_ids(i, 4), *([GUILTY] if i == 15 else [])] for i in range(16)]
+        jobs = [query_job(model, text, answer) for text, answer in zip(texts, answers, strict=True)]
+        # when they are computed as one batch
+        engine_of(model).submit(jobs)
+        for text, answer in zip(texts[:15], answers[:15], strict=True):
+            assert_right(answer.result(60)[0], text)
+        with pytest.raises(ZeroDivisionError):
+            answers[15].result(60)
+    # then each half without it is answered before the other is tried
+    assert answered == [0, 0, 8, 8, 12, 12, 14, 14, 15]
