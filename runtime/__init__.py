@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from runtime.adapters.folder import ShelvedAdapter, import_adapter, is_adapter_folder, list_shelf_adapters
     from runtime.aio import run_sync
     from runtime.api.checks import check_fits
+    from runtime.api.comparison import ComparedSide, ModelComparison, OnComparison, compare_models
     from runtime.api.genlm import load_model_by_name
     from runtime.api.language_model import LanguageModel
     from runtime.api.load import check_model, load
@@ -56,12 +57,7 @@ if TYPE_CHECKING:
         unregister_backend,
     )
     from runtime.beams import BeamOptions, BeamStep, Hypothesis
-    from runtime.blocks.chain import block_keys
-    from runtime.blocks.options import BlockOptions
-    from runtime.blocks.store import BlockStore
     from runtime.branches import Branches
-    from runtime.comparison.compare import compare_models
-    from runtime.comparison.result import ComparedSide, ModelComparison, OnComparison
     from runtime.grammar.source import Grammar
     from runtime.hub.child_protocol import DownloadPlan, DownloadProgress, HubFile, HubModel, OnDownload
     from runtime.hub.client import fetch_adapter, fetch_any, fetch_model, plan_download, search_models, token_owner
@@ -82,6 +78,10 @@ if TYPE_CHECKING:
         PromptProgress,
         RequestTimings,
     )
+    from runtime.kv.chain import block_keys
+    from runtime.kv.options import BlockOptions
+    from runtime.kv.store import BlockStore
+    from runtime.kv.trie import Trie, Weight
     from runtime.lens import LensCost, LensRun
     from runtime.loading.measurements import Perplexities, measured_perplexities, measured_threads
     from runtime.loading.memory_estimate import Fit, estimate_fit, weight_forms
@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     )
     from runtime.options.load import LoadOptions
     from runtime.options.priority import Priority
+    from runtime.options.speculation import SpeculativeOptions
     from runtime.records import Completion, Finish, Origin, Scores, TokenRecord, TokenRecords, TokenRun, TopLogprobs
     from runtime.remote.connect import add_connection, connect, connect_async
     from runtime.remote.saved import (
@@ -135,14 +136,12 @@ if TYPE_CHECKING:
     from runtime.shelf.importing import ImportPlan, import_model, plan_import
     from runtime.shelf.model_shelf import ModelShelf, ShelfEntry, list_models
     from runtime.shelf.quantise import convert_model
-    from runtime.speculation.options import SpeculativeOptions
     from runtime.text.formats import CHAT_FORMATS
     from runtime.text.tool_call_reader import ToolCallReader, parse_tool_calls
     from runtime.text.tool_calls import ToolCall, ToolCalls
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.transport.child import EngineLimits
     from runtime.transport.pipe import spawn
-    from runtime.trie import Trie, Weight
 
 _NAMES = {
     "runtime.adapters.convert": ("convert_adapter",),
@@ -157,15 +156,14 @@ _NAMES = {
         "unregister_backend",
     ),
     "runtime.beams": ("BeamOptions", "BeamStep", "Hypothesis"),
-    "runtime.blocks.chain": ("block_keys",),
-    "runtime.blocks.options": ("BlockOptions",),
-    "runtime.blocks.store": ("BlockStore",),
+    "runtime.kv.chain": ("block_keys",),
+    "runtime.kv.options": ("BlockOptions",),
+    "runtime.kv.store": ("BlockStore",),
     "runtime.branches": ("Branches",),
     "runtime.api.genlm": ("load_model_by_name",),
     "runtime.api.language_model": ("LanguageModel",),
     "runtime.api.load": ("check_model", "load"),
-    "runtime.comparison.compare": ("compare_models",),
-    "runtime.comparison.result": ("ComparedSide", "ModelComparison", "OnComparison"),
+    "runtime.api.comparison": ("ComparedSide", "ModelComparison", "OnComparison", "compare_models"),
     "runtime.grammar.source": ("Grammar",),
     "runtime.hub.child_protocol": ("DownloadPlan", "DownloadProgress", "HubFile", "HubModel", "OnDownload"),
     "runtime.hub.client": ("fetch_adapter", "fetch_any", "fetch_model", "plan_download", "search_models", "token_owner"),
@@ -239,7 +237,7 @@ _NAMES = {
     "runtime.shelf.importing": ("ImportPlan", "import_model", "plan_import"),
     "runtime.shelf.model_shelf": ("ModelShelf", "ShelfEntry", "list_models"),
     "runtime.shelf.quantise": ("convert_model",),
-    "runtime.speculation.options": ("SpeculativeOptions",),
+    "runtime.options.speculation": ("SpeculativeOptions",),
     "runtime.text.formats": ("CHAT_FORMATS",),
     "runtime.api.checks": ("check_fits",),
     "runtime.transport.child": ("EngineLimits",),
@@ -247,7 +245,7 @@ _NAMES = {
     "runtime.text.utf8": ("clean_text", "texts_of"),
     "runtime.text.tool_calls": ("ToolCall", "ToolCalls"),
     "runtime.text.tool_call_reader": ("ToolCallReader", "parse_tool_calls"),
-    "runtime.trie": ("Trie", "Weight"),
+    "runtime.kv.trie": ("Trie", "Weight"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = ["__version__", *(name for name in globals() if name.endswith(("Error", "Fault"))), *_HOMES]

@@ -11,8 +11,8 @@ from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.grammar.source import Grammar
 from runtime.options.checking import check_fields, number, option, shown, whole
 from runtime.options.generation import ALTERNATIVES, GenerationOptions
+from runtime.options.speculation import SpeculativeOptions
 from runtime.records import Finish, TokenRun
-from runtime.speculation.options import SpeculativeOptions
 from runtime.tables import Columns, Tabular
 
 MOST_BEAMS = 1024  # each beam holds the KV of its own tokens, and a step considers at least three candidates of each

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from runtime.blocks.options import BlockOptions
-from runtime.blocks.store import Block
+from runtime.kv.options import BlockOptions
+from runtime.kv.store import Block
 
 SHELVES: dict[str, MemoryBlocks] = {}
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.uses import Uses
+from runtime.kv.trie import Span
 from runtime.records import Float32, Int32
-from runtime.trie import Span
 
 Stack = tuple[tuple[str, float], ...]  # (digest, scale), in order; () is the base
 Int64 = npt.NDArray[np.int64]

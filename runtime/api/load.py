@@ -35,10 +35,10 @@ from runtime.loading.progress import LoadProgress, OnLoad, current_listener, pro
 from runtime.memory import paused_collection
 from runtime.options.checking import shown
 from runtime.options.load import LoadOptions
+from runtime.scheduler.decode.draft import check_draft
 from runtime.scheduler.loop import Scheduler
 from runtime.shelf.model_lock import lock_model
 from runtime.shelf.source import only_for_mlx, resolve
-from runtime.speculation.draft import check_draft
 from runtime.transport.local import LocalTransport
 
 Pair = tuple[Any, Any]  # (model, tokenizer) of transformers or mlx_lm

@@ -11,16 +11,16 @@ from typing import Final
 from runtime.adapters.uses import Adapters
 from runtime.aio import off_loop, settled
 from runtime.api.checks import RequestChecks
-from runtime.blocks.snapshot import SnapshotWriter, open_snapshot
 from runtime.engine.operations import Operations
 from runtime.engine.owner import Engine
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import BlocksSaved
+from runtime.kv.snapshot import SnapshotWriter, open_snapshot
 from runtime.options.load import LoadOptions
 from runtime.records import Int32
-from runtime.scheduler.blocks.blocks import Blocks
-from runtime.scheduler.blocks.copying import Copying
 from runtime.scheduler.jobs import Job
+from runtime.scheduler.kv.blocks import Blocks
+from runtime.scheduler.kv.copying import Copying
 
 COPIED_AT_ONCE: Final = 32  # blocks; a waiting restore goes first between two batches
 

@@ -45,7 +45,7 @@ from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import NO_TOKEN, Float32, Int32, TokenRun, TopLogprobs
 from runtime.sampling.chain import fresh_seed, make_sampler
-from runtime.scheduler.embedding import EmbedJob
+from runtime.scheduler.decode.draft import check_speculative
 from runtime.scheduler.jobs import (
     AnsweredJob,
     BeamJob,
@@ -60,8 +60,8 @@ from runtime.scheduler.jobs import (
     Turn,
     settle,
 )
-from runtime.scheduler.readings import READINGS
-from runtime.speculation.draft import check_speculative
+from runtime.scheduler.prefill.embedding import EmbedJob
+from runtime.scheduler.prefill.readings import READINGS
 from runtime.text.chat import render_chat_ids, wants_bos
 from runtime.text.formats import CHAT_FORMATS
 from runtime.text.utf8 import clean_text

@@ -14,7 +14,7 @@ from runtime.grammar.source import Grammar
 from runtime.options.checking import as_tuple, check_value, flag, nearest, plain_number, shown
 from runtime.options.generation import PARAMETERS, GenerationOptions, SamplingOptions
 from runtime.options.load import LoadOptions
-from runtime.speculation.options import SpeculativeOptions
+from runtime.options.speculation import SpeculativeOptions
 
 _SPELLINGS = {
     "max_new_tokens": "max_tokens",  # Hugging Face

@@ -28,9 +28,9 @@ from runtime.options.checking import (
     shown,
     whole,
 )
+from runtime.options.speculation import SpeculativeOptions
 from runtime.sampling.spec import Chosen, Parameter, StageSpec
 from runtime.sampling.stages import bias, dry, min_p, penalties, temperature, top_k, top_p, typical, xtc
-from runtime.speculation.options import SpeculativeOptions
 
 Breaker = int | str  # a token id, or a text for every token that contains it
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
 from runtime.adapters.uses import AdapterUse, check_adapters
-from runtime.blocks.options import BlockOptions
 from runtime.errors import InvalidRequestError
+from runtime.kv.options import BlockOptions
 from runtime.options.checking import (
     check_fields,
     flag,

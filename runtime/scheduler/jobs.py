@@ -16,12 +16,12 @@ from runtime.adapters.stacks import Routing, stack_of
 from runtime.beams import BeamOptions, OnStep
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
+from runtime.kv.trie import Namespace, Span
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.options.priority import Priority
 from runtime.records import Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
 from runtime.scheduler.prefill.distributions import Distribution
-from runtime.trie import Namespace, Span
 
 
 def nothing(_: object) -> None:

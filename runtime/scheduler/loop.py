@@ -17,21 +17,21 @@ from weakref import WeakValueDictionary
 
 from runtime.aio import together
 from runtime.backends.packs.packed import Backend
+from runtime.kv.trie import common_prefix
 from runtime.options.load import LoadOptions
 from runtime.scheduler.beam.beams import Beams
-from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
+from runtime.scheduler.decode.draft import Drafter
 from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.faults import all_of, typed
 from runtime.scheduler.jobs import BeamJob, CallJob, DecodingJob, Job, QueryJob, ScoreJob, settle
+from runtime.scheduler.kv.blocks import Blocks
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Pace, Prefill
 from runtime.scheduler.prefill.prompts import AT_ONCE, Lane, Prompts, Waiting
 from runtime.scheduler.workers import Background, BackgroundJob, WorkerContext
-from runtime.speculation.draft import Drafter
-from runtime.trie.tree import common_prefix
 
 STALLED_SECONDS = 0.01  # wait of a step if every answer waits for a grammar mask; new jobs are admitted between steps
 

@@ -14,9 +14,9 @@ from runtime.adapters.adapter import Kind
 from runtime.adapters.stacks import Routing
 from runtime.adapters.stacks import stack_of as stack_in
 from runtime.adapters.uses import MOST_INVOCATION, Adapters, Uses, check_adapters
-from runtime.blocks.chain import block_keys
 from runtime.errors import AdapterError, InvalidRequestError, ManifestMismatchError
 from runtime.info import ModelInfo
+from runtime.kv.chain import block_keys
 
 _CONFIG = ("backend", "device", "dtype", "context_length")  # fields of `ModelInfo`
 _OPTIONS = ("attention", "kv_dtype")  # of `ModelInfo.options`

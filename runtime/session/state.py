@@ -14,12 +14,12 @@ import numpy as np
 
 from runtime.adapters.uses import Adapters
 from runtime.errors import EngineDiedError, RuntimeFault, SessionBusyError, SessionClosedError, SessionFatalError
+from runtime.kv.trie import common_prefix
 from runtime.records import Float32
 from runtime.session.manifest import Manifest
 from runtime.session.snapshot import Generation
 from runtime.session.status import Divergence, Mark, Segment, SegmentKind
 from runtime.session.token_boundary import Conversation, TokenBoundary
-from runtime.trie.tree import common_prefix
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from runtime.api.checks import RequestChecks
 from runtime.errors import InvalidRequestError
 from runtime.info import Message
-from runtime.trie.tree import common_prefix
+from runtime.kv.trie import common_prefix
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel

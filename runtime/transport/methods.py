@@ -2,8 +2,8 @@
 
 A new operation changes three files: `LanguageModel`, this one (its messages), and `runtime.engine.operations`. If it runs in
 steps together with other requests, its job and its worker are in a fourth (`runtime.scheduler.workers`). An operation that
-reads arrays of the model goes through `read` and changes four: `LanguageModel`, `runtime.scheduler.readings` (its job), and
-`runtime.backends.hf.readings` and `runtime.backends.mlx.readings` (its hooks). A new class of answers changes one more.
+reads arrays of the model goes through `read` and changes four: `LanguageModel`, `runtime.scheduler.prefill.readings` (its job),
+and `runtime.backends.hf.readings` and `runtime.backends.mlx.readings` (its hooks). A new class of answers changes one more.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Embed(Arguments, frozen=True):
 
 
 class Read(Query, frozen=True):
-    """One of `runtime.scheduler.readings` by name, with its own options, at some positions of a path."""
+    """One of `runtime.scheduler.prefill.readings` by name, with its own options, at some positions of a path."""
 
     reading: str
     positions: Array

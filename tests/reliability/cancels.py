@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from runtime.beams import BeamOptions
-from runtime.blocks.options import BlockOptions
 from runtime.errors import NonFiniteLogitsError
+from runtime.kv.options import BlockOptions
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from tests import fakes

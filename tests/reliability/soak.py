@@ -29,7 +29,7 @@ from app.workbench import AppWorkbench, Services
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import Tree
 from runtime import BlockOptions, GenerationOptions, LanguageModel, SamplingOptions, TokenRun, load
-from runtime.trie import Lease
+from runtime.kv.trie import Lease
 from storage import BlockFile, SessionStore
 from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens
 from tests.fakes import settled

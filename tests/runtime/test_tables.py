@@ -337,7 +337,7 @@ def test_a_missing_library_is_an_error_that_names_the_package(monkeypatch: pytes
 
 
 def test_table_libraries_are_imported_only_when_needed() -> None:
-    code = "import sys, runtime.records, runtime.comparison.result; print({'pyarrow', 'pandas', 'polars'} & {*sys.modules})"
+    code = "import sys, runtime.records, runtime.api.comparison; print({'pyarrow', 'pandas', 'polars'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

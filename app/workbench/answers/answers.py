@@ -17,13 +17,13 @@ from app.workbench.answers.provenance import Repeat, stack_made_with
 from app.workbench.answers.provenance_text import how_made, refusal
 from app.workbench.answers.resolve_options import Continued
 from app.workbench.answers.streaming import Prepare, Streaming
-from app.workbench.answers.titles import title_from_model, title_of
 from app.workbench.prompt.prompt import Tokeniser, check_tokens, typed_run
 from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE, check_has, refusing, stored
 from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions
+from app.workbench.sessions.titles import title_from_model, title_of
 from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.beginning import AS_TEXT
 from app.workbench.tree.runs import EMPTY, began, content_of, leading_template, pick

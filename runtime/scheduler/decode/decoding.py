@@ -18,7 +18,10 @@ from runtime.errors import MemoryBudgetError
 from runtime.numerics.ranking import RankRequest
 from runtime.numerics.scoring import empty_scores
 from runtime.options.load import LoadOptions
+from runtime.options.speculation import SpeculativeOptions
 from runtime.records import Finish, Int32, Scores
+from runtime.scheduler.decode.draft import Drafter
+from runtime.scheduler.decode.lookup import PromptLookup
 from runtime.scheduler.decode.resume import activate, bring_back
 from runtime.scheduler.decode.rows import (
     COPY_OUT_TOKENS,
@@ -39,9 +42,6 @@ from runtime.scheduler.kv.workspace import Answer, NoRoomError, PartialForward, 
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
-from runtime.speculation.draft import Drafter
-from runtime.speculation.lookup import PromptLookup
-from runtime.speculation.options import SpeculativeOptions
 
 log = logging.getLogger(__name__)
 DRAW_HEAD = 128  # likeliest entries of a row on the device that are copied to the host: most draws need no others

@@ -239,7 +239,7 @@ class Stream:
 
 
 class Proposer(Protocol):
-    """Drafts the continuation of a text; see `runtime.speculation`."""
+    """Drafts the continuation of a text; see `SpeculativeOptions`."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends tokens to the text."""

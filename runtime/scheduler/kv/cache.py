@@ -16,6 +16,8 @@ from runtime.backends.base import ROOT, Payload
 from runtime.backends.packs.packed import Backend
 from runtime.errors import MemoryBudgetError
 from runtime.info import CacheReport, EdgeReport
+from runtime.kv.eviction_log import Lost
+from runtime.kv.trie import Lease, Namespace, Node, Trie
 from runtime.numerics.scoring import empty_scores
 from runtime.records import Int32, Scores
 from runtime.scheduler.decode.rows import narrow
@@ -23,7 +25,6 @@ from runtime.scheduler.jobs import Job, ScoreJob
 from runtime.scheduler.kv.kv_budget import KvBudget
 from runtime.scheduler.kv.workspace import NOTHING, NoRoomError, SlotRun, Workspace
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.trie import Lease, Lost, Namespace, Node, Trie
 
 log = logging.getLogger(__name__)
 LARGEST_EDGES = 20  # listed in a report

@@ -17,14 +17,13 @@ from runtime.adapters.stacks import Tags
 from runtime.backends.packs.packed import Backend
 from runtime.backends.stored import Stored
 from runtime.errors import MemoryBudgetError
+from runtime.kv.trie import Node, Trie, Weight, common_prefix
+from runtime.scheduler.decode.draft import Drafter
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.pins import Pins
 from runtime.scheduler.kv.workspace import NoRoomError, SlotRun, Tagged, Workspace
 from runtime.scheduler.prefill.distributions import LogitsCache
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.speculation.draft import Drafter
-from runtime.trie import Node, Trie
-from runtime.trie.tree import Weight, common_prefix
 
 GROWTH_SHARE = 16  # a pack grows by this fraction (1/16), and at least by `Backend.growth` slots
 EVICT_SHARE = 32  # fraction (1/32) of the budget that is evicted at a time where freeing it copies buffers

@@ -6,9 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
 from runtime.errors import MemoryBudgetError
+from runtime.kv.trie import Lease, Node, Span, Trie
 from runtime.scheduler.prefill.distributions import FLOAT_BYTES, Distribution, LogitsCache
-from runtime.trie import Lease, Span, Trie
-from runtime.trie.tree import Node
 
 SHARE = 2  # pins hold at most this fraction (1/2) of the budget
 

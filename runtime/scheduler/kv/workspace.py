@@ -17,9 +17,8 @@ from runtime.backends.base import ROOT, Part, Payload
 from runtime.backends.packs.packed import Backend
 from runtime.backends.packs.tree import count_chains
 from runtime.errors import MemoryBudgetError
+from runtime.kv.trie import Lease, Node, common_prefix
 from runtime.numerics.ranking import RankedRows, RankRequest
-from runtime.trie import Lease, Node
-from runtime.trie.tree import common_prefix
 
 if TYPE_CHECKING:  # it makes workspaces
     from runtime.scheduler.kv.kv_budget import KvBudget

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.info import PromptProgress
+from runtime.kv.trie import Lease
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, forward
 from runtime.scheduler.prefill.distributions import ChunkLogits, non_finite
-from runtime.trie import Lease
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while another request waits for a token
 ALONE_SECONDS = 0.4  # a prefill chunk while none does

@@ -19,7 +19,7 @@ from app.portable_kv import keys_of
 from app.workbench.models.settings import disk_budget
 from app.workbench.setup.beginning import Beginning
 from runtime import Origin, TokenRun
-from runtime.blocks.store import Block
+from runtime.kv.store import Block
 from storage import BlockFile, DataFolderLock, NewChunk, NewNode, SessionStore, open_blocks
 from tests.storage.helpers import sql
 from tests.storage.transfer.trees import branching

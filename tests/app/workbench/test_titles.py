@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.workbench.answers.titles import title_of
+from app.workbench.sessions.titles import title_of
 from runtime import GenerationOptions, TokenRun
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import FrailModel, Scene

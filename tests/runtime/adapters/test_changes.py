@@ -13,8 +13,8 @@ import pytest
 from runtime import BeamOptions, LanguageModel, load
 from runtime.adapters.uses import Adapters
 from runtime.errors import AdapterError, SessionClosedError, UnsupportedFeatureError
+from runtime.options.speculation import SpeculativeOptions
 from runtime.records import Float32
-from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import TOLERANCE, Gate, fake_model, settled, some_ids, wait_for_jobs
 from tests.runtime.adapters.toys import GREEDY, INVOCATION, right, toy_adapter, wait_until_it_leaves
 

@@ -13,8 +13,8 @@ import pytest
 from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions, SamplingOptions
+from runtime.options.speculation import SpeculativeOptions
 from runtime.records import TokenRecord
-from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import TOLERANCE, fake_model, settled, some_ids
 from tests.runtime.adapters.makers import save_adapter
 from tests.runtime.adapters.toys import INVOCATION, toy_adapter

@@ -11,9 +11,9 @@ import pytest
 
 from runtime import load
 from runtime.backends.stored import Stored
-from runtime.blocks.options import BlockOptions
-from runtime.blocks.packing import pack, unpack
 from runtime.errors import SnapshotFormatError
+from runtime.kv.options import BlockOptions
+from runtime.kv.packing import pack, unpack
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 from tests.fakes import engine_of
 from tests.runtime.backends.reference import random_ids

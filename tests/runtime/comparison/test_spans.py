@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.comparison.result import common_borders, ends_of, kl_rows, span_sums
+from runtime.api.comparison import common_borders, ends_of, kl_rows, span_sums
 
 Cut = list[int]
 

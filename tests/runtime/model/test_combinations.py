@@ -12,8 +12,8 @@ import pytest
 
 from runtime import BeamOptions, GenerationOptions, Grammar, LanguageModel, SamplingOptions, load
 from runtime.branches import Branches
+from runtime.options.speculation import SpeculativeOptions
 from runtime.records import TokenRecord
-from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import fake_model, local, some_ids
 from tests.runtime.adapters.makers import adapters_of
 from tests.runtime.adapters.toys import toy_adapter

@@ -14,9 +14,9 @@ from safetensors import safe_open
 
 from runtime import load
 from runtime.backends.fake import Behaviour
-from runtime.blocks import snapshot
 from runtime.errors import InvalidRequestError, MemoryBudgetError, SnapshotFormatError, SnapshotMismatchError
-from runtime.scheduler.blocks import copying
+from runtime.kv import snapshot
+from runtime.scheduler.kv import copying
 from tests.fakes import assert_right, fake_model, some_ids
 from tests.runtime.adapters.makers import INVOCATION, save_adapter
 from tests.runtime.adapters.test_activated import plain

@@ -15,8 +15,8 @@ from runtime import LanguageModel, load
 from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError
 from runtime.options.generation import GenerationOptions, SamplingOptions
-from runtime.speculation.lookup import PromptLookup
-from runtime.speculation.options import SpeculativeOptions
+from runtime.options.speculation import SpeculativeOptions
+from runtime.scheduler.decode.lookup import PromptLookup
 from tests.fakes import engine_of
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import audit, poison

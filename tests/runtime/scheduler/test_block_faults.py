@@ -14,11 +14,11 @@ import pytest
 
 from runtime import LanguageModel, load
 from runtime.backends.fake import FakeBackend
-from runtime.blocks.options import BlockOptions
 from runtime.errors import MemoryBudgetError, SessionClosedError
 from runtime.info import BlocksSaved
+from runtime.kv.options import BlockOptions
 from runtime.options.generation import GenerationOptions, SamplingOptions
-from runtime.scheduler.blocks import saving
+from runtime.scheduler.kv import saving
 from tests.block_stores import MemoryBlocks
 from tests.fakes import Gate, assert_right, engine_of, fake_model, local, settled, some_ids, wait_for_jobs
 from tests.runtime.model.trouble import audit
@@ -112,7 +112,7 @@ def test_kv_that_fails_to_restore_is_computed_instead(
         model.save_blocks(STEM)
     path = [*STEM, 9]
     with fake_model(blocks=options) as model:
-        monkeypatch.setattr("runtime.scheduler.blocks.restoring.BATCH_BYTES", 1)
+        monkeypatch.setattr("runtime.scheduler.kv.restoring.BATCH_BYTES", 1)
         with monkeypatch.context() as patch:
             bend(patch, model, member, error, after)
             row = asyncio.run(beside(model, lambda: model.next_token_logprobs(path)))
@@ -206,7 +206,7 @@ def test_a_save_interrupted_by_closing_the_model_reports_the_tokens_saved(
             gate.wait(20)
 
     monkeypatch.setattr(saving, "BATCH_BYTES", 1)
-    monkeypatch.setattr("runtime.scheduler.blocks.blocks.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("runtime.scheduler.kv.blocks.CLOSE_SECONDS", 0.01)
     with load("anything", backend="fake", blocks=options) as model:
         model.cache_kv(STEM)
         store.before = hold

@@ -20,7 +20,7 @@ from runtime import GenerationOptions, LanguageModel, SamplingOptions, load
 from runtime.backends.fake import Behaviour
 from runtime.errors import SessionClosedError
 from runtime.options.priority import Priority
-from runtime.scheduler.embedding import EmbedJob
+from runtime.scheduler.prefill.embedding import EmbedJob
 from tests.fakes import KINDS, assert_right, engine_of, fake_model, local, query_job, settled, some_ids, until
 from tests.tiny_models import tiny_path
 
@@ -245,7 +245,7 @@ def test_texts_are_embedded_in_long_forwards_once_nothing_else_arrived_for_a_whi
     quiet: float, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with calm_model(monkeypatch) as model:
-        monkeypatch.setattr("runtime.scheduler.embedding.time", SimpleNamespace(monotonic=model.clock))
+        monkeypatch.setattr("runtime.scheduler.prefill.embedding.time", SimpleNamespace(monotonic=model.clock))
         namespace, _ = local(model.model).operations.route(np.array(NEW, np.int32), None)
         model.wait(quiet)
         job = EmbedJob(np.empty(0, np.int32), namespace, paths=[np.array(some_ids(2, 3_000), np.int32)], places=[[0]])
@@ -257,7 +257,7 @@ def test_texts_are_embedded_in_long_forwards_once_nothing_else_arrived_for_a_whi
 
 def test_texts_that_arrive_right_after_a_long_answer_are_embedded_in_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch, speed=100.0) as model:
-        monkeypatch.setattr("runtime.scheduler.embedding.time", SimpleNamespace(monotonic=model.clock))
+        monkeypatch.setattr("runtime.scheduler.prefill.embedding.time", SimpleNamespace(monotonic=model.clock))
         options = GenerationOptions(max_tokens=1_500, sampling=GREEDY, ignore_eos=True, top_k=0)  # 15 seconds
         assert len(list(model.model.generate_sync(NEW, options))) == 1_500
         model.sizes.clear()

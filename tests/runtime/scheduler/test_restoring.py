@@ -15,7 +15,7 @@ import pytest
 from runtime import LanguageModel, load
 from runtime.adapters.stacks import Routing
 from runtime.backends.fake import Behaviour
-from runtime.blocks.options import BlockOptions
+from runtime.kv.options import BlockOptions
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from runtime.session.session import SessionConfig

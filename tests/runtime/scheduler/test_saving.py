@@ -16,11 +16,11 @@ import pytest
 
 from runtime import load
 from runtime.backends.fake import Behaviour, FakeBackend
-from runtime.blocks.options import BlockOptions
 from runtime.errors import BlockFileError, InvalidRequestError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import BlocksSaved
+from runtime.kv.options import BlockOptions
 from runtime.options.generation import GenerationOptions, SamplingOptions
-from runtime.scheduler.blocks import saving
+from runtime.scheduler.kv import saving
 from tests.block_stores import MemoryBlocks, memory_options
 from tests.fakes import assert_right, engine_of, fake_model, local, some_ids, until
 from tests.runtime.model.trouble import audit

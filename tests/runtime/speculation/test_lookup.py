@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.speculation.lookup import PromptLookup
+from runtime.scheduler.decode.lookup import PromptLookup
 
 
 def searched(text: list[int], longest: int, shortest: int, limit: int) -> list[int]:

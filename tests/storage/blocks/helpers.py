@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.blocks.store import Block
+from runtime.kv.store import Block
 
 BUDGET = 1 << 30
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.blocks.store import Block, BlockStore
+from runtime.kv.store import Block, BlockStore
 from storage import BlockFile, open_blocks
 from storage.blocks import schema
 from tests.storage.blocks.helpers import BUDGET, block, chain, expected, joined, key, keys, size

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.trie import Lease, Node, Trie
-from tests.runtime.trie.toys import BYTES, SCORE, STATE, Path, Toy, ToyOps, check, ids, scored, walk
+from runtime.kv.trie import Lease, Node, Trie
+from tests.runtime.kv.toys import BYTES, SCORE, STATE, Path, Toy, ToyOps, check, ids, scored, walk
 
 paths = st.lists(st.integers(0, 2), max_size=7)
 names = st.sampled_from(["base", "adapter"])

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from runtime.records import Int32
 
 if TYPE_CHECKING:
-    from runtime.trie.tree import Namespace, Node, Span
+    from runtime.kv.trie import Namespace, Node, Span
 
 UInt64 = npt.NDArray[np.uint64]
 LIMIT = 65_536  # the latest removed tokens; about 1 MiB

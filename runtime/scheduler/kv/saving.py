@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from runtime.backends.stored import nbytes
-from runtime.blocks.chain import BLOCK_TOKENS, Cell, Link, cells
-from runtime.blocks.packing import pack
-from runtime.blocks.store import Block, BlockStore
-from runtime.blocks.thread import Urgency
 from runtime.errors import BlockFileError, MemoryBudgetError
 from runtime.info import BlocksSaved
-from runtime.scheduler.blocks.copying import Exported, export
+from runtime.kv.chain import BLOCK_TOKENS, Cell, Link, cells
+from runtime.kv.packing import pack
+from runtime.kv.store import Block, BlockStore
+from runtime.kv.thread import Urgency
+from runtime.kv.trie import Node, Span
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.copying import Exported, export
 from runtime.scheduler.metrics import Counters
-from runtime.trie import Node, Span
 
 BATCH_BYTES = 12 << 20  # per transaction; at least one block
 MAX_UNWRITTEN = 2  # batches that are copied and not written yet

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from runtime.blocks.store import BlockStore
-from runtime.blocks.thread import BlockThread, Urgency
 from runtime.errors import BlockFileError, SessionClosedError
+from runtime.kv.store import BlockStore
+from runtime.kv.thread import BlockThread, Urgency
 from tests.block_stores import MemoryBlocks
 from tests.fakes import until
 

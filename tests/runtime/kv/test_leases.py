@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from runtime.trie import Trie
-from tests.runtime.trie.toys import BYTES, Toy, ToyOps, check, held, ids, put, walk
+from runtime.kv.trie import Trie
+from tests.runtime.kv.toys import BYTES, Toy, ToyOps, check, held, ids, put, walk
 
 
 def test_eviction_is_leaf_first_and_least_recently_used() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.trie import Trie
-from tests.runtime.trie.toys import BYTES, Toy, ToyOps, held, put
+from runtime.kv.trie import Trie
+from tests.runtime.kv.toys import BYTES, Toy, ToyOps, held, put
 
 
 class CountingOps(ToyOps):

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from runtime.blocks.store import BlockStore
 from runtime.errors import BlockFileError, SessionClosedError
+from runtime.kv.store import BlockStore
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.kv.trie import Node, Trie, Weight
 from runtime.numerics.scoring import empty_scores
 from runtime.records import Int32, Scores
-from runtime.trie import Node, Trie, Weight
 
 BYTES = 10  # of one token in the toy payloads
 SCORE = 16  # of one token's scores without alternatives

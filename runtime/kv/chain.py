@@ -18,8 +18,8 @@ import numpy as np
 
 from runtime.adapters.stacks import Route, Routing, stack_of
 from runtime.adapters.uses import Uses
+from runtime.kv.trie import Namespace, Span
 from runtime.records import Int32
-from runtime.trie import Namespace, Span
 
 BLOCK_TOKENS = 64
 _START = bytes(32)

@@ -1,4 +1,11 @@
-"""The radix tree: lookup, insertion, splitting of edges, leases, byte accounting and eviction."""
+"""A radix tree over token ids whose edges carry cached keys and values: lookup, insertion, leases, byte accounting, eviction.
+
+A path is a list of spans `(namespace, ids)`; the namespace identifies the weights behind the KV (fingerprint, adapters), so
+the same tokens under two adapters share nothing. Payloads are opaque: the backend's `PayloadOps` splits and weighs them.
+The idea of a radix tree as prefix cache is SGLang's RadixAttention; leases, the logical clock and byte accounting are ours.
+
+Pure Python and numpy, iterative throughout; used by the engine's owner thread alone.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from runtime.kv.eviction_log import LIMIT, EvictionLog, Lost
 from runtime.records import Int32, Scores
-from runtime.trie.eviction_log import LIMIT, EvictionLog, Lost
 
 EDGE_TOKENS = 256  # a growing path lengthens its last edge up to this length
 FEW = 4096  # a heap drops its stale entries beyond this many more than two for each edge
@@ -68,7 +75,7 @@ class Node:
     pins: int = 0
     stamp: int = 0
     hits: int = 0  # lookups that passed through it
-    mark: tuple[int, int] | None = None  # cached depth and digest of its end; see `runtime.trie.eviction_log.place`
+    mark: tuple[int, int] | None = None  # cached depth and digest of its end; see `runtime.kv.eviction_log.place`
     nbytes: int = 0
     resumable: bool = True  # whether generation can go on from its end
     attached: bool = True

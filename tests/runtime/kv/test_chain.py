@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.adapters.stacks import Routing
-from runtime.blocks.chain import Link, block_keys, cells
+from runtime.kv.chain import Link, block_keys, cells
 
 BASE, OTHER = "f" * 64, ("f" * 64, (("a" * 64, 0.5),))
 

@@ -22,11 +22,11 @@ import numpy as np
 from resources.files import open_regular
 from runtime.adapters.stacks import namespaced, stack_of
 from runtime.backends.stored import Stored, first
-from runtime.blocks.packing import DTYPE_NAMES
 from runtime.errors import SnapshotFormatError, SnapshotMismatchError
 from runtime.info import ModelInfo
+from runtime.kv.packing import DTYPE_NAMES
+from runtime.kv.trie import Namespace, Span
 from runtime.records import Int32
-from runtime.trie import Namespace, Span
 
 FORMAT = "elsewise-kv"
 VERSION = 1

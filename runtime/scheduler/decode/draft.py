@@ -11,8 +11,8 @@ from runtime.backends.base import ROOT
 from runtime.backends.packs.packed import Backend
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.info import ModelInfo
+from runtime.options.speculation import SpeculativeOptions
 from runtime.records import Float32
-from runtime.speculation.options import SpeculativeOptions
 
 log = logging.getLogger(__name__)
 CHUNK_TOKENS = 256  # prompt tokens that the draft model reads per step of the model

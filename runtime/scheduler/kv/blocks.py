@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from runtime.blocks.options import BlockOptions
-from runtime.blocks.store import BlockStore
-from runtime.blocks.thread import BlockThread, Urgency, one_line
 from runtime.dotted import resolve
 from runtime.errors import BlockFileError
 from runtime.info import BlocksSaved
-from runtime.scheduler.blocks.restoring import Restores, reach
-from runtime.scheduler.blocks.saving import Savings
+from runtime.kv.options import BlockOptions
+from runtime.kv.store import BlockStore
+from runtime.kv.thread import BlockThread, Urgency, one_line
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.restoring import Restores, reach
+from runtime.scheduler.kv.saving import Savings
 from runtime.scheduler.metrics import Counters
 
 log = logging.getLogger(__name__)

@@ -14,19 +14,18 @@ from functools import partial
 from itertools import groupby
 
 from runtime.backends.stored import Stored, concatenated, count
-from runtime.blocks.chain import Cell, Link, cells
-from runtime.blocks.packing import joined, taken_out, unpack
-from runtime.blocks.store import BlockStore
-from runtime.blocks.thread import Urgency
 from runtime.errors import MemoryBudgetError, SnapshotFormatError
+from runtime.kv.chain import Cell, Link, cells
+from runtime.kv.packing import joined, taken_out, unpack
+from runtime.kv.store import BlockStore
+from runtime.kv.thread import Urgency
+from runtime.kv.trie import Namespace, Span, common_prefix
 from runtime.records import Scores
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.trie import Namespace, Span
-from runtime.trie.tree import common_prefix
 
 log = logging.getLogger(__name__)
 LEAST = 16  # tokens; fewer are computed as fast

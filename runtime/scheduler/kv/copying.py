@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from runtime.backends.stored import Stored, concatenated, nbytes
-from runtime.blocks.packing import as_arrays, taken_out
-from runtime.blocks.snapshot import Part
 from runtime.errors import MemoryBudgetError
+from runtime.kv.packing import as_arrays, taken_out
+from runtime.kv.snapshot import Part
+from runtime.kv.trie import Lease, Span
 from runtime.records import Scores
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.cache import Cache
-from runtime.trie import Lease, Span
 
 PART_BYTES = 12 << 20  # of one part, which has at least one token
 

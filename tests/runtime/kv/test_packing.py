@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load as load_safetensors
 
-from runtime.blocks.packing import pack, unpack
 from runtime.errors import SnapshotFormatError
+from runtime.kv.packing import pack, unpack
 
 ARRAYS = {
     "n": np.array(3),

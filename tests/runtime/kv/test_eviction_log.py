@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.trie import EvictionLog, Lost, Node, Trie
-from runtime.trie.eviction_log import LIMIT, place, prefix_digests, step
-from tests.runtime.trie.toys import BYTES, ToyOps, ids, put
+from runtime.kv.eviction_log import LIMIT, EvictionLog, Lost, place, prefix_digests, step
+from runtime.kv.trie import Node, Trie
+from tests.runtime.kv.toys import BYTES, ToyOps, ids, put
 
 paths = st.lists(st.integers(0, 3), min_size=1, max_size=8).map(tuple)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.trie import Trie
-from tests.runtime.trie.toys import BYTES, STATE, Toy, ToyOps, check, held, ids, put, scored, walk
+from runtime.kv.trie import Trie
+from tests.runtime.kv.toys import BYTES, STATE, Toy, ToyOps, check, held, ids, put, scored, walk
 
 
 def test_lookup_ends_inside_an_edge_and_splits_it() -> None:

@@ -1,1 +1,0 @@
-"""The comparison of one text under two models."""

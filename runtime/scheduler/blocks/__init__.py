@@ -1,1 +1,0 @@
-"""KV in the block file and in snapshots: saving, restoring, copying."""
