@@ -1,4 +1,4 @@
-"""Chains side by side in one forward: which go together, and that nobody notices."""
+"""Chains side by side in one forward: which go together, and that no answer changes by it."""
 
 from __future__ import annotations
 

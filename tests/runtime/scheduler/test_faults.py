@@ -1,4 +1,4 @@
-"""A request that fails takes nobody with it."""
+"""A request that fails affects no other request."""
 
 from __future__ import annotations
 

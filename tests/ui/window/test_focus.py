@@ -16,8 +16,8 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.transcript.test_tool_cards import CLOCK, calling, cards_of
 from tests.ui.visits import prepare, refused_for_length
+from tests.ui.window.test_accessibility import controls, named, ready, stop
 from tests.ui.window.test_conversation import finish
-from tests.ui.window.test_reach import controls, named, ready, stop
 from ui import MainWindow
 from ui.controller.setup import FORM, MODEL, SAMPLING, SYSTEM, TOOLS
 from ui.theme.scheme import OwnColours, current_theme

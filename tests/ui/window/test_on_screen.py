@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 NEEDED = {"Xvfb": "xvfb", "openbox": "openbox", "xdotool": "xdotool"}
-JOURNEYS = "tests/ui/window/on_screen.py", "tests/ui/window/test_reach.py::test_a_whole_journey_by_keys_alone"
+JOURNEYS = "tests/ui/window/on_screen.py", "tests/ui/window/test_accessibility.py::test_a_whole_journey_by_keys_alone"
 
 
 @pytest.fixture
