@@ -87,8 +87,8 @@ class Supervisor:
     def beside(self, source: str, backend: str, changes: Mapping[str, Any]) -> Supervisor:
         """A supervisor of a second engine, without block file and speculation."""
         options = {name: value for name, value in self.options.items() if name not in _OWN}
-        if "wishes" in options:  # `changes` may set options that are soft here
-            options["wishes"] = [name for name in options["wishes"] if name in options]
+        if "soft_options" in options:  # `changes` may set options that are soft here
+            options["soft_options"] = [name for name in options["soft_options"] if name in options]
         if "log_path" in options:
             log_path = Path(options["log_path"])
             options["log_path"] = log_path.with_stem(f"{log_path.stem}-second")

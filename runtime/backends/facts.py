@@ -55,7 +55,7 @@ def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
         InvalidRequestError: The option exceeds the model's positions.
     """
     limit = whole_context(config)
-    if options.context_length is None or (options.context_length > limit and "context_length" in options.wishes):
+    if options.context_length is None or (options.context_length > limit and "context_length" in options.soft_options):
         return limit
     if options.context_length > limit:
         edge = length_limit(config)
@@ -91,7 +91,7 @@ def ignored_option(options: LoadOptions, name: str, why: str) -> str:
     Raises:
         UnsupportedFeatureError: The option was set for this model.
     """
-    if name not in options.wishes:
+    if name not in options.soft_options:
         raise UnsupportedFeatureError(why)
     return f"{why}; it is set for all models, and has no effect on this one"
 

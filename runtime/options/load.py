@@ -30,7 +30,7 @@ Weights = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4"]
 ChatFormat = Literal["auto", "none", "chatml", "llama3", "mistral", "gemma", "plain"]
 
 MOST_THREADS: Final = 1024
-SOFT_OPTIONS: Final = ("weights", "context_length", "offload")  # those that `LoadOptions.wishes` may name
+SOFT_OPTIONS: Final = ("weights", "context_length", "offload")  # those that `LoadOptions.soft_options` may name
 
 BATCH_ROWS = 64  # default of `max_batch_rows`
 CHUNK_TOKENS, CUDA_CHUNK_TOKENS = 512, 2048  # defaults of `prefill_chunk_tokens`
@@ -60,7 +60,7 @@ class LoadOptions:
     and `resolve=False` switch those stops off). A user's template adds no ends: give `stop` with the request. These three
     options do not change KV: `kv_fingerprint` stays; `model_fingerprint` and `ModelInfo.template_digest` change.
 
-    `wishes` names soft options, which may be left out: a model or an engine that cannot have one (weights in fewer bits on mlx,
+    `soft_options` names options that may be left out: a model or an engine that cannot have one (weights in fewer bits on mlx,
     a longer context than the model's) is loaded without it, with a note in `ModelInfo.warnings`, instead of refused.
     """
 
@@ -95,8 +95,8 @@ class LoadOptions:
     blocks: BlockOptions | None = option(None, instance(BlockOptions, "BlockOptions(factory, path, budget)"))
     # a model of the same vocabulary that drafts tokens for `speculative`
     draft_model: str | None = option(None, text("a folder or a name on the shelf, as text"))
-    # options to leave out, with a warning, where this model or its engine cannot have them
-    wishes: tuple[str, ...] = option((), many(f"options out of {', '.join(SOFT_OPTIONS)}", SOFT_OPTIONS.__contains__))
+    # left out, with a warning, where this model or its engine cannot have them
+    soft_options: tuple[str, ...] = option((), many(f"options out of {', '.join(SOFT_OPTIONS)}", SOFT_OPTIONS.__contains__))
 
     @property
     def batch_rows(self) -> int:
@@ -111,9 +111,10 @@ class LoadOptions:
             InvalidRequestError: An unknown name (the message has the nearest) or a value out of range.
         """
         known = {f.name for f in fields(cls)}
+        options = {"soft_options" if name == "wishes" else name: value for name, value in options.items()}  # its former name
         for name in options:
             if name not in known:
-                raise InvalidRequestError(f"unknown load option {shown(name)}: {nearest(name, known - {'wishes'})}")
+                raise InvalidRequestError(f"unknown load option {shown(name)}: {nearest(name, known - {'soft_options'})}")
         given = {name: plain_number(value) for name, value in options.items()}
         if given.get("blocks") is not None:
             given["blocks"] = BlockOptions.from_given(given["blocks"])

@@ -255,7 +255,7 @@ class Settings:
         own = options_of(self.own.of(source) if choice is None else choice)
         for_all = (name for name, rule in SETTING_RULES.items() if rule.soft and name not in own)  # set for all models
         soft = [name for name in for_all if options[name] is not None]
-        return options | own | {"wishes": soft or None}
+        return options | own | {"soft_options": soft or None}
 
 
 def read_settings(held: object) -> tuple[AppSettings, list[str]]:

@@ -146,7 +146,7 @@ def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> t
             f"offload='disk': MLX keeps all weights in memory; this model's take {weights:,} bytes as stored, and "
             f"{free:,} are free here: use backend='hf', or import a quantised model"
         )
-        soft = options if 2 * weights < free else replace(options, wishes=())  # float32 takes twice the bytes of 16 bits
+        soft = options if 2 * weights < free else replace(options, soft_options=())  # float32 takes twice the bytes of 16 bits
         found.append(facts.ignored_option(soft, "offload", why))
     if isinstance(source, tuple):
         found += facts.ignored_by_ready_model(options, dtype=str(_dtype_of(source[0])).rpartition(".")[2])

@@ -42,7 +42,8 @@ def test_settings_are_stored_and_given_to_the_next_engine(play: Play) -> None:
         await s.workbench.services.supervisor.model()
         assert given[0] == {"backend": "auto"}
         assert given[-1] == {
-            "backend": "auto", "context_length": 4096, "threads": 2, "kv_cache_bytes": 64 << 20, "wishes": ["context_length"],
+            "backend": "auto", "context_length": 4096, "threads": 2, "kv_cache_bytes": 64 << 20,
+            "soft_options": ["context_length"],
         }  # fmt: skip
         # and a budget alone needs no reload
         assert not (await s.workbench.settings.change("kv_cache_bytes", 32 << 20)).needs_reload
@@ -122,7 +123,11 @@ def test_the_chat_format_and_the_place_of_the_weights_are_given_to_the_next_engi
         view = await s.workbench.settings.change("chat_format", "chatml")
         assert set(view.choices["chat_format"]) > {"auto", "none", "chatml", "plain"}
         await s.workbench.settings.change("offload", "disk")
-        assert s.workbench.services.supervisor.options == {"chat_format": "chatml", "offload": "disk", "wishes": ["offload"]}
+        assert s.workbench.services.supervisor.options == {
+            "chat_format": "chatml",
+            "offload": "disk",
+            "soft_options": ["offload"],
+        }
         # text without roles is an explicit choice, weights in memory are the default
         await s.workbench.settings.change("chat_format", "none")
         await s.workbench.settings.change("offload", "none")

@@ -131,7 +131,7 @@ def test_settings_for_all_models_are_optional_and_those_for_one_are_mandatory(pl
         await s.workbench.models.choose("org/two")
         await ready(s)
         options = s.workbench.services.supervisor.options
-        assert (options["weights"], options["wishes"]) == ("int8", ["weights", "context_length"])
+        assert (options["weights"], options["soft_options"]) == ("int8", ["weights", "context_length"])
         plan = await s.workbench.models.load_plan("org/two")
         assert (plan.forms, plan.set_weights) == ([], "int8")
         assert plan.fit is not None
@@ -139,12 +139,12 @@ def test_settings_for_all_models_are_optional_and_those_for_one_are_mandatory(pl
         # chosen for one model it is mandatory
         await s.workbench.models.open("org/one", LoadChoice(None, "int8"))
         await ready(s)
-        assert s.workbench.services.supervisor.options["wishes"] == ["context_length"]
+        assert s.workbench.services.supervisor.options["soft_options"] == ["context_length"]
         beside = s.workbench.services.supervisor.beside("org/one", "hf", {"weights": "int4"}).options
-        assert (beside["weights"], beside["wishes"]) == ("int4", [])
+        assert (beside["weights"], beside["soft_options"]) == ("int4", [])
         # without settings, no soft options
         await s.workbench.settings.change("context_length", None)
-        assert "wishes" not in s.workbench.services.supervisor.options
+        assert "soft_options" not in s.workbench.services.supervisor.options
 
     play(scene)
 

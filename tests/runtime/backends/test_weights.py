@@ -238,9 +238,9 @@ def test_unsupported_combinations_with_packed_weights_are_refused() -> None:
         ("fake", {"weights": "int8"}, "weights='int8': the fake backend has no weights"),
     ],
 )
-def test_an_unsupported_wish_is_a_warning_and_the_model_loads(backend: str, options: dict[str, Any], why: str) -> None:
+def test_an_unsupported_soft_option_is_a_warning_and_the_model_loads(backend: str, options: dict[str, Any], why: str) -> None:
     source = "x" if backend == "fake" else tiny_path("llama")
-    with load(source, backend, wishes=("weights", "offload"), **options) as model:
+    with load(source, backend, soft_options=("weights", "offload"), **options) as model:
         [said] = [warning for warning in model.info.warnings if "set for all models" in warning]
         assert said.startswith(why)
         assert model.info.computed_with == model.info.dtype  # the label matches the numbers
@@ -248,20 +248,20 @@ def test_an_unsupported_wish_is_a_warning_and_the_model_loads(backend: str, opti
         assert model.info.options["offload"] == "none"
     with pytest.raises(UnsupportedFeatureError, match=why):
         load(source, backend, **options)
-    with pytest.raises(InvalidRequestError, match="wishes is a sequence of options out of weights"):
-        load(source, backend, wishes=("device",))
+    with pytest.raises(InvalidRequestError, match="soft_options is a sequence of options out of weights"):
+        load(source, backend, soft_options=("device",))
 
 
-def test_a_supported_wish_is_applied() -> None:
-    with packed("llama", "int8", wishes=("weights",)) as model:
+def test_a_supported_soft_option_is_applied() -> None:
+    with packed("llama", "int8", soft_options=("weights",)) as model:
         assert model.info.precision == "float32, int8 weights"
         assert not any("set for all models" in warning for warning in model.info.warnings)
 
 
-def test_a_wished_context_length_is_capped_at_that_of_the_model() -> None:
-    with load(tiny_path("llama"), "hf", device="cpu", context_length=1 << 20, wishes=["context_length"]) as model:
+def test_a_soft_context_length_is_capped_at_that_of_the_model() -> None:
+    with load(tiny_path("llama"), "hf", device="cpu", context_length=1 << 20, soft_options=["context_length"]) as model:
         assert model.info.context_length == model.info.whole_context == 4096
-    with load(tiny_path("llama"), "hf", device="cpu", context_length=100, wishes=["context_length"]) as model:
+    with load(tiny_path("llama"), "hf", device="cpu", context_length=100, soft_options=["context_length"]) as model:
         assert model.info.context_length == 100
     with pytest.raises(InvalidRequestError, match="the model has 4,096 positions"):
         load(tiny_path("llama"), "hf", device="cpu", context_length=1 << 20)

@@ -107,11 +107,11 @@ def test_valid_generation_options_are_accepted(options: GenerationOptions) -> No
     assert options.check() is options
 
 
-@pytest.mark.parametrize("name", ["nonsense", "wishe"])
+@pytest.mark.parametrize("name", ["nonsense", "soft_option"])
 def test_only_public_options_are_suggested(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="known: ") as refused:
         LoadOptions.from_mapping({name: 1})
-    assert "wishes" not in str(refused.value)
+    assert "soft_options" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,10 @@ def test_invalid_load_options_are_refused(options: dict[str, Any], says: str) ->
     with pytest.raises(InvalidRequestError) as caught:
         LoadOptions.from_mapping(options)
     assert says in str(caught.value)
+
+
+def test_soft_options_are_also_read_under_their_former_name() -> None:
+    assert LoadOptions.from_mapping({"wishes": ("offload",)}).soft_options == ("offload",)
 
 
 def test_load_options_keep_the_given_values() -> None:
