@@ -25,7 +25,7 @@ _stack_size = threading.Lock()  # the stack size of new threads is a setting of 
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GrammarVocabulary:
     """The tokens of a model, as grammars need them."""
 
     tokens: Sequence[bytes]  # the bytes of every id, as many as the width of the logits; ``b""`` for ids without a token
@@ -41,7 +41,7 @@ class Grammars:
         vocabulary: Returns the model's; called on first use.
     """
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, vocabulary: Callable[[], GrammarVocabulary]) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._tokenizer_lock = threading.Lock()
@@ -194,7 +194,7 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         width = len(vocabulary.tokens)
         self.tokens = list(vocabulary.tokens)
         self.special_token_ids = sorted(i for i in vocabulary.special if i < width)
@@ -230,7 +230,7 @@ class _Tokens:
         return ids
 
 
-def _tokenizer_of(vocabulary: Vocabulary) -> Any:
+def _tokenizer_of(vocabulary: GrammarVocabulary) -> Any:
     import llguidance
 
     tokens = _Tokens(vocabulary)

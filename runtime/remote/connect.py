@@ -17,9 +17,9 @@ from runtime.errors import InvalidRequestError, ModelMissingError, RemoteError, 
 from runtime.info import UNKNOWN_CONTEXT, AdapterInfo, ModelInfo
 from runtime.options.checking import nearest
 from runtime.options.load import LoadOptions
-from runtime.remote.dialect import Abilities, Dialect, Facts, Probe
+from runtime.remote.dialect import Abilities, Dialect, Probe, ServedModel
 from runtime.remote.dialects import BY_NAME, DIALECTS
-from runtime.remote.http import IDLE_SECONDS, Address, HttpClient
+from runtime.remote.http import IDLE_SECONDS, HttpClient, ServerAddress
 from runtime.remote.operations import RemoteOperations
 from runtime.remote.saved import Connection, check_connection_name, keep_connection
 from runtime.remote.text import RemoteText, choose_text
@@ -73,7 +73,7 @@ async def connect_async(
         UnsupportedFeatureError: Neither this machine nor the server has a tokenizer; or `sampling` is "here" and the server
             takes or returns text instead of token ids.
     """
-    address = Address.parse(base_url, plain_http=plain_http)
+    address = ServerAddress.parse(base_url, plain_http=plain_http)
     foreign = [name for name in options if name not in _TEXT_OPTIONS]
     if foreign:
         known = ["api_key", "dialect", "tokenizer", "cache_salt", "sampling", "plain_http", "idle_seconds", *_TEXT_OPTIONS]
@@ -200,10 +200,10 @@ def _chosen_model(client: HttpClient, probe: Probe, model: str | None) -> str:
 
 
 def _info(
-    address: Address,
+    address: ServerAddress,
     dialect: Dialect,
     version: str,
-    facts: Facts,
+    facts: ServedModel,
     abilities: Abilities,
     text: RemoteText,
     options: LoadOptions,

@@ -79,7 +79,7 @@ class Abilities:
         return tuple(found)
 
 
-class Facts(NamedTuple):
+class ServedModel(NamedTuple):
     """A server's information about one of its models."""
 
     model: str  # its id on the server
@@ -101,7 +101,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
+class RemoteRequest:
     """One request for tokens.
 
     Attributes:
@@ -137,20 +137,20 @@ class CompletionRequest:
         return None if self.options is None else self.options.grammar
 
 
-class Alternatives(NamedTuple):
+class TokenAlternatives(NamedTuple):
     """Log-probabilities at one position, unsorted parallel lists; keys are ids, or texts where the server returns no ids."""
 
     keys: list[int] | list[str]
     logprobs: list[float]
 
 
-class Piece(NamedTuple):
+class AnswerToken(NamedTuple):
     """One token of an answer."""
 
     token: int | None  # None where the server returns no ids
     text: str
     logprob: float | None
-    alternatives: Alternatives | None
+    alternatives: TokenAlternatives | None
 
 
 class Scored(NamedTuple):
@@ -162,10 +162,10 @@ class Scored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class AnswerChunk:
     """A part of an answer, or a whole answer."""
 
-    pieces: Sequence[Piece] = ()  # its new tokens
+    pieces: Sequence[AnswerToken] = ()  # its new tokens
     # on the last chunk: "stop", "length" or another word of the server; "eos" where the last token ended the answer
     finish: str | None = None
     stopped_by: int | None = None  # the token id that ended the answer, where the server names it
@@ -205,7 +205,7 @@ def _is_printable(name: object) -> TypeGuard[str]:
 
 
 class Dialect(Protocol):
-    """The protocol of one kind of server. Stateless; converts requests to JSON bodies, and bodies to `Chunk`s."""
+    """The protocol of one kind of server. Stateless; converts requests to JSON bodies, and bodies to `AnswerChunk`s."""
 
     name: str
     pages: tuple[str, ...]  # paths, beside /v1/models, that identify this kind of server
@@ -216,16 +216,16 @@ class Dialect(Protocol):
     def recognise(self, probe: Probe) -> str | None:
         """The server's version ("" where it reports none); None where the server is of another kind."""
 
-    def facts(self, probe: Probe, model: str) -> Facts:
+    def facts(self, probe: Probe, model: str) -> ServedModel:
         """The facts about a model of ``/v1/models``."""
 
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
         """The server's abilities, found by real requests where no page lists them. Afterwards the server is ready."""
 
-    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """The path and body of a request."""
 
-    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
+    def read(self, body: bytes, asked: RemoteRequest) -> AnswerChunk:
         """Reads an answer, or the data of one event of a stream.
 
         Raises:

@@ -42,7 +42,7 @@ def first_seconds(tokens: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """A server's address: ``https://host:port/root``, without ``/v1``."""
 
     url: str
@@ -51,7 +51,7 @@ class Address:
     secure: bool
 
     @classmethod
-    def parse(cls, base_url: str, *, plain_http: bool = False) -> Address:
+    def parse(cls, base_url: str, *, plain_http: bool = False) -> ServerAddress:
         """Parses an address as a user writes it.
 
         Args:
@@ -110,7 +110,7 @@ class HttpClient:
         idle: Seconds without data after which a request fails.
     """
 
-    def __init__(self, address: Address, key: str = "", *, idle: float = IDLE_SECONDS) -> None:
+    def __init__(self, address: ServerAddress, key: str = "", *, idle: float = IDLE_SECONDS) -> None:
         self.address = address
         self._key, self._idle = key, idle
         headers = {"Accept-Encoding": "identity", "User-Agent": "elsewise"}

@@ -8,11 +8,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from runtime.info import Metrics, OnProgress, PromptProgress, RequestTimings
-from runtime.remote.dialect import Chunk
+from runtime.remote.dialect import AnswerChunk
 
 
 @dataclass(slots=True)
-class Counters:
+class RequestCounters:
     """The counters of which `Metrics` is made."""
 
     queries: int = 0
@@ -51,7 +51,7 @@ class Counters:
 class Request:
     """One request in the counters, from its beginning to its end."""
 
-    def __init__(self, counters: Counters, kind: str, number: int, prompt: int, seed: int | None) -> None:
+    def __init__(self, counters: RequestCounters, kind: str, number: int, prompt: int, seed: int | None) -> None:
         self._counters, self._kind, self._number, self._prompt, self._seed = counters, kind, number, prompt, seed
         self._begun, self._first = time.monotonic(), 0.0
         self._tokens = 0
@@ -66,7 +66,7 @@ class Request:
         self._tokens += 1
         self._first = self._first or time.monotonic()
 
-    def take_counts(self, chunk: Chunk) -> None:
+    def take_counts(self, chunk: AnswerChunk) -> None:
         """Stores the server's count of cached tokens."""
         if chunk.cached_tokens is not None:
             self._cached = min(max(chunk.cached_tokens, 0), self._prompt)

@@ -21,7 +21,7 @@ from runtime.loading.model_folder import ModelFolder, chat_template_of, read_jso
 from runtime.loading.paths import is_model_id
 from runtime.options.generation import AnswerEnds, GenerationOptions
 from runtime.options.load import LoadOptions
-from runtime.remote.dialect import Abilities, CompletionRequest, Dialect, Facts, Prompt, malformed
+from runtime.remote.dialect import Abilities, Dialect, Prompt, RemoteRequest, ServedModel, malformed
 from runtime.remote.http import HttpClient
 from runtime.session.manifest import tokenizer_digest
 from runtime.shelf.model_shelf import list_models
@@ -163,7 +163,7 @@ class ServerText:
     local = False
     template_digest: str | None = None
 
-    def __init__(self, dialect: Dialect, client: HttpClient, facts: Facts, vocab: int, has_template: bool) -> None:
+    def __init__(self, dialect: Dialect, client: HttpClient, facts: ServedModel, vocab: int, has_template: bool) -> None:
         self._dialect, self._client, self._model, self.vocab = dialect, client, facts.model, vocab
         self._pieces: list[bytes] = [b""] * vocab
         self._known = bytearray(vocab)
@@ -275,7 +275,7 @@ class ServerText:
 async def choose_text(
     dialect: Dialect,
     client: HttpClient,
-    facts: Facts,
+    facts: ServedModel,
     abilities: Abilities,
     *,
     tokenizer: str | Path | None,
@@ -368,7 +368,7 @@ def whole_vocab(folder: ModelFolder) -> int:
 
 
 async def _difference(
-    side: TextSide, width: int, dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities
+    side: TextSide, width: int, dialect: Dialect, client: HttpClient, facts: ServedModel, abilities: Abilities
 ) -> str | None:
     """The difference of a local tokenizer from the server's, in words; None: they are the same; "": not proven."""
     if facts.tokenizer_digest:
@@ -384,12 +384,12 @@ async def _difference(
     return None
 
 
-async def _vocab_by_asking(dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities) -> int:
+async def _vocab_by_asking(dialect: Dialect, client: HttpClient, facts: ServedModel, abilities: Abilities) -> int:
     """The number of ids that a server accepts, by bisection in some twenty requests for one token each."""
     low, high = 1, MOST_VOCAB  # ids below `low` are accepted, from `high` on refused
     while high - low > 1:
         middle = (low + high) // 2
-        asked = CompletionRequest(model=facts.model, prompt=Prompt([middle - 1], ""))
+        asked = RemoteRequest(model=facts.model, prompt=Prompt([middle - 1], ""))
         path, body = dialect.request(asked, abilities, stream=False)
         try:
             await client.post(path, body)

@@ -16,7 +16,7 @@ from runtime.info import OnProgress, PromptProgress
 from runtime.options.checking import check_callback
 from runtime.records import TokenRun
 from runtime.remote.http import HttpClient
-from runtime.remote.operations import RemoteOperations, Tasks
+from runtime.remote.operations import BranchTasks, RemoteOperations
 from runtime.transport.base import TextFacts
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class RemoteTransport:
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
         """Token runs by branch as they arrive. Closing the stream closes its sockets."""
         dropped: set[int] = set()
-        tasks = Tasks()
+        tasks = BranchTasks()
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             self._check()
@@ -173,7 +173,7 @@ def end_soon(thread: LoopThread, client: HttpClient) -> None:
     thread.submit(end())
 
 
-async def _streamed(operation: Any, stream: Stream, tasks: Tasks, arguments: dict[str, Any]) -> None:
+async def _streamed(operation: Any, stream: Stream, tasks: BranchTasks, arguments: dict[str, Any]) -> None:
     """Runs an operation. An error before its first answer also ends the stream."""
     try:
         await operation(stream, tasks, **arguments)

@@ -26,7 +26,7 @@ from runtime.loading.integrity import (
     FORMAT,
     FileNote,
     HubNote,
-    Manifest,
+    ShelfManifest,
     file_notes,
     read_manifest,
     sync_all,
@@ -98,7 +98,7 @@ def install(
         try:
             parameters = write(hidden)
             template = chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
-            manifest = Manifest(
+            manifest = ShelfManifest(
                 format=FORMAT,
                 id=model_id,
                 title=title,
@@ -258,13 +258,13 @@ def _find_place(
             raise ModelLoadError(f"another {what} is called {name!r} ({origin}); choose another name or remove it")
         model_id = f"{model_id}-{sha256[:8]}"
         holder = _holder(model_id, source, copied=copied)
-    if isinstance(holder, Manifest):
+    if isinstance(holder, ShelfManifest):
         with contextlib.suppress(ModelLoadError, AdapterError):  # a damaged import is replaced
             return model_id, opened(shelf_path(model_id))
     return model_id, None
 
 
-def _holder(model_id: str, source: Path, *, copied: bool) -> Manifest | Path | None:
+def _holder(model_id: str, source: Path, *, copied: bool) -> ShelfManifest | Path | None:
     """What holds an id: the manifest of an import, the path of a folder, file or link that must not be replaced, or None."""
     folder = shelf_path(model_id)
     try:

@@ -14,7 +14,7 @@ from resources.files import is_file
 from runtime.errors import ModelLoadError
 from runtime.loading.config import describe
 from runtime.loading.integrity import (
-    Manifest,
+    ShelfManifest,
     changed_file,
     digest_of_all,
     file_stamp,
@@ -225,7 +225,7 @@ def _entry(folder: Path) -> ShelfEntry:
     )
 
 
-def _format(manifest: Manifest, entry: ShelfEntry) -> str:
+def _format(manifest: ShelfManifest, entry: ShelfEntry) -> str:
     if manifest.kind == "gguf":
         return "from GGUF" if entry.quantisation else "float32, from GGUF"
     return "download" if manifest.hub else "folder"
@@ -244,7 +244,7 @@ def _described(folder: Path) -> Mapping[str, Any]:
     }
 
 
-def _digest(folder: Path, manifest: Manifest | None) -> str | None:
+def _digest(folder: Path, manifest: ShelfManifest | None) -> str | None:
     """The digest that `open_folder` computes, if the SHA-256 of every file is known already; else None."""
     with contextlib.suppress(ModelLoadError):
         known: dict[str, str] = {}

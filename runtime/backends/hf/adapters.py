@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from runtime.adapters.adapter import LowRank, ModuleShape
 from runtime.adapters.stacks import TokenStacks
-from runtime.backends.adapting import Change, LinearAdapters
+from runtime.backends.adapting import ActiveAdapter, LinearAdapters
 from runtime.backends.hf.cache import to_device
 from runtime.backends.hf.offload import own_weight
 from runtime.backends.hf.weights import PackedLinear
@@ -100,8 +100,10 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
     def _is_head(self, path: str) -> bool:
         return self._modules[path] is self._head
 
-    def _add_product(self, x: torch.Tensor, y: torch.Tensor, pair: Weights, change: Change[torch.Tensor]) -> torch.Tensor:
-        rows, scale = change.rows, change.scale * pair[2]
+    def _add_product(
+        self, x: torch.Tensor, y: torch.Tensor, pair: Weights, active: ActiveAdapter[torch.Tensor]
+    ) -> torch.Tensor:
+        rows, scale = active.rows, active.scale * pair[2]
         if rows is None:
             return y + _product(x, pair) * scale
         return y.index_add(-2, rows, (_product(x.index_select(-2, rows), pair) * scale).to(y.dtype))

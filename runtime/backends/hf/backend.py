@@ -22,7 +22,7 @@ from runtime.backends.base import ForwardInterrupted
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.cache import SlotLayer, Tensors, TorchPack, layer_plan, to_device
-from runtime.backends.hf.forward import OWN, Arguments, attention_of
+from runtime.backends.hf.forward import OWN, ForwardArguments, attention_of
 from runtime.backends.hf.graphs import Graphs
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.logits import TorchLogits
@@ -33,7 +33,7 @@ from runtime.backends.hf.threads import CHOICE, MANY_TOKENS, Threads, one_thread
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import PACK_BYTES, FirstForward, PackedBackend, as_ids, state_size
-from runtime.backends.packs.tree import Bool, Float32, Int64, Ragged, State, Step, merged, runs
+from runtime.backends.packs.tree import Bool, Float32, ForwardStep, Int64, Ragged, State, merged, runs
 from runtime.backends.selftest import Copy, Measurements, Seconds, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.small import small_copies
 from runtime.backends.stored import Stored
@@ -112,7 +112,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._heads = int(getattr(loaded.config, "num_attention_heads", 0) or 0)
         self._kv_heads = int(getattr(loaded.config, "num_key_value_heads", None) or self._heads)
         folds = self._heads // max(self._kv_heads, 1) if attention_of(self.model) == OWN else 1
-        self._arguments = Arguments(self._takes, self._windows, self._device, self._dtype, eager=eager, heads=folds)
+        self._arguments = ForwardArguments(self._takes, self._windows, self._device, self._dtype, eager=eager, heads=folds)
         self._graphs: Graphs | None = None
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.shares = self.recurrent and attention_of(self.model) == OWN
@@ -205,7 +205,7 @@ class HfBackend(PackedBackend[TorchPack]):
     def put(self, pack: TorchPack, payload: TorchPayload, start: int, skip: int) -> None:
         payloads.put(pack, payload, start, skip, self._codec)
 
-    def push(self, pack: TorchPack, step: Step) -> tuple[Float32, State | None]:
+    def push(self, pack: TorchPack, step: ForwardStep) -> tuple[Float32, State | None]:
         with self.computing():
             if self.recurrent:
                 pack.put_states([step.state])
@@ -217,7 +217,7 @@ class HfBackend(PackedBackend[TorchPack]):
             return logits.float().cpu().numpy(), state
 
     def launch(
-        self, packs: Sequence[TorchPack], steps: Sequence[Step], request: RankRequest | None = None
+        self, packs: Sequence[TorchPack], steps: Sequence[ForwardStep], request: RankRequest | None = None
     ) -> Callable[[], Float32 | RankedRows]:
         if request is not None:
             return partial(self.launch_on_device(packs, steps).ranked, request)
@@ -230,10 +230,10 @@ class HfBackend(PackedBackend[TorchPack]):
 
         return wait
 
-    def launch_on_device(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> TorchLogits:
+    def launch_on_device(self, packs: Sequence[TorchPack], steps: Sequence[ForwardStep]) -> TorchLogits:
         return TorchLogits(self._logits(packs, steps), self.computing)
 
-    def _logits(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> torch.Tensor:
+    def _logits(self, packs: Sequence[TorchPack], steps: Sequence[ForwardStep]) -> torch.Tensor:
         """One forward over some packs: the wanted raw logits ``(rows, vocab)`` on the device, or the reading in their place."""
         step, pack = merged(steps) if len(steps) > 1 else steps[0], packs[0]
         under = nullcontext() if step.stacks is None else self._adapters.under(step.stacks, step.want)

@@ -299,7 +299,7 @@ def _ids(source: ModelFolder, vocabulary: int) -> list[int]:
 # ---- weights that stay as a folder in MLX's form has them ----
 
 
-class Affine(NamedTuple):
+class AffineMatrix(NamedTuple):
     """A matrix, ``scale * number + bias``, groups along its rows.
 
     Attributes:
@@ -344,7 +344,7 @@ class Affine(NamedTuple):
 class AffineLinear(PackedLinear):
     """Multiplies by its `matrix`, block by block."""
 
-    def __init__(self, matrix: Affine, bias: torch.Tensor | None) -> None:
+    def __init__(self, matrix: AffineMatrix, bias: torch.Tensor | None) -> None:
         super().__init__(torch.empty(matrix.shape, device="meta"), bias)
         self.matrix, self.nbytes = matrix, matrix.nbytes
 
@@ -362,7 +362,7 @@ class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not fo
         weight: Shape and dtype without data.
     """
 
-    def __init__(self, matrix: Affine, own: torch.nn.Embedding) -> None:
+    def __init__(self, matrix: AffineMatrix, own: torch.nn.Embedding) -> None:
         super().__init__()
         self.matrix = matrix
         self.weight = torch.empty(matrix.shape, device="meta")
@@ -454,7 +454,7 @@ def replace_quantised(model: Any, config: AffineConfig) -> None:
     tied = head is not None and head.weight is embedding.weight
     for path, form in config.forms.items():
         module = model.get_submodule(path)
-        matrix = Affine(module.weight.data, module.scales.data, module.biases.data, form.group)
+        matrix = AffineMatrix(module.weight.data, module.scales.data, module.biases.data, form.group)
         if not isinstance(module, torch.nn.Embedding):
             model.set_submodule(path, AffineLinear(matrix, None if module.bias is None else module.bias.data).eval())
             continue

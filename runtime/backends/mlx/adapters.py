@@ -11,7 +11,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from runtime.adapters.adapter import LowRank, ModuleShape
-from runtime.backends.adapting import Change, LinearAdapters
+from runtime.backends.adapting import ActiveAdapter, LinearAdapters
 from runtime.backends.packs.tree import Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
 from runtime.records import Float32
@@ -100,9 +100,9 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     def _is_head(self, path: str) -> bool:
         return path.endswith(LM_HEAD)
 
-    def _add_product(self, x: mx.array, y: mx.array, pair: Weights, change: Change[mx.array]) -> mx.array:
+    def _add_product(self, x: mx.array, y: mx.array, pair: Weights, active: ActiveAdapter[mx.array]) -> mx.array:
         a, b, scaling = pair
-        scale, rows = change.scale * scaling, change.rows
+        scale, rows = active.scale * scaling, active.rows
         if rows is None:
             return y + (((x @ a) @ b) * scale).astype(y.dtype)
         n = self._tokens(x)

@@ -22,7 +22,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from runtime.backends.mlx.masks import RowMasks, TreeMasks
 from runtime.backends.packs.chains import UNBOUNDED, Bucket
 from runtime.backends.packs.packed import MOVED_SLOTS, WorkingPack
-from runtime.backends.packs.tree import Int64, Step
+from runtime.backends.packs.tree import ForwardStep, Int64
 from runtime.backends.stored import Shape
 from runtime.errors import UnsupportedFeatureError
 
@@ -233,7 +233,7 @@ class MlxPack(WorkingPack):
                     for least in range(0, piece.shape[0], PIECE):
                         cache.gather(name, piece[least : least + PIECE], start + at + least)
 
-    def begin(self, step: Step, *, rows: bool) -> None:
+    def begin(self, step: ForwardStep, *, rows: bool) -> None:
         """Sets the slots and positions of the layers' next keys, and what they see; `rows`: each token is a batch row."""
         start = past = int(step.slots[0])
         path = slots = None

@@ -12,14 +12,14 @@ from runtime.options.generation import DEFAULTS, SAMPLER_STAGES
 from runtime.remote.dialect import (
     FULL,
     Abilities,
-    Alternatives,
-    Chunk,
-    CompletionRequest,
-    Facts,
-    Piece,
+    AnswerChunk,
+    AnswerToken,
     Probe,
     Prompt,
+    RemoteRequest,
     Scored,
+    ServedModel,
+    TokenAlternatives,
     checked_logprob,
     malformed,
 )
@@ -57,7 +57,7 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
     """Tokens of a request."""
 
     prompt_tokens: int | None = None
@@ -73,7 +73,7 @@ class CompletionBody(msgspec.Struct):
     """The answer of ``/v1/completions``, or one event of its stream."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # requests ask for one
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     error: Any = None
 
 
@@ -111,21 +111,21 @@ class OpenAI:
         """Recognises any server that lists models."""
         return "" if probe.models else None
 
-    def facts(self, probe: Probe, model: str) -> Facts:
+    def facts(self, probe: Probe, model: str) -> ServedModel:
         """Reads the id, the context length if it is listed, and the names."""
         entry = entry_of(probe, model)
-        return Facts(model, whole(entry.get("max_model_len") or entry.get("context_length")), names_of(entry))
+        return ServedModel(model, whole(entry.get("max_model_len") or entry.get("context_length")), names_of(entry))
 
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
         """Asks for one token, with five alternatives where the server has any."""
         del probe
-        asked = CompletionRequest(model=facts.model, prompt=Prompt([], "Hi"), alternatives=5)
+        asked = RemoteRequest(model=facts.model, prompt=Prompt([], "Hi"), alternatives=5)
         try:
             chunk = await self.ask(client, asked, Abilities(alternatives=5))
         except (InvalidRequestError, RemoteError) as fault:
             if isinstance(fault, RemoteError) and fault.reason not in ("missing", "server"):
                 raise
-            chunk = await self.ask(client, CompletionRequest(model=facts.model, prompt=asked.prompt), Abilities())
+            chunk = await self.ask(client, RemoteRequest(model=facts.model, prompt=asked.prompt), Abilities())
         found = max((len(piece.alternatives.keys) for piece in chunk.pieces if piece.alternatives), default=0)
         return Abilities(
             alternatives=5 if found else 0,
@@ -140,13 +140,13 @@ class OpenAI:
         except RuntimeFault:
             return False
 
-    async def ask(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> Chunk:
+    async def ask(self, client: HttpClient, asked: RemoteRequest, abilities: Abilities) -> AnswerChunk:
         """Requests a whole answer to a short prompt."""
         path, body = self.request(asked, abilities, stream=False)
         most = FULL_BYTES if asked.alternatives == FULL else MOST_SMALL_BYTES
         return client.cleanly(self.read, await client.post(path, body, most=most), asked)
 
-    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """For ``/v1/completions``."""
         body: dict[str, Any] = {"model": asked.model, "prompt": asked.prompt.text, "max_tokens": asked.max_tokens}
         body |= self.sampling(asked, abilities)
@@ -156,7 +156,7 @@ class OpenAI:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return "/v1/completions", body
 
-    def sampling(self, asked: CompletionRequest, abilities: Abilities) -> dict[str, Any]:
+    def sampling(self, asked: RemoteRequest, abilities: Abilities) -> dict[str, Any]:
         """The settings of the sampler by the server's names.
 
         Raises:
@@ -185,18 +185,18 @@ class OpenAI:
         neutral = {name: DEFAULTS[name] for name in NEUTRAL if name in abilities.sampling and (name in EDITS or not greedy)}
         return neutral | body | settings
 
-    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
+    def read(self, body: bytes, asked: RemoteRequest) -> AnswerChunk:
         """Reads ``choices[0]``."""
         answer = decoded(body, CompletionBody)
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
-        usage = answer.usage or Usage()
+        usage = answer.usage or TokenUsage()
         if not answer.choices:
-            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
+            return AnswerChunk(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
         choice: _Choice = answer.choices[0]
         stopped = choice.stop_reason if isinstance(choice.stop_reason, int) else None
         prompt = None if choice.prompt_logprobs is None else [_scored(entry, asked) for entry in choice.prompt_logprobs]
-        return Chunk(
+        return AnswerChunk(
             _pieces(choice, asked),
             choice.finish_reason or None,
             stopped,
@@ -257,41 +257,41 @@ NEUTRAL: Final = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_pen
 EDITS: Final = frozenset(each.name for spec in SAMPLER_STAGES if spec.kind is Kind.EDIT for each in spec.parameters)
 
 
-def _pieces(choice: _Choice, asked: CompletionRequest) -> list[Piece]:
+def _pieces(choice: _Choice, asked: RemoteRequest) -> list[AnswerToken]:
     """The tokens of a choice. Text without log-probabilities is one piece per id, or one piece where there are no ids."""
     ids, logprobs = choice.token_ids, choice.logprobs
     text = choice.text or ""
     if logprobs is None or not logprobs.token_logprobs:
         if ids is None:
-            return [Piece(None, text, None, None)] if text else []
-        return [Piece(token, "", None, None) for token in ids]
+            return [AnswerToken(None, text, None, None)] if text else []
+        return [AnswerToken(token, "", None, None) for token in ids]
     count = len(logprobs.token_logprobs)
     tops = logprobs.top_logprobs or [None] * count
     if len(tops) != count or (ids is not None and len(ids) != count) or (ids is None and len(logprobs.tokens) != count):
         raise malformed(f"{count} tokens, {len(tops)} lists of alternatives, {'no' if ids is None else len(ids)} ids")
-    pieces: list[Piece] = []
+    pieces: list[AnswerToken] = []
     for place, (own, top) in enumerate(zip(logprobs.token_logprobs, tops, strict=True)):
         token = None if ids is None else ids[place]
         word = logprobs.tokens[place] if place < len(logprobs.tokens) else ""
-        pieces.append(Piece(token, word, None if own is None else checked_logprob(own), _alternatives(top, asked)))
+        pieces.append(AnswerToken(token, word, None if own is None else checked_logprob(own), _alternatives(top, asked)))
     return pieces
 
 
-def _alternatives(top: dict[str, float] | None, asked: CompletionRequest) -> Alternatives | None:
+def _alternatives(top: dict[str, float] | None, asked: RemoteRequest) -> TokenAlternatives | None:
     if not top:
         return None
     if asked.alternatives != FULL and len(top) > asked.alternatives + len(asked.chosen) + 2:
         raise malformed(f"{len(top):,} alternatives where {asked.alternatives:,} were asked for")
     values = [checked_logprob(value) for value in top.values()]
     if not all(key.startswith(_ID) for key in top):
-        return Alternatives(list(top), values)
+        return TokenAlternatives(list(top), values)
     try:
-        return Alternatives([int(key[len(_ID) :]) for key in top], values)
+        return TokenAlternatives([int(key[len(_ID) :]) for key in top], values)
     except ValueError:
         raise malformed("the key of an alternative is no token id") from None
 
 
-def _scored(entry: dict[str, _PromptEntry] | None, asked: CompletionRequest) -> Scored | None:
+def _scored(entry: dict[str, _PromptEntry] | None, asked: RemoteRequest) -> Scored | None:
     if not entry:
         return None
     if len(entry) > (asked.scored or 0) + 2:

@@ -18,7 +18,7 @@ import msgspec
 
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.options.priority import Priority
-from runtime.remote.dialect import FULL, Abilities, CompletionRequest, Facts, Probe, Prompt, malformed
+from runtime.remote.dialect import FULL, Abilities, Probe, Prompt, RemoteRequest, ServedModel, malformed
 from runtime.remote.dialects.openai import NEUTRAL, Id, OpenAI, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
@@ -54,13 +54,13 @@ class VLLM(OpenAI):
             return probe.version("/version", "version")
         return None
 
-    def facts(self, probe: Probe, model: str) -> Facts:
+    def facts(self, probe: Probe, model: str) -> ServedModel:
         """Reads ``/v1/models``, where the `parent` of an adapter is its base."""
         entry = entry_of(probe, model)
         adapters = tuple(each["id"] for each in probe.models if each.get("parent") == model and each["id"] != model)
-        return Facts(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
+        return ServedModel(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
 
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
         """Sends four small requests and one for a full vector; the first warms the server up, which can take half a minute.
 
         A server with ``--runner pooling`` has only embeddings.
@@ -74,7 +74,7 @@ class VLLM(OpenAI):
             prompt_logprobs=True,
             sampling=self.sampler,
         )
-        ready = CompletionRequest(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1, scored=1)
+        ready = RemoteRequest(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1, scored=1)
         path, body = self.request(ready, most, stream=False)
         body["prompt"] = ready.prompt.text  # the answer has the ids
         try:
@@ -94,7 +94,7 @@ class VLLM(OpenAI):
                 "dialect='openai', or bring it up to date",
                 "missing",
             )
-        asked = CompletionRequest(model=facts.model, prompt=Prompt(ids, ""), alternatives=1)
+        asked = RemoteRequest(model=facts.model, prompt=Prompt(ids, ""), alternatives=1)
         (cap, full), priority, tokenizes, embeds = await asyncio.gather(
             self._cap(client, asked, most),
             self._takes_priority(client, asked, most),
@@ -116,7 +116,7 @@ class VLLM(OpenAI):
             embeddings=embeds,
         )
 
-    async def _cap(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> tuple[int, bool]:
+    async def _cap(self, client: HttpClient, asked: RemoteRequest, abilities: Abilities) -> tuple[int, bool]:
         """The most alternatives per position, and whether they are the whole vocabulary."""
         try:
             chunk = await self.ask(client, replace(asked, alternatives=FULL), abilities)
@@ -130,7 +130,7 @@ class VLLM(OpenAI):
             return max(count, 1), False
         return count, True
 
-    async def _takes_priority(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> bool:
+    async def _takes_priority(self, client: HttpClient, asked: RemoteRequest, abilities: Abilities) -> bool:
         """Whether requests may have a priority. vLLM 0.32 takes it, but uses it only with ``--scheduling-policy priority``."""
         try:
             await self.ask(client, replace(asked, priority=Priority.BACKGROUND), replace(abilities, priority=True))
@@ -144,7 +144,7 @@ class VLLM(OpenAI):
         except RuntimeFault:
             return False
 
-    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """For ``/v1/completions`` with vLLM's extensions."""
         path, body = super().request(asked, abilities, stream=stream)
         body |= {"prompt": asked.prompt.ids, "return_tokens_as_token_ids": True, "return_token_ids": True}
@@ -202,7 +202,7 @@ class Elsewise(VLLM):
     exact_bytes = True
     grammars = frozenset({"json_schema", "regex", "lark"})
 
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
         """The abilities of vLLM, and chosen ids."""
         return replace(await super().abilities(client, facts, probe), chosen_ids=CHOSEN_IDS)
 
@@ -220,7 +220,7 @@ class Elsewise(VLLM):
             return probe.version("/version", "version")
         return None
 
-    def facts(self, probe: Probe, model: str) -> Facts:
+    def facts(self, probe: Probe, model: str) -> ServedModel:
         """The facts of vLLM, with the vocabulary size, the tokenizer's digest and the eos ids."""
         entry = entry_of(probe, model)
         eos = entry.get("eos_token_ids")
