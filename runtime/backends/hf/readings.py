@@ -32,7 +32,7 @@ class Readings:
 
         Args:
             name: The reading's name.
-            arguments: The forward's arguments, from `Arguments.of`.
+            arguments: The forward's arguments, from `ForwardArguments.of`.
             want: Indices in the row.
 
         Returns:
