@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
@@ -430,12 +430,9 @@ class PackedBackend(ABC, Generic[P]):
             MemoryBudgetError: And other errors of `forward`; after any of them every pack is unchanged.
         """
         undos: list[tuple[P, Undo]] = []
-        try:
+        with _undone_after_errors(undos):
             packs, steps, by_chains = self._appended(parts, undos, read)
             return (self._chains if by_chains else self.launch)(packs, steps, request)()
-        except BaseException:
-            _undo(undos)
-            raise
 
     def begin(self, parts: Sequence[PackTokens], request: RankRequest | None = None) -> Callable[[], Any]:
         """`compute` in two halves. Where `overlaps` is False the first half does all the work.
@@ -445,12 +442,9 @@ class PackedBackend(ABC, Generic[P]):
             errors of `forward`; then every pack is unchanged.
         """
         undos: list[tuple[P, Undo]] = []
-        try:
+        with _undone_after_errors(undos):
             packs, steps, by_chains = self._appended(parts, undos)
             return partial(_awaited, (self._chains if by_chains else self.launch)(packs, steps, request), undos)
-        except BaseException:
-            _undo(undos)
-            raise
 
     def forward_on_device(self, parts: Sequence[PackTokens]) -> DeviceLogits:
         """`compute` without waiting, for a backend with `on_device`, with one part or more.
@@ -459,12 +453,9 @@ class PackedBackend(ABC, Generic[P]):
             MemoryBudgetError: And other errors of `forward`; after any of them every pack is unchanged.
         """
         undos: list[tuple[P, Undo]] = []
-        try:
+        with _undone_after_errors(undos):
             packs, steps, _ = self._appended(parts, undos)
             return self.launch_on_device(packs, steps)
-        except BaseException:
-            _undo(undos)
-            raise
 
     def prepare(
         self, parts: Sequence[PackTokens], request: RankRequest | None = None
@@ -488,11 +479,8 @@ class PackedBackend(ABC, Generic[P]):
             if tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
                 raise self._outside(tokens)
             undos = [(part.pack, part.pack.tree.append(part.parents)) for part in parts]
-            try:
+            with _undone_after_errors(undos):
                 return partial(_awaited, launch(tokens), undos)
-            except BaseException:
-                _undo(undos)
-                raise
 
         return begin
 
@@ -837,12 +825,18 @@ def _undo(undos: Sequence[tuple[WorkingPack, Undo]]) -> None:
             del pack.states[slot]
 
 
-def _awaited(waiting: Callable[[], T], undos: Sequence[tuple[WorkingPack, Undo]]) -> T:
+@contextmanager
+def _undone_after_errors(undos: Sequence[tuple[WorkingPack, Undo]]) -> Iterator[None]:
     try:
-        return waiting()
+        yield
     except BaseException:
         _undo(undos)
         raise
+
+
+def _awaited(waiting: Callable[[], T], undos: Sequence[tuple[WorkingPack, Undo]]) -> T:
+    with _undone_after_errors(undos):
+        return waiting()
 
 
 def chain_parents(base: int, n: int, parent: int) -> Int64:
