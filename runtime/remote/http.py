@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, TypeVar
@@ -255,14 +255,12 @@ class HttpClient:
 
     async def _start_of(self, response: httpx2.Response) -> bytes:
         body = bytearray()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._idle):
                 async for chunk in self._chunks(response):
                     body += chunk
                     if len(body) > _MOST_ERROR_BYTES:
                         break
-        except TimeoutError:
-            pass
         return bytes(body[:_MOST_ERROR_BYTES])
 
     async def _chunks(self, response: httpx2.Response) -> AsyncGenerator[bytes, None]:

@@ -15,6 +15,7 @@ import msgspec
 
 from runtime.errors import InvalidRequestError, ModelLoadError
 from runtime.hub.credentials import forget_key, keep_key, kept_key
+from runtime.loading.integrity import write_atomically
 from runtime.loading.paths import is_model_id, models_dir, shelf_path
 from runtime.remote.http import ServerAddress
 
@@ -149,7 +150,7 @@ def keep_connection(connection: Connection, key: str = "") -> str:
     address = ServerAddress.parse(connection.base_url, plain_http=connection.plain_http or _is_confirmed(connection.base_url))
     keychain = keep_key(address.url, key) if key else ""
     with _locked_list() as path:
-        _write(path, [each for each in connections() if each.name != connection.name] + [connection])
+        _write(path, [*(each for each in connections() if each.name != connection.name), connection])
     return keychain
 
 
@@ -193,7 +194,4 @@ def _locked_list() -> Iterator[Path]:
 
 
 def _write(path: Path, entries: list[Connection]) -> None:
-    fresh = Path(f"{path}.{os.getpid()}")
-    fresh.touch(mode=0o600)
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=2) + b"\n")
-    fresh.replace(path)
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(entries), indent=2) + b"\n")
