@@ -203,14 +203,12 @@ def _is_revision(folder: Path, revision: str) -> bool:
 
 def copy_files(files: Sequence[Path], target: Path, progress: OnProgress) -> None:
     """Copies files into a folder, readable by their owner alone; reports bytes."""
-    total, done = sum(file.stat().st_size for file in files), 0
+    on_copy = counting_bytes(progress, sum(file.stat().st_size for file in files), "copy")
     for file in files:
         with open_regular(file) as there, create_private(target / file.name) as here:
             while chunk := there.read(8 << 20):
                 here.write(chunk)
-                done += len(chunk)
-                progress(Progress("copy", done, total))
-            here.flush()
+                on_copy(len(chunk))
 
 
 def _bytes_in(folder: Path) -> int:

