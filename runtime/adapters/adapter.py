@@ -45,16 +45,11 @@ class Adapter:
 
     @classmethod
     def of(cls, modules: Mapping[str, LowRank]) -> Adapter:
-        """Makes an adapter with the digest of its modules."""
-        return cls(modules, digest_of(modules))
-
-
-def digest_of(modules: Mapping[str, LowRank]) -> str:
-    """SHA-256 hex over module paths, shapes, scalings and numbers."""
-    found = hashlib.sha256()
-    for path in sorted(modules):
-        pair = modules[path]
-        found.update(f"{path}{pair.a.shape}{pair.b.shape}{pair.scaling!r}".encode())
-        found.update(np.ascontiguousarray(pair.a).data)
-        found.update(np.ascontiguousarray(pair.b).data)
-    return found.hexdigest()
+        """Makes an adapter with its digest: over module paths, shapes, scalings and numbers."""
+        found = hashlib.sha256()
+        for path in sorted(modules):
+            pair = modules[path]
+            found.update(f"{path}{pair.a.shape}{pair.b.shape}{pair.scaling!r}".encode())
+            found.update(np.ascontiguousarray(pair.a).data)
+            found.update(np.ascontiguousarray(pair.b).data)
+        return cls(modules, found.hexdigest())
