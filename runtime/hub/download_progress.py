@@ -32,9 +32,9 @@ class ProgressReporter:
         self._rate = TransferRate(self._clock)
         self._rate.note(self._sum)
 
-    def state(self, state: str, note: str = "") -> None:
+    def state(self, state: str) -> None:
         """Reports a state of the whole download."""
-        self._report(state, None, 0, note)
+        self._report(state, None, 0)
 
     def check(self, file: HubFile, done: int) -> None:
         """Reports how many earlier bytes of a file have been hashed again."""
