@@ -21,12 +21,8 @@ def llguidance_text(grammar: Grammar) -> str:
     """The grammar in llguidance's own form."""
     from llguidance import LLMatcher
 
-    if grammar.kind == "json_schema":
-        text: str = LLMatcher.grammar_from_json_schema(grammar.source, defaults=json_defaults(grammar.source))
-    elif grammar.kind == "regex":
-        text = LLMatcher.grammar_from_regex(grammar.source)
-    else:
-        text = LLMatcher.grammar_from_lark(grammar.source)
+    options = {"defaults": json_defaults(grammar.source)} if grammar.kind == "json_schema" else {}
+    text: str = getattr(LLMatcher, f"grammar_from_{grammar.kind}")(grammar.source, **options)
     return text
 
 
