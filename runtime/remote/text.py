@@ -22,6 +22,7 @@ from runtime.loading.paths import is_model_id
 from runtime.options.generation import AnswerEnds, GenerationOptions
 from runtime.options.load import LoadOptions
 from runtime.remote.dialect import Abilities, Dialect, Prompt, RemoteRequest, ServedModel, malformed
+from runtime.remote.dialects.openai import whole
 from runtime.remote.http import HttpClient
 from runtime.session.manifest import tokenizer_digest
 from runtime.shelf.model_shelf import list_models
@@ -314,7 +315,7 @@ async def choose_text(
             if named:
                 raise
             continue
-        width = vocab or facts.vocab or whole_vocab(folder) or len(side.tokenizer)
+        width = vocab or facts.vocab or whole(folder.config.get("vocab_size")) or len(side.tokenizer)
         difference = await _difference(side, width, dialect, client, facts, abilities)
         if difference == "" and client.address.loopback and Path(candidate).is_absolute():
             difference = None  # a server on this machine loaded this folder itself
@@ -359,12 +360,6 @@ def text_folder(source: str | Path) -> ModelFolder:
         generation_config=read_json(path / "generation_config.json") or {},
         chat_template=chat_template_of(path, settings),
     )
-
-
-def whole_vocab(folder: ModelFolder) -> int:
-    """The size of the vocabulary in a folder's config; 0: not known."""
-    size = folder.config.get("vocab_size")
-    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 0
 
 
 async def _difference(

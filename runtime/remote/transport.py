@@ -33,23 +33,16 @@ class RemoteTransport:
         self.state = self._operations = operations
         self.capabilities = operations.capabilities
         self._turns: Turns[None] = Turns(lambda _: None)  # used only for its inboxes
-        self._owner = os.getpid()
+        self.text: TextFacts = operations.text.facts
+        self.pid = os.getpid()
         self._ending: RuntimeFault | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
-    def text(self) -> TextFacts:
-        return self._operations.text.facts
-
-    @property
-    def pid(self) -> int:
-        return self._owner
-
-    @property
     def ended(self) -> RuntimeFault | None:
         """The reason why the connection is unusable: closed, or of another process. An unreachable server is not one."""
-        if os.getpid() != self._owner:
-            return ForkedError.of(self._owner)
+        if os.getpid() != self.pid:
+            return ForkedError.of(self.pid)
         return self._ending
 
     def _check(self) -> None:
