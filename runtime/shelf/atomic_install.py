@@ -97,6 +97,7 @@ def install(
         hidden = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=shelf))
         try:
             parameters = write(hidden)
+            written = sum(path.stat().st_size for path in hidden.iterdir() if path.is_file())
             template = chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
             manifest = ShelfManifest(
                 format=FORMAT,
@@ -106,14 +107,14 @@ def install(
                 source_sha256=sha256,
                 kind=kind,
                 parameters=parameters,
-                files=file_notes(hidden, sums, counting_bytes(progress, _bytes_in(hidden))),
+                files=file_notes(hidden, sums, counting_bytes(progress, written)),
                 template_digest=None if template is None else template_digest(template),
                 hub=hub,
             )
             write_manifest(hidden, manifest)
             opened(hidden)
             place = shelf_path(model_id)
-            if _is_source(place, source):  # only the manifest is added
+            if place.is_dir() and not place.is_symlink() and place.samefile(source):  # only the manifest is added
                 stats = {file: (place / file).stat() for file in manifest.files}
                 notes = {
                     file: FileNote(note.sha256, stats[file].st_size, stats[file].st_mtime_ns)
@@ -211,10 +212,6 @@ def copy_files(files: Sequence[Path], target: Path, progress: OnProgress) -> Non
                 on_copy(len(chunk))
 
 
-def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-
-
 @contextlib.contextmanager
 def _only_one_import(shelf: Path, progress: OnProgress = ignore_progress) -> Iterator[Path]:
     """Holds the lock that serialises the imports of all processes; deletes the hidden folders of interrupted ones."""
@@ -236,11 +233,6 @@ def _only_one_import(shelf: Path, progress: OnProgress = ignore_progress) -> Ite
         full = fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         way_out = "; free some space (or set `ELSEWISE_MODELS`)" if full else ""
         raise ModelLoadError(f"{fault.filename or shelf}: {fault.strerror or fault}{way_out}") from fault
-
-
-def _is_source(place: Path, source: Path) -> bool:
-    """Whether the source of an import is already the folder that it would be installed to."""
-    return place.is_dir() and not place.is_symlink() and place.samefile(source)
 
 
 def _find_place(
