@@ -28,7 +28,6 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """The rank of the product."""
         return len(self.a)
 
     @property

@@ -98,7 +98,6 @@ class LayerPayload(ABC, Generic[Array]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return sum(int(a.nbytes) for a in (*self.keys, *self.values, *(self.state or ())) if a is not None)
 
     def export(self, start: int, stop: int) -> Stored:

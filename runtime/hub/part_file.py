@@ -81,11 +81,9 @@ class PartFile:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the received bytes."""
         return self._sha256.hexdigest()
 
     def restart(self) -> None:
-        """Discards all bytes."""
         self._stream.truncate(0)
         self._begin()
 

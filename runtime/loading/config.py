@@ -407,7 +407,6 @@ class SmallGroups(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the quantised layer."""
         return self.numbers * self.bits // 8 + self.numbers // self.group * 8
 
 

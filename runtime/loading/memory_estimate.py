@@ -81,7 +81,6 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether `total` fits into the machine's memory."""
         return self.total <= self.memory
 
 

@@ -238,7 +238,6 @@ class RemoteOperations:
         await self._group(stream, dropped, {0: (ids, self._resolved(options))}, None)
 
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
-        """One answer, complete."""
         runs: list[TokenRun] = []
         await self._answer(ids, self._resolved(options), runs.append)
         return TokenRun.concat(runs)
@@ -261,7 +260,6 @@ class RemoteOperations:
     async def generate_many(
         self, stream: Stream, dropped: BranchTasks, prompts: Sequence[Int32], options: Sequence[GenerationOptions]
     ) -> None:
-        """An answer to each prompt."""
         chosen = {i: (ids, self._resolved(own)) for i, (ids, own) in enumerate(zip(prompts, options, strict=True))}
         await self._group(stream, dropped, chosen, "prompts", Priority.INSPECTOR)  # other clients of the server wait too
 

@@ -153,7 +153,6 @@ class LocalText:
         return [[token, *rest] for at, token in firsts if token is not None for rest in self._splits(piece[at:], count - 1)]
 
     def close(self) -> None:
-        """Ends the template's child process."""
         if self._side.template is not None:
             self._side.template.close()
 

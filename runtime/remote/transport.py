@@ -146,7 +146,6 @@ class RemoteTransport:
             self._thread.stop()
 
     def finalize(self) -> None:
-        """Closes the connections without waiting."""
         if self.ended is None:
             self._operations.text.close()
             end_soon(self._thread, self._client)

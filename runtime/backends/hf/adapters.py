@@ -40,7 +40,6 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
         self._called: set[str] | None = None  # paths of called modules, during `check_called`
 
     def close(self) -> None:
-        """Unloads all adapters and restores the model."""
         super().close()
         self._head = None
 

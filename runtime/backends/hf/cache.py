@@ -201,7 +201,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both buffers."""
         return int(self.keys.nbytes + self.values.nbytes) if self.is_initialized else 0
 
 

@@ -97,7 +97,6 @@ class Graphs:
         return entry.graph.logits.clone()
 
     def forget(self, pack: TorchPack) -> None:
-        """Drops the graph of a pack that is closed."""
         self._entries.pop(pack, None)
 
     def _filling(self, pack: TorchPack, step: ForwardStep) -> tuple[torch.Tensor, torch.Tensor]:

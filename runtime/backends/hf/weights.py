@@ -321,7 +321,6 @@ class AffineMatrix(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts."""
         return int(self.words.nbytes + self.scales.nbytes + self.biases.nbytes)
 
     def rows(self, which: slice | torch.Tensor) -> torch.Tensor:

@@ -359,7 +359,6 @@ class MlxBackend(PackedBackend[MlxPack]):
         return [(part_of(step, 0, last), False), (part_of(step, last, last + 1), False)]
 
     def _awaited(self, packs: Sequence[MlxPack], due: Sequence[mx.array], n: int, started: float, answer: Callable[[], T]) -> T:
-        """Waits for a forward, then returns `answer()`."""
         with self.computing():
             mx.eval(due, *map(MlxPack.arrays, packs))
             self._last = n, time.monotonic() - started

@@ -140,7 +140,6 @@ class SlotCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both buffers."""
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
 
     def _write_path(self, path: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

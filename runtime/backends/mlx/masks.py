@@ -28,11 +28,9 @@ class SlidingWindow:
         self._size = size
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Returns only the new keys and values."""
         return keys, values
 
     def make_mask(self, N: int, **_: Any) -> Any:  # noqa: N803  # mlx-lm's own name
-        """Causal within the window."""
         return create_causal_mask(N, 0, window_size=self._size)
 
 

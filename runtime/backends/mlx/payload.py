@@ -110,7 +110,6 @@ class MlxPayload(LayerPayload[mx.array]):
 
     @staticmethod
     def plain(array: mx.array) -> npt.NDArray[np.generic]:
-        """The array in numpy's memory."""
         return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 

@@ -320,7 +320,6 @@ class PackedBackend(ABC, Generic[P]):
         """Announces the limit of all KV in bytes, for devices with memory limits to set."""
 
     def size(self, pack: P) -> int:
-        """Slots in use."""
         return pack.tree.size
 
     def finite_slots(self, pack: P) -> Bool:
@@ -732,7 +731,6 @@ class PackedBackend(ABC, Generic[P]):
     # ---- bytes and buffers --------------------------------------------------------------------------------------------------
 
     def capacity(self, pack: P) -> int:
-        """Slots that the pack's buffers have room for."""
         return pack.capacity
 
     @abstractmethod

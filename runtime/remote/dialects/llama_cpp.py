@@ -83,14 +83,12 @@ class LlamaCpp(OpenAI):
     sampler = frozenset({"temperature", *NEUTRAL, "typical_p", "penalty_window", "logit_bias", "banned_tokens"})
 
     def recognise(self, probe: Probe) -> str | None:
-        """Recognises the server by the generation settings in ``/props``."""
         page = probe.pages.get("/props")
         if isinstance(page, dict) and "default_generation_settings" in page:
             return probe.version("/props", "build_info")
         return None
 
     def facts(self, probe: Probe, model: str) -> ServedModel:
-        """Reads ``/props`` and ``/v1/models``."""
         entry = entry_of(probe, model)
         page = probe.pages.get("/props")
         props = page if isinstance(page, dict) else {}
@@ -108,7 +106,6 @@ class LlamaCpp(OpenAI):
         )
 
     async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
-        """Asks for one token with alternatives."""
         del probe
         found = Abilities(
             token_prompts=True,
@@ -173,12 +170,10 @@ class LlamaCpp(OpenAI):
         return [token for token, _ in await self.tokens_of(client, model, text)]
 
     async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
-        """``/tokenize`` with the pieces."""
         del model
         return await _tokens(client, text, control=False)
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
-        """``/detokenize``."""
         del model
         return str(decoded(await client.post("/detokenize", {"tokens": list(ids)}), _Content).content)
 
@@ -190,7 +185,6 @@ class LlamaCpp(OpenAI):
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> list[int]:
-        """``/apply-template``, then ``/tokenize``."""
         del model
         if not add_generation_prompt:
             raise UnsupportedFeatureError(f"{client.address.host} renders conversations for an answer alone")

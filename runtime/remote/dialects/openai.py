@@ -108,7 +108,6 @@ class OpenAI:
     returns_eos = False
 
     def recognise(self, probe: Probe) -> str | None:
-        """Recognises any server that lists models."""
         return "" if probe.models else None
 
     def facts(self, probe: Probe, model: str) -> ServedModel:
@@ -141,13 +140,11 @@ class OpenAI:
             return False
 
     async def ask(self, client: HttpClient, asked: RemoteRequest, abilities: Abilities) -> AnswerChunk:
-        """Requests a whole answer to a short prompt."""
         path, body = self.request(asked, abilities, stream=False)
         most = FULL_BYTES if asked.alternatives == FULL else MOST_SMALL_BYTES
         return client.cleanly(self.read, await client.post(path, body, most=most), asked)
 
     def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """For ``/v1/completions``."""
         body: dict[str, Any] = {"model": asked.model, "prompt": asked.prompt.text, "max_tokens": asked.max_tokens}
         body |= self.sampling(asked, abilities)
         if asked.alternatives and abilities.alternatives:
@@ -186,7 +183,6 @@ class OpenAI:
         return neutral | body | settings
 
     def read(self, body: bytes, asked: RemoteRequest) -> AnswerChunk:
-        """Reads ``choices[0]``."""
         answer = decoded(body, CompletionBody)
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
@@ -213,7 +209,6 @@ class OpenAI:
         )
 
     async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
-        """`tokenize`, without bytes."""
         return [(token, None) for token in await self.tokenize(client, model, text)]
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
@@ -238,7 +233,6 @@ class OpenAI:
         )
 
     async def embed(self, client: HttpClient, model: str, paths: Sequence[Prompt]) -> list[list[float]]:
-        """Requests vectors from ``/v1/embeddings``."""
         body = {"model": model, "input": self.embedding_inputs(paths)}
         within = first_seconds(sum(len(path.ids) for path in paths))
         answer = decoded(await client.post("/v1/embeddings", body, within=within, most=FULL_BYTES), _Vectors)
@@ -248,7 +242,6 @@ class OpenAI:
         return [row.embedding for row in rows]
 
     def embedding_inputs(self, paths: Sequence[Prompt]) -> list[Any]:
-        """The texts, or ids."""
         return [path.text for path in paths]
 
 

@@ -59,12 +59,10 @@ class SGLang(VLLM):
     pages: tuple[str, ...] = ("/get_model_info",)
 
     def recognise(self, probe: Probe) -> str | None:
-        """Recognises the server by the model path in ``/get_model_info``."""
         page = probe.pages.get("/get_model_info")
         return "" if isinstance(page, dict) and "model_path" in page else None
 
     def facts(self, probe: Probe, model: str) -> ServedModel:
-        """Reads ``/v1/models`` and ``/get_model_info``."""
         found = super().facts(probe, model)
         found_page = probe.pages.get("/get_model_info")
         page = found_page if isinstance(found_page, dict) else {}
@@ -72,7 +70,6 @@ class SGLang(VLLM):
         return found._replace(names=tuple(dict.fromkeys((*names, *found.names))), vocab=whole(page.get("vocab_size")))
 
     async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
-        """Asks for one token."""
         del probe
         found = Abilities(
             token_prompts=True,
@@ -94,7 +91,6 @@ class SGLang(VLLM):
         return replace(found, tokenizer=await self._tokenizes(client, facts.model))
 
     def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """For ``/generate``."""
         sampling = {**self.sampling(asked, abilities), "max_new_tokens": asked.max_tokens}
         if "seed" in sampling:
             sampling["sampling_seed"] = sampling.pop("seed")

@@ -171,7 +171,6 @@ class VLLM(OpenAI):
         return list(decoded(await client.post("/tokenize", {"model": model, "prompt": text}), _Tokens).tokens)
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
-        """``/detokenize``."""
         body = {"model": model, "tokens": list(ids)}
         return str(decoded(await client.post("/detokenize", body), _Text).prompt)
 
@@ -183,7 +182,6 @@ class VLLM(OpenAI):
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> list[int]:
-        """``/tokenize`` of messages."""
         body: dict[str, Any] = {"model": model, "messages": [dict(each) for each in messages]}
         body["add_generation_prompt"] = add_generation_prompt
         if tools:
@@ -191,7 +189,6 @@ class VLLM(OpenAI):
         return list(decoded(await client.post("/tokenize", body), _Tokens).tokens)
 
     def embedding_inputs(self, paths: Sequence[Prompt]) -> list[Any]:
-        """The ids where they are known, else the texts."""
         return [path.ids or path.text for path in paths]
 
 
@@ -203,11 +200,9 @@ class Elsewise(VLLM):
     grammars = frozenset({"json_schema", "regex", "lark"})
 
     async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
-        """The abilities of vLLM, and chosen ids."""
         return replace(await super().abilities(client, facts, probe), chosen_ids=CHOSEN_IDS)
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
-        """Uses ``/detokenize``, which returns the bytes of each token."""
         body = {"model": model, "tokens": list(ids), "return_token_bytes": True}
         found = decoded(await client.post("/detokenize", body), _Pieces).token_bytes
         if len(found) != len(ids):
@@ -215,7 +210,6 @@ class Elsewise(VLLM):
         return [bytes.fromhex(piece) for piece in found]
 
     def recognise(self, probe: Probe) -> str | None:
-        """Recognises the server by the owner of its models."""
         if any(entry.get("owned_by") == "elsewise" for entry in probe.models):
             return probe.version("/version", "version")
         return None
