@@ -636,12 +636,12 @@ class RemoteOperations:
 
     async def _shared(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         """Shares one request among equal queries while it runs; cancels it when the last waiter leaves."""
-        self._counters.queries += 1
+        self._counters.add(queries=1)
         shared = self._inflight.get(key)
         if shared is None:
             shared = self._inflight[key] = _Shared(asyncio.ensure_future(ask()))
         else:
-            self._counters.deduplicated += 1
+            self._counters.add(queries_deduplicated=1)
         shared.waiters += 1
         try:
             answer: T = await asyncio.shield(shared.task)
@@ -654,8 +654,8 @@ class RemoteOperations:
                 del self._inflight[key]
 
     def _request(self, kind: str, prompt: int, seed: int | None = None) -> Request:
-        self._counters.started += 1
-        return Request(self._counters, kind, self._counters.started, prompt, seed)
+        self._counters.add(requests_started=1, requests_active=1)
+        return Request(self._counters, kind, self.metrics.requests_started, prompt, seed)
 
 
 @dataclass(slots=True)
