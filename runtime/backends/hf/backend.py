@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
@@ -30,7 +31,7 @@ from runtime.backends.hf.offload import Offload
 from runtime.backends.hf.payload import TorchPayload, codec_of
 from runtime.backends.hf.readings import Readings
 from runtime.backends.hf.threads import CHOICE, MANY_TOKENS, Threads, one_thread
-from runtime.backends.hf.weights import weight_bytes
+from runtime.backends.hf.weights import PackedLinear
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import PACK_BYTES, FirstForward, PackedBackend, as_ids, state_size
 from runtime.backends.packs.tree import Bool, Float32, ForwardStep, Int64, Ragged, State, merged, runs
@@ -175,8 +176,9 @@ class HfBackend(PackedBackend[TorchPack]):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the linear modules' weights, which a token of one stream reads."""
-        return weight_bytes(self.model)
+        """Bytes of the linear modules' weights, packed or not, which a token of one stream reads."""
+        linear = [m for m in self.model.modules() if isinstance(m, torch.nn.Linear | Conv1D | PackedLinear)]
+        return int(sum(m.nbytes if isinstance(m, PackedLinear) else m.weight.nbytes for m in linear))
 
     def count(self, tokens: int) -> None:
         super().count(tokens)

@@ -216,12 +216,6 @@ def pack_weights(model: Any, weights: str) -> None:
     return_memory()
 
 
-def weight_bytes(model: Any) -> int:
-    """Bytes of all linear modules, packed or not, which a token of one stream reads."""
-    plain = (m.weight.nbytes for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D))
-    return int(sum(plain) + sum(m.nbytes for m in model.modules() if isinstance(m, PackedLinear)))
-
-
 def _called(model: Any) -> dict[str, Any]:
     """The linear modules that a forward of one token calls, by path."""
     found: set[str] = set()
