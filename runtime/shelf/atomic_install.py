@@ -115,9 +115,8 @@ def install(
             opened(hidden)
             place = shelf_path(model_id)
             if place.is_dir() and not place.is_symlink() and place.samefile(source):  # only the manifest is added
-                stats = {file: (place / file).stat() for file in manifest.files}
                 notes = {
-                    file: FileNote(note.sha256, stats[file].st_size, stats[file].st_mtime_ns)
+                    file: FileNote(note.sha256, (info := (place / file).stat()).st_size, info.st_mtime_ns)
                     for file, note in manifest.files.items()
                 }
                 write_manifest(place, msgspec.structs.replace(manifest, files=notes))
