@@ -80,14 +80,7 @@ class LayerReader:
 
     @contextmanager
     def reading(self, want: mx.array) -> Iterator[None]:
-        """The final norm of the one-row forward that runs inside gets ``(1, len(want) * (layers + 1), hidden)``.
-
-        Args:
-            want: Indices in the row; the states of each are consecutive, the embedding's first.
-
-        Raises:
-            UnsupportedFeatureError: The architecture is not made of layers, a norm and a head.
-        """
+        """As hf's `reading`."""
         if self._body is None:
             raise self._refusal("it is not made of a body and a head")
         states: list[mx.array] = []  # (1, n, hidden) each
