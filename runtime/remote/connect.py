@@ -17,8 +17,9 @@ from runtime.errors import InvalidRequestError, ModelMissingError, RemoteError, 
 from runtime.info import UNKNOWN_CONTEXT, AdapterInfo, ModelInfo
 from runtime.options.checking import nearest
 from runtime.options.load import LoadOptions
-from runtime.remote.dialect import Abilities, Dialect, Probe, ServedModel
+from runtime.remote.dialect import Abilities, Probe, ServedModel
 from runtime.remote.dialects import BY_NAME, DIALECTS
+from runtime.remote.dialects.openai import Dialect
 from runtime.remote.http import IDLE_SECONDS, HttpClient, ServerAddress
 from runtime.remote.operations import RemoteOperations
 from runtime.remote.saved import Connection, check_connection_name, keep_connection

@@ -1,17 +1,16 @@
-"""The Protocol of a dialect, and its values: requests to a server, answers, facts and abilities."""
+"""The values of a dialect: requests to a server, answers, facts and abilities."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from runtime.errors import RemoteError
 from runtime.grammar.source import Grammar
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
-from runtime.remote.http import HttpClient
 
 FULL: Final = -1  # alternatives: the whole vocabulary
 _MOST_NAME: Final = 500  # characters of a model's id
@@ -202,60 +201,6 @@ class Probe:
 def _is_printable(name: object) -> TypeGuard[str]:
     """Whether this is a name in one line without control characters, of at most `_MOST_NAME` characters."""
     return isinstance(name, str) and name.isprintable() and len(name) <= _MOST_NAME
-
-
-class Dialect(Protocol):
-    """The protocol of one kind of server. Stateless; converts requests to JSON bodies, and bodies to `AnswerChunk`s."""
-
-    name: str
-    pages: tuple[str, ...]  # paths, beside /v1/models, that identify this kind of server
-    checks_ids: bool  # refuses ids that it does not have
-    exact_bytes: bool  # supports `token_bytes`; other servers return only the texts of tokens
-    returns_eos: bool  # an answer includes the token that ended it, together with the reason
-
-    def recognise(self, probe: Probe) -> str | None:
-        """The server's version ("" where it reports none); None where the server is of another kind."""
-
-    def facts(self, probe: Probe, model: str) -> ServedModel:
-        """The facts about a model of ``/v1/models``."""
-
-    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
-        """The server's abilities, found by real requests where no page lists them. Afterwards the server is ready."""
-
-    def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """The path and body of a request."""
-
-    def read(self, body: bytes, asked: RemoteRequest) -> AnswerChunk:
-        """Reads an answer, or the data of one event of a stream.
-
-        Raises:
-            RemoteError: "protocol": the body has another shape.
-        """
-
-    async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
-        """Ids of a plain text, with a BOS in front where the server puts one."""
-
-    async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
-        """`tokenize` with the bytes of each token; None where the server does not return them."""
-
-    async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
-        """The text of ids."""
-
-    async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each id."""
-
-    async def render_chat(
-        self,
-        client: HttpClient,
-        model: str,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-    ) -> list[int]:
-        """Ids of a conversation."""
-
-    async def embed(self, client: HttpClient, model: str, paths: Sequence[Prompt]) -> list[list[float]]:
-        """A vector per text."""
 
 
 def malformed(what: str) -> RemoteError:

@@ -37,13 +37,12 @@ from runtime.remote.dialect import (
     Abilities,
     AnswerChunk,
     AnswerToken,
-    Dialect,
     RemoteRequest,
     ServedModel,
     TokenAlternatives,
     malformed,
 )
-from runtime.remote.dialects.openai import FULL_BYTES
+from runtime.remote.dialects.openai import FULL_BYTES, Dialect
 from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, top_of_row, truncated
 from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
 from runtime.remote.metrics import Request, RequestCounters

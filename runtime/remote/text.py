@@ -21,8 +21,8 @@ from runtime.loading.model_folder import ModelFolder, chat_template_of, read_jso
 from runtime.loading.paths import is_model_id
 from runtime.options.generation import AnswerEnds, GenerationOptions
 from runtime.options.load import LoadOptions
-from runtime.remote.dialect import Abilities, Dialect, Prompt, RemoteRequest, ServedModel, malformed
-from runtime.remote.dialects.openai import whole
+from runtime.remote.dialect import Abilities, Prompt, RemoteRequest, ServedModel, malformed
+from runtime.remote.dialects.openai import Dialect, whole
 from runtime.remote.http import HttpClient
 from runtime.session.manifest import tokenizer_digest
 from runtime.shelf.model_shelf import list_models

@@ -27,7 +27,7 @@ from runtime.remote.dialect import (
     checked_logprob,
     malformed,
 )
-from runtime.remote.dialects.openai import NEUTRAL, Id, OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.dialects.openai import NEUTRAL, Dialect, Id, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
 MOST_ALTERNATIVES: Final = 1000  # per position; the whole vocabulary was not tried
@@ -74,7 +74,7 @@ class _Prompt(msgspec.Struct):
     prompt: str
 
 
-class LlamaCpp(OpenAI):
+class LlamaCpp(Dialect):
     """A server of llama.cpp."""
 
     name = "llama.cpp"

@@ -22,7 +22,7 @@ from runtime.remote.dialect import (
     checked_logprob,
     malformed,
 )
-from runtime.remote.dialects.openai import Id, OpenAI, TokenUsage, decoded
+from runtime.remote.dialects.openai import Dialect, Id, TokenUsage, decoded
 from runtime.remote.http import HttpClient
 
 MOST_ALTERNATIVES: Final = 11  # of top_logprobs
@@ -52,7 +52,7 @@ class _Body(msgspec.Struct):
     usage: TokenUsage | None = None
 
 
-class MlxLm(OpenAI):
+class MlxLm(Dialect):
     """A server of mlx_lm."""
 
     name = "mlx_lm"

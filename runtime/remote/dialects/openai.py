@@ -98,8 +98,18 @@ def decoded(body: bytes, kind: type[Any]) -> Any:
         raise malformed(str(fault)[:200]) from None
 
 
-class OpenAI:
-    """Any server with ``/v1/completions`` that is of no other known kind."""
+class Dialect:
+    """One kind of server: converts requests to JSON bodies, and bodies to `AnswerChunk`s. Stateless.
+
+    Other kinds inherit from this one, which is any server with ``/v1/completions`` that is of no other known kind.
+
+    Attributes:
+        name: As `connect` takes it.
+        pages: Paths, beside /v1/models, that identify this kind of server.
+        checks_ids: Whether it refuses ids that it does not have.
+        exact_bytes: Whether it supports `token_bytes`; other servers return only the texts of tokens.
+        returns_eos: Whether an answer includes the token that ended it, together with the reason.
+    """
 
     name = "openai"
     pages: tuple[str, ...] = ()
@@ -108,15 +118,16 @@ class OpenAI:
     returns_eos = False
 
     def recognise(self, probe: Probe) -> str | None:
+        """The server's version ("" where it reports none); None where the server is of another kind."""
         return "" if probe.models else None
 
     def facts(self, probe: Probe, model: str) -> ServedModel:
-        """Reads the id, the context length if it is listed, and the names."""
+        """The facts about a model of ``/v1/models``."""
         entry = entry_of(probe, model)
         return ServedModel(model, whole(entry.get("max_model_len") or entry.get("context_length")), names_of(entry))
 
     async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
-        """Asks for one token, with five alternatives where the server has any."""
+        """The server's abilities, found by real requests where no page lists them. Afterwards the server is ready."""
         del probe
         asked = RemoteRequest(model=facts.model, prompt=Prompt([], "Hi"), alternatives=5)
         try:
@@ -145,6 +156,7 @@ class OpenAI:
         return client.cleanly(self.read, await client.post(path, body, most=most), asked)
 
     def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+        """The path and body of a request."""
         body: dict[str, Any] = {"model": asked.model, "prompt": asked.prompt.text, "max_tokens": asked.max_tokens}
         body |= self.sampling(asked, abilities)
         if asked.alternatives and abilities.alternatives:
@@ -183,6 +195,11 @@ class OpenAI:
         return neutral | body | settings
 
     def read(self, body: bytes, asked: RemoteRequest) -> AnswerChunk:
+        """Reads an answer, or the data of one event of a stream.
+
+        Raises:
+            RemoteError: "protocol": the body has another shape.
+        """
         answer = decoded(body, CompletionBody)
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
@@ -203,16 +220,18 @@ class OpenAI:
         )
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
+        """Ids of a plain text, with a BOS in front where the server puts one."""
         del text
         raise UnsupportedFeatureError(
             f"{client.address.host} does not tokenise, and no tokenizer of {model} is on this machine"
         )
 
     async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
+        """`tokenize` with the bytes of each token; None where the server does not return them."""
         return [(token, None) for token in await self.tokenize(client, model, text)]
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
-        """Refused: the server returns only the texts of tokens."""
+        """The bytes of each id, from servers with `exact_bytes`."""
         del model, ids
         raise client.wrong("says texts of tokens alone")
 

@@ -19,7 +19,7 @@ import msgspec
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.options.priority import Priority
 from runtime.remote.dialect import FULL, Abilities, Probe, Prompt, RemoteRequest, ServedModel, malformed
-from runtime.remote.dialects.openai import NEUTRAL, CompletionBody, Id, OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.dialects.openai import NEUTRAL, CompletionBody, Dialect, Id, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
 CHOSEN_IDS: Final = 128  # of logprob_token_ids; the server refuses more
@@ -38,7 +38,7 @@ class _Pieces(msgspec.Struct):
     token_bytes: list[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]]
 
 
-class VLLM(OpenAI):
+class VLLM(Dialect):
     """A server of the vLLM project."""
 
     name = "vllm"
