@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -14,20 +14,13 @@ from runtime.adapters.adapter import Adapter, LowRank, ModuleShape
 from runtime.adapters.matching import check_copy
 from runtime.adapters.stacks import TokenStacks, Use, uses
 from runtime.backends.packs.tree import Bool, Int64
+from runtime.backends.stored import LibraryArray
 from runtime.errors import AdapterError, UnsupportedFeatureError
 from runtime.records import Float32
 
 M = TypeVar("M")  # a linear module of the library
-A = TypeVar("A", bound="Sized")  # an array of the library
+A = TypeVar("A", bound=LibraryArray)  # an array of the library
 Weights = tuple[A, A, float]  # A, B, scaling
-
-
-class Sized(Protocol):
-    """An array that knows its bytes."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
