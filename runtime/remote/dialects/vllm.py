@@ -163,7 +163,9 @@ class VLLM(Dialect):
         if asked.grammar is not None:
             if asked.grammar.kind not in self.grammars:
                 raise UnsupportedFeatureError(f"this server enforces no {asked.grammar.label}; give a JSON schema or a regex")
-            body["structured_outputs"] = structured(asked.grammar.kind, asked.grammar.source)
+            name = {"json_schema": "json", "lark": "grammar"}.get(asked.grammar.kind, "regex")
+            source = asked.grammar.source
+            body["structured_outputs"] = {name: json.loads(source) if name == "json" else source}
         return path, body
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
@@ -224,8 +226,3 @@ class Elsewise(VLLM):
             tokenizer_digest=str(entry.get("tokenizer_digest") or ""),
             eos=tuple(token for token in eos if token == 0 or whole(token)) if isinstance(eos, list) else (),
         )
-
-
-def structured(kind: str, source: str) -> dict[str, Any]:
-    """A grammar in the form of ``structured_outputs``."""
-    return {"json": json.loads(source)} if kind == "json_schema" else {"regex" if kind == "regex" else "grammar": source}
