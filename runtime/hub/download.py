@@ -197,9 +197,6 @@ class RepositoryDownload:
     def fetch(self, planned: Callable[[DownloadPlan], None] | None = None) -> str:
         """Fetches the missing files and installs them on the shelf.
 
-        Args:
-            planned: Receives the plan.
-
         Returns:
             The id on the shelf.
 

@@ -24,13 +24,7 @@ Weights = tuple[torch.Tensor, torch.Tensor, float]  # A (rank, in), B (out, rank
 
 
 class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
-    """The adapters of one model. Only modules that a loaded adapter changes have hooks. Owner thread only.
-
-    Args:
-        model: The torch model.
-        dtype: The dtype of the adapters' matrices.
-        device: The device of the adapters' matrices.
-    """
+    """The adapters of one model. Only modules that a loaded adapter changes have hooks. Owner thread only."""
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dict(model.named_modules()))

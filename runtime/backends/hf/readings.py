@@ -16,12 +16,7 @@ from runtime.errors import UnsupportedFeatureError
 
 
 class Readings:
-    """The readings of one model. Owner thread only.
-
-    Args:
-        model: A causal language model.
-        layers: Its number of layers.
-    """
+    """The readings of one model. Owner thread only."""
 
     def __init__(self, model: torch.nn.Module, layers: int) -> None:
         self._model: Any = model
@@ -67,10 +62,6 @@ class LayerReader:
     Hooks on the layers collect their states, which replace the last one as the input of the final norm. No part of an
     architecture is known by name: its layers are the only list of as many modules as it has layers; its final norm is the
     module that their owner calls next with the output of the last layer. A model of another form is refused.
-
-    Args:
-        model: A causal language model.
-        layers: Its number of layers.
     """
 
     def __init__(self, model: torch.nn.Module, layers: int) -> None:

@@ -23,13 +23,7 @@ Weights = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scali
 
 
 class MlxAdapters(LinearAdapters[Any, mx.array]):
-    """The adapters of one model. Only modules that a loaded adapter changes get another class. Owner thread only.
-
-    Args:
-        model: An mlx-lm model.
-        config: Its configuration.
-        dtype: The dtype of the adapters' matrices.
-    """
+    """The adapters of one model. Only modules that a loaded adapter changes get another class. Owner thread only."""
 
     def __init__(self, model: Any, config: Mapping[str, Any], dtype: mx.Dtype) -> None:
         super().__init__(dict(model.named_modules()))

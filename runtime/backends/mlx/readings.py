@@ -16,12 +16,7 @@ from runtime.errors import UnsupportedFeatureError
 
 
 class Readings:
-    """The readings of one model. Owner thread only.
-
-    Args:
-        model: An mlx-lm model.
-        select: Its body and head.
-    """
+    """The readings of one model. Owner thread only."""
 
     def __init__(self, model: Any, select: SelectRows) -> None:
         self._model, self._select = model, select
@@ -58,12 +53,7 @@ class Readings:
 
 
 class LayerReader:
-    """As `runtime.backends.hf.readings.LayerReader`; in place of hooks, modules are wrapped in `Watched` during a forward.
-
-    Args:
-        model: An mlx-lm model.
-        body: The module below its head; None: it has none.
-    """
+    """As `runtime.backends.hf.readings.LayerReader`; in place of hooks, modules are wrapped in `Watched` during a forward."""
 
     def __init__(self, model: Any, body: Any) -> None:
         self._name = str(getattr(model, "model_type", None) or type(model).__name__)
