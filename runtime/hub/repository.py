@@ -41,16 +41,16 @@ def look_up(hub_id: HubId, endpoint: str | None, wait: Callable[[float, str], No
     Raises:
         DownloadError: The repository or revision does not exist, permission is missing, or the hub does not answer.
     """
-    return with_retries(lambda: _asked(hub_id, endpoint, token), wait)
-
-
-def _asked(hub_id: HubId, endpoint: str | None, token: str) -> Listing:
     api = HfApi(endpoint=endpoint, library_name="elsewise", token=token or False)
-    with as_download_errors(str(hub_id), hub_id, page_address(hub_id.repository, endpoint)):
-        info = api.model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True, timeout=LOOK_UP_SECONDS)
-        found = [(s.rfilename, s.size, s.blob_id, s.lfs) for s in info.siblings or ()]
-        licence = licence_of(info.tags)
-    return _listing(hub_id, info.sha, found, licence)
+
+    def ask() -> Listing:
+        with as_download_errors(str(hub_id), hub_id, page_address(hub_id.repository, endpoint)):
+            info = api.model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True, timeout=LOOK_UP_SECONDS)
+            found = [(s.rfilename, s.size, s.blob_id, s.lfs) for s in info.siblings or ()]
+            licence = licence_of(info.tags)
+        return _listing(hub_id, info.sha, found, licence)
+
+    return with_retries(ask, wait)
 
 
 def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, object, object, object]], licence: str) -> Listing:
