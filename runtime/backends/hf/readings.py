@@ -23,16 +23,7 @@ class Readings:
         self._layers = LayerReader(model, layers)
 
     def read(self, name: str, arguments: Mapping[str, Any], want: torch.Tensor) -> torch.Tensor:
-        """One forward of one row.
-
-        Args:
-            name: The reading's name.
-            arguments: The forward's arguments, from `ForwardArguments.of`.
-            want: Indices in the row.
-
-        Returns:
-            ``(len(want), ...)``, of any dtype.
-        """
+        """``(len(want), ...)`` of any dtype: one forward of one row, with arguments of `ForwardArguments.of`."""
         return self.TABLE[name](self, arguments, want)
 
     def states(self, **arguments: Any) -> torch.Tensor:

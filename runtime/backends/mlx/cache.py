@@ -377,12 +377,7 @@ def _attention(
 
 
 def make_caches(model: Any, window: int | None, on_layer: OnLayer) -> list[Any]:
-    """Our caches for a model, in place of those of mlx-lm.
-
-    Args:
-        model: An mlx-lm model.
-        window: A sliding window in all layers, which mlx-lm ignores.
-        on_layer: Called by each attention layer with its new keys and values.
+    """Our caches for a model, in place of those of mlx-lm; `window`: a sliding one in all layers, which mlx-lm ignores.
 
     Raises:
         UnsupportedFeatureError: A kind of cache that our buffers cannot replace.

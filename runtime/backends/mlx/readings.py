@@ -23,17 +23,7 @@ class Readings:
         self._layers = LayerReader(model, select.body)
 
     def read(self, name: str, want: npt.NDArray[np.int64], tokens: mx.array, cache: list[Any]) -> mx.array:
-        """One forward of one row, not evaluated.
-
-        Args:
-            name: The reading's name.
-            want: Indices in the row.
-            tokens: ``(1, n)``.
-            cache: The cache of each layer.
-
-        Returns:
-            ``(1, len(want), ...)``, of any dtype.
-        """
+        """``(1, len(want), ...)`` of any dtype: one forward of one row of tokens ``(1, n)``, not evaluated."""
         return self.TABLE[name](self, tokens, cache, mx.array(want.astype(np.int32)))[None]
 
     def _hidden(self, tokens: mx.array, cache: list[Any], want: mx.array) -> mx.array:
