@@ -15,8 +15,7 @@ from typing import Any, Final, get_args
 
 from resources.processes import child_command
 from runtime.errors import GrammarError
-from runtime.grammar.compile import CHILD_STACK, LIMITS, json_defaults, readable
-from runtime.grammar.source import Grammar, GrammarKind
+from runtime.grammar.source import Grammar, GrammarKind, json_defaults, readable
 
 CPU_SECONDS: Final = 5  # processor time for the compilation of one grammar
 MEMORY_BYTES: Final = 2 << 30  # of a process
@@ -24,6 +23,11 @@ WALL_SECONDS: Final = 60.0  # for one process on a busy machine
 EACH: Final = 32  # grammars per process: starting a process takes as long as compiling this many
 MOST_PROCESSES: Final = 4  # at the same time
 KEPT: Final = 1024  # verdicts
+CHILD_STACK: Final = 64 << 20  # rules that refer to rules are compiled recursively
+LIMITS: Final[dict[str, Any]] = {
+    "verbose_errors": False,  # no dump of the parser in errors that are shown
+    "precompute_large_lexemes": False,  # lazily, within each step's limit: compilation must not depend on the vocabulary
+}
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH")  # environment variables of the child
 
 
