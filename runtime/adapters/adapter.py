@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime.records import Float32
 
-Kind = Literal["lora", "alora"]
+AdapterKind = Literal["lora", "alora"]
 ModuleShape = tuple[int, int]  # (input features, output features)
 
 

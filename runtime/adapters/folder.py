@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.adapters.adapter import Kind
+from runtime.adapters.adapter import AdapterKind
 from runtime.adapters.layouts import (
     MLX_WEIGHTS,
     PEFT_WEIGHTS,
@@ -148,7 +148,7 @@ class ShelvedAdapter:
     path: Path
     bytes: int
     base: str = ""
-    kind: Kind = "lora"
+    kind: AdapterKind = "lora"
     layout: str = ""
     parameters: int = 0
     problem: str = ""

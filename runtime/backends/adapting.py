@@ -20,7 +20,7 @@ from runtime.records import Float32
 
 M = TypeVar("M")  # a linear module of the library
 A = TypeVar("A", bound=LibraryArray)  # an array of the library
-Weights = tuple[A, A, float]  # A, B, scaling
+Matrices = tuple[A, A, float]  # A, B, scaling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class LinearAdapters(ABC, Generic[M, A]):
         self._shapes = {path: shape for path, shape in shapes.items() if shape is not None}
         self._modules = {path: modules[path] for path in self._shapes}
         self._loaded: dict[str, tuple[str, ...]] = {}  # digest -> the paths that it changes
-        self._weights: dict[str, dict[str, Weights[A]]] = {}  # path -> digest -> A, B, scaling
+        self._weights: dict[str, dict[str, Matrices[A]]] = {}  # path -> digest -> A, B, scaling
         self._active: list[ActiveAdapter[A]] = []  # of the running forward
 
     @property
@@ -163,7 +163,7 @@ class LinearAdapters(ABC, Generic[M, A]):
         """The inverse of `_extend`."""
 
     @abstractmethod
-    def _matrices(self, pair: LowRank) -> Weights[A]:
+    def _matrices(self, pair: LowRank) -> Matrices[A]:
         """An adapter's matrices for one module, in the form that `_add_product` takes."""
 
     @abstractmethod
@@ -183,11 +183,11 @@ class LinearAdapters(ABC, Generic[M, A]):
         """Whether the module's input may be only the wanted tokens."""
 
     @abstractmethod
-    def _add_product(self, x: A, y: A, pair: Weights[A], active: ActiveAdapter[A]) -> A:
+    def _add_product(self, x: A, y: A, pair: Matrices[A], active: ActiveAdapter[A]) -> A:
         """`y` plus an adapter's product of `x`, for all rows or for the adapter's."""
 
     def _check(self, path: str) -> None:
         """Raises `AdapterError` for a module that no adapter can change."""
 
-    def _evaluate(self, made: Mapping[str, Weights[A]]) -> None:
+    def _evaluate(self, made: Mapping[str, Matrices[A]]) -> None:
         """Evaluates lazy arrays."""

@@ -32,14 +32,14 @@ _PASSED_ON = ("PATH", "LD_LIBRARY_PATH")  # environment variables of the child
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialResult:
     """The result of a trial."""
 
     fault: str | None  # what is wrong with the grammar; None: nothing
     lasting: bool = True  # False: the process ended, perhaps because of the machine; not cached
 
 
-_known: OrderedDict[Grammar, Verdict] = OrderedDict()  # lasting ones
+_known: OrderedDict[Grammar, TrialResult] = OrderedDict()  # lasting ones
 _lock = threading.Lock()
 
 
@@ -83,11 +83,11 @@ def _check_text(grammar: Grammar) -> None:
         json_defaults(grammar.source)
 
 
-def _error(grammar: Grammar, verdict: Verdict) -> GrammarError | None:
+def _error(grammar: Grammar, verdict: TrialResult) -> GrammarError | None:
     return None if verdict.fault is None else GrammarError(f"the {grammar.label} cannot be used: {verdict.fault}")
 
 
-def _try_in_parallel(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Verdict]]:
+def _try_in_parallel(grammars: Sequence[Grammar]) -> list[tuple[Grammar, TrialResult]]:
     processes = min(MOST_PROCESSES, os.cpu_count() or 1, -(-len(grammars) // EACH))
     if processes < 2:
         return _try(grammars)
@@ -96,17 +96,17 @@ def _try_in_parallel(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Verdict
         return [one for part in parts for one in part]
 
 
-def _try(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Verdict]]:
+def _try(grammars: Sequence[Grammar]) -> list[tuple[Grammar, TrialResult]]:
     """Tries all grammars in one process; if one of them ends it, the rest, beginning with that one, in another process."""
-    found: list[tuple[Grammar, Verdict]] = []
+    found: list[tuple[Grammar, TrialResult]] = []
     left = list(grammars)
     while left:
         answers, end = _run(left)
         for grammar, fault in zip(left, answers, strict=False):  # the process may have ended before the last grammars
-            found.append((grammar, Verdict(None if fault is None else readable(fault))))
+            found.append((grammar, TrialResult(None if fault is None else readable(fault))))
         left = left[len(answers) :]
         if not answers:
-            found.append((left.pop(0), Verdict(end, lasting=False)))
+            found.append((left.pop(0), TrialResult(end, lasting=False)))
     return found
 
 

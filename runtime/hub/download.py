@@ -14,7 +14,7 @@ from huggingface_hub import get_async_session, hf_hub_url
 
 from runtime.adapters.folder import read_header
 from runtime.errors import AdapterError, DownloadError, ModelLoadError
-from runtime.hub.child_protocol import DownloadPlan, HubFile, HubId, Kind, OnDownload, shelf_name
+from runtime.hub.child_protocol import DownloadPlan, HubFile, HubId, OnDownload, RepositoryKind, shelf_name
 from runtime.hub.download_progress import ProgressReporter
 from runtime.hub.install import install_download
 from runtime.hub.part_file import FileAddress, PartFile, fetch_part
@@ -145,7 +145,7 @@ class RepositoryDownload:
         hub_id: HubId,
         on_progress: OnDownload,
         *,
-        wanted: Kind | None = None,
+        wanted: RepositoryKind | None = None,
         token: str = "",
         endpoint: str | None = None,
         sleep: Sleep = asyncio.sleep,
@@ -269,7 +269,7 @@ def _free() -> int:
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
-def _is_here(name: str, kind: Kind) -> bool:
+def _is_here(name: str, kind: RepositoryKind) -> bool:
     with contextlib.suppress(ModelLoadError, AdapterError):
         if kind == "adapter":
             read_header(shelf_path(name))

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from runtime.errors import DownloadError, ModelLoadError
-from runtime.hub.child_protocol import HubFile, HubId, Kind
+from runtime.hub.child_protocol import HubFile, HubId, RepositoryKind
 from runtime.hub.responses import LOOK_UP_SECONDS, as_download_errors, page_address, with_retries
 from runtime.loading.config import check_config, describe, quantised_with
 from runtime.loading.model_folder import INDEX, MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, PICKLES, SETTINGS_FILES, TEXT_FILES
@@ -86,7 +86,7 @@ _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapters.safetensors")  # peft
 _CUDA = ("gptq", "awq", "bitsandbytes", "aqlm", "quip", "hqq", "eetq", "exl2", "exl3")
 
 
-def kind_of(names: Collection[str]) -> Kind:
+def kind_of(names: Collection[str]) -> RepositoryKind:
     """The kind of a repository by its files; a whole model with an adapter's configuration is a model."""
     whole = "config.json" in names and any(_is_weights(name) for name in names)
     return "adapter" if ADAPTER_CONFIG in names and not whole else "model"
@@ -109,7 +109,7 @@ def missing_for_model(names: Collection[str]) -> str:
     return ""
 
 
-def check_kind(where: str, kind: Kind, wanted: Kind | None) -> None:
+def check_kind(where: str, kind: RepositoryKind, wanted: RepositoryKind | None) -> None:
     """Refuses a repository of the other kind.
 
     Raises:

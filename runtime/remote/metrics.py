@@ -23,7 +23,7 @@ class RequestCounters:
         self.metrics = replace(self.metrics, **{name: getattr(self.metrics, name) + count for name, count in counts.items()})
 
 
-class Request:
+class CountedRequest:
     """One request in the counters, from its beginning to its end."""
 
     def __init__(self, counters: RequestCounters, kind: str, number: int, prompt: int, seed: int | None) -> None:
@@ -46,7 +46,7 @@ class Request:
         if chunk.cached_tokens is not None:
             self._cached = min(max(chunk.cached_tokens, 0), self._prompt)
 
-    async def __aenter__(self) -> Request:
+    async def __aenter__(self) -> CountedRequest:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

@@ -45,7 +45,7 @@ from runtime.remote.dialect import (
 from runtime.remote.dialects.openai import FULL_BYTES, Dialect
 from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, top_of_row, truncated
 from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
-from runtime.remote.metrics import Request, RequestCounters
+from runtime.remote.metrics import CountedRequest, RequestCounters
 from runtime.remote.text import RemoteText
 from runtime.sampling.chain import fresh_seed, make_sampler
 from runtime.scheduler.decode.rows import Stream as Answer
@@ -387,7 +387,7 @@ class RemoteOperations:
                 answer.deliver(ended=True)
                 request.finish = (answer.finish.label or "done") if answer.new_ids else "done"
 
-    async def _draw(self, answer: Answer, asked: RemoteRequest, request: Request) -> None:
+    async def _draw(self, answer: Answer, asked: RemoteRequest, request: CountedRequest) -> None:
         """Draws an answer on this machine, one request per token: exactly the tokens that a local model draws with the seed."""
         width = self._alternatives_to_draw(answer.job.options)
         limit, most = (self._whole, FULL_BYTES) if width == FULL else (self._some, _bytes_of(1, width))
@@ -473,7 +473,7 @@ class RemoteOperations:
             answer.finish = complete if finish in ("stop", "eos") else Finish.LENGTH
 
     async def _pieces(
-        self, asked: RemoteRequest, request: Request
+        self, asked: RemoteRequest, request: CountedRequest
     ) -> AsyncGenerator[tuple[AnswerToken, str | None, str], None]:
         """Yields the tokens of an answer as (piece, finish reason, text of its chunk); the last two only for the last token.
 
@@ -533,7 +533,7 @@ class RemoteOperations:
             raise malformed(f"{missing:,} tokens before the text {chunk.text[:20]!r} are missing, and cannot be told from it")
         return [*(AnswerToken(token, "", None, None) for token in ids), *pieces]
 
-    async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: RemoteRequest, request: Request) -> None:
+    async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: RemoteRequest, request: CountedRequest) -> None:
         """Reads the token counts that follow the last token, if they arrive within `_USAGE_SECONDS`."""
         with suppress(TimeoutError, RemoteError, StopAsyncIteration):
             async with asyncio.timeout(_USAGE_SECONDS):
@@ -652,9 +652,9 @@ class RemoteOperations:
             if (not shared.waiters or shared.task.done()) and self._inflight.get(key) is shared:
                 del self._inflight[key]
 
-    def _request(self, kind: str, prompt: int, seed: int | None = None) -> Request:
+    def _request(self, kind: str, prompt: int, seed: int | None = None) -> CountedRequest:
         self._counters.add(requests_started=1, requests_active=1)
-        return Request(self._counters, kind, self.metrics.requests_started, prompt, seed)
+        return CountedRequest(self._counters, kind, self.metrics.requests_started, prompt, seed)
 
 
 @dataclass(slots=True)

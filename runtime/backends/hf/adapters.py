@@ -20,7 +20,7 @@ from runtime.backends.packs.tree import Int64
 from runtime.errors import AdapterError
 from runtime.records import Float32
 
-Weights = tuple[torch.Tensor, torch.Tensor, float]  # A (rank, in), B (out, rank), scaling
+Matrices = tuple[torch.Tensor, torch.Tensor, float]  # A (rank, in), B (out, rank), scaling
 
 
 class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
@@ -77,7 +77,7 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
             self._called.add(path)
         return self._with_adapters(path, args[0], y) if self._active else None
 
-    def _matrices(self, pair: LowRank) -> Weights:
+    def _matrices(self, pair: LowRank) -> Matrices:
         a, b = (torch.from_numpy(np.ascontiguousarray(part)).to(self._device, self._dtype) for part in (pair.a, pair.b))
         return a, b, pair.scaling
 
@@ -94,7 +94,7 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
         return self._modules[path] is self._head
 
     def _add_product(
-        self, x: torch.Tensor, y: torch.Tensor, pair: Weights, active: ActiveAdapter[torch.Tensor]
+        self, x: torch.Tensor, y: torch.Tensor, pair: Matrices, active: ActiveAdapter[torch.Tensor]
     ) -> torch.Tensor:
         rows, scale = active.rows, active.scale * pair[2]
         if rows is None:
@@ -102,6 +102,6 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
         return y.index_add(-2, rows, (_product(x.index_select(-2, rows), pair) * scale).to(y.dtype))
 
 
-def _product(x: torch.Tensor, pair: Weights) -> torch.Tensor:
+def _product(x: torch.Tensor, pair: Matrices) -> torch.Tensor:
     linear = torch.nn.functional.linear
     return linear(linear(x.to(pair[0].dtype), pair[0]), pair[1])

@@ -19,7 +19,7 @@ from runtime.records import Float32
 LM_HEAD = "lm_head"  # name of the head in all of mlx-lm's models
 _UNCALLED = {"mamba": (".dt_proj",)}  # transformers reads their weights without a call: peft's adapters have no effect
 
-Weights = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scaling
+Matrices = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scaling
 
 
 class MlxAdapters(LinearAdapters[Any, mx.array]):
@@ -59,7 +59,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     def _base_weight(self, module: Any) -> Float32 | None:
         return None if module.weight.dtype == mx.uint32 else np.array(module.weight.astype(mx.float32))
 
-    def _evaluate(self, made: Mapping[str, Weights]) -> None:
+    def _evaluate(self, made: Mapping[str, Matrices]) -> None:
         mx.eval([[a, b] for a, b, _ in made.values()])
 
     def _extend(self, path: str) -> None:
@@ -78,7 +78,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     def _restore(self, path: str) -> None:
         self._modules[path].__class__ = self._classes.pop(path)
 
-    def _matrices(self, pair: LowRank) -> Weights:
+    def _matrices(self, pair: LowRank) -> Matrices:
         a, b = (mx.array(np.ascontiguousarray(part.T)).astype(self._dtype) for part in (pair.a, pair.b))
         return a, b, pair.scaling
 
@@ -94,7 +94,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     def _is_head(self, path: str) -> bool:
         return path.endswith(LM_HEAD)
 
-    def _add_product(self, x: mx.array, y: mx.array, pair: Weights, active: ActiveAdapter[mx.array]) -> mx.array:
+    def _add_product(self, x: mx.array, y: mx.array, pair: Matrices, active: ActiveAdapter[mx.array]) -> mx.array:
         a, b, scaling = pair
         scale, rows = active.scale * scaling, active.rows
         if rows is None:
