@@ -139,8 +139,7 @@ async def _connected(
         raise UnsupportedFeatureError(
             f"{client.address.host} has prompts and tokens as text: no draw from it is exact; connect with sampling='server'"
         )
-    vocab = abilities.alternatives if abilities.full_vector else 0
-    text = await choose_text(dialect, client, facts, abilities, tokenizer=tokenizer, options=options, vocab=vocab)
+    text = await choose_text(dialect, client, facts, abilities, tokenizer=tokenizer, options=options)
     info = _info(client.address, dialect, version, facts, abilities, text, options)
     if salt and not abilities.cache_salt:
         unsalted = f"{dialect.name} at {client.address.host} takes no cache_salt: its prefix cache is shared with other clients"

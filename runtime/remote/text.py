@@ -280,18 +280,10 @@ async def choose_text(
     *,
     tokenizer: str | Path | None,
     options: LoadOptions,
-    vocab: int,
 ) -> RemoteText:
     """Chooses the text side of a model: a local tokenizer or the server's.
 
-    Args:
-        dialect: The kind of server.
-        client: The connection to the server.
-        facts: Facts about the model.
-        abilities: The server's abilities.
-        tokenizer: A folder or a name on the shelf; "server" for the server's; None searches by the model's names.
-        options: The options with chat format and BOS.
-        vocab: Width of the logits; 0 where it is not known.
+    `tokenizer` is a folder or a name on the shelf, or "server" for the server's; None searches by the model's names.
 
     Raises:
         ModelLoadError: The named tokenizer cannot be read.
@@ -299,6 +291,7 @@ async def choose_text(
         InvalidRequestError: The named tokenizer is not the server's.
         UnsupportedFeatureError: Neither this machine nor the server has a tokenizer.
     """
+    known_vocab = abilities.alternatives if abilities.full_vector else facts.vocab
     if facts.vocab > MOST_VOCAB:
         raise malformed(f"a vocabulary of {facts.vocab:,} is more than the {MOST_VOCAB:,} of any model")
     named = tokenizer is not None and tokenizer != "server"
@@ -314,7 +307,7 @@ async def choose_text(
             if named:
                 raise
             continue
-        width = vocab or facts.vocab or whole(folder.config.get("vocab_size")) or len(side.tokenizer)
+        width = known_vocab or whole(folder.config.get("vocab_size")) or len(side.tokenizer)
         difference = await _difference(side, width, dialect, client, facts, abilities)
         if difference == "" and client.address.loopback and Path(candidate).is_absolute():
             difference = None  # a server on this machine loaded this folder itself
@@ -328,9 +321,9 @@ async def choose_text(
         raise UnsupportedFeatureError(
             f"{client.address.host} does not tokenise, and no tokenizer of {facts.model} is on this machine; {_FETCH}"
         )
-    if not (vocab or facts.vocab or dialect.checks_ids):
+    if not (known_vocab or dialect.checks_ids):
         raise UnsupportedFeatureError(f"{client.address.host} does not say how large its vocabulary is; {_FETCH}")
-    width = vocab or facts.vocab or await _vocab_by_asking(dialect, client, facts, abilities)
+    width = known_vocab or await _vocab_by_asking(dialect, client, facts, abilities)
     return ServerText(dialect, client, facts, width, abilities.chat)
 
 
