@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime.records import Float32
 
-Kind = Literal["lora", "alora"]
+AdapterKind = Literal["lora", "alora"]
 ModuleShape = tuple[int, int]  # (input features, output features)
 
 
@@ -28,7 +28,6 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """The rank of the product."""
         return len(self.a)
 
     @property
@@ -45,16 +44,11 @@ class Adapter:
 
     @classmethod
     def of(cls, modules: Mapping[str, LowRank]) -> Adapter:
-        """Makes an adapter with the digest of its modules."""
-        return cls(modules, digest_of(modules))
-
-
-def digest_of(modules: Mapping[str, LowRank]) -> str:
-    """SHA-256 hex over module paths, shapes, scalings and numbers."""
-    found = hashlib.sha256()
-    for path in sorted(modules):
-        pair = modules[path]
-        found.update(f"{path}{pair.a.shape}{pair.b.shape}{pair.scaling!r}".encode())
-        found.update(np.ascontiguousarray(pair.a).data)
-        found.update(np.ascontiguousarray(pair.b).data)
-    return found.hexdigest()
+        """Makes an adapter with its digest: over module paths, shapes, scalings and numbers."""
+        found = hashlib.sha256()
+        for path in sorted(modules):
+            pair = modules[path]
+            found.update(f"{path}{pair.a.shape}{pair.b.shape}{pair.scaling!r}".encode())
+            found.update(np.ascontiguousarray(pair.a).data)
+            found.update(np.ascontiguousarray(pair.b).data)
+        return cls(modules, found.hexdigest())

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from resources.files import read_regular
-from runtime.adapters.adapter import Adapter, Kind, LowRank, ModuleShape
+from runtime.adapters.adapter import Adapter, AdapterKind, LowRank, ModuleShape
 from runtime.adapters.uses import MOST_INVOCATION
 from runtime.errors import AdapterError
 from runtime.loading.paths import ADAPTER_CONFIG
@@ -22,7 +22,7 @@ from runtime.records import Float32
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TensorPair:
     """The two tensors of a module's product, by name, with their rank, shape and scaling."""
 
     a: str  # name of the tensor A
@@ -43,10 +43,10 @@ class AdapterHeader:
     layout: str  # "peft" or "mlx"
     base: str  # the model that it names as its base; empty if it names none
     invocation: tuple[int, ...]  # token ids that activate an activated LoRA; empty for a plain one
-    modules: Mapping[str, Pair]  # tensors by module path
+    modules: Mapping[str, TensorPair]  # tensors by module path
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> AdapterKind:
         """The kind: "lora" (plain) or "alora" (activated)."""
         return "alora" if self.invocation else "lora"
 
@@ -152,13 +152,13 @@ def read_peft_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
     shapes = tensor_shapes(weights)
     copies = {name for name in shapes if name.endswith(PEFT_BASE) and name.removesuffix(PEFT_BASE) + PEFT_ENDINGS[0] in shapes}
     found = pairs_of(weights, {n: s for n, s in shapes.items() if n not in copies}, PEFT_ENDINGS, transposed=False)
-    modules: dict[str, Pair] = {}
+    modules: dict[str, TensorPair] = {}
     for tensor_path, (a, b, rank, shape) in found.items():
         path, copy = tensor_path.removeprefix(PEFT_PREFIX), tensor_path + PEFT_BASE
         if copy in copies and shapes[copy] != shape[::-1]:
             raise AdapterError(f"{weights}: {copy} {shapes[copy]} and the product of shape {shape[::-1]} do not fit together")
         scaling = _scaling(where, config, path, rank)
-        modules[path] = Pair(a, b, False, rank, shape, scaling, copy if copy in copies else None)
+        modules[path] = TensorPair(a, b, False, rank, shape, scaling, copy if copy in copies else None)
     return AdapterHeader(
         folder=folder,
         weights=weights,
@@ -246,7 +246,7 @@ def read_mlx_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
         layout="mlx",
         base=str(config.get("model") or ""),
         invocation=(),
-        modules={path: Pair(a, b, True, rank, shape, scale) for path, (a, b, rank, shape) in found.items()},
+        modules={path: TensorPair(a, b, True, rank, shape, scale) for path, (a, b, rank, shape) in found.items()},
     )
 
 

@@ -133,7 +133,6 @@ class Registry:
     # ---- loaded weights -----------------------------------------------------------------------------------------
 
     def loaded(self, entry: Entry, digest: str, nbytes: int) -> None:
-        """Records that an adapter's weights are loaded."""
         self._set(replace(entry, digest=digest, nbytes=nbytes, unloading=False))
 
     def begin_unloading(self, name: str) -> Entry | None:
@@ -157,7 +156,6 @@ class Registry:
         self._set(replace(entry, unloading=False))
 
     def unloaded(self, entry: Entry) -> None:
-        """Records that an adapter's weights are unloaded."""
         self._set(replace(entry, digest=None, nbytes=0, unloading=False))
 
     def shares_weights(self, entry: Entry) -> bool:
@@ -207,7 +205,6 @@ class Registry:
             return self._entries[qualified].name, scale
 
     def clear(self) -> None:
-        """Empties the stack."""
         with self._lock:
             self._set_stack(())
 
@@ -246,5 +243,4 @@ class Registry:
 
 
 def _uses(entries: Sequence[tuple[Entry, float]]) -> Uses:
-    """Loaded adapters as `Uses`."""
     return tuple((str(entry.digest), scale, entry.header.invocation) for entry, scale in entries)

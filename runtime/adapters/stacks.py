@@ -44,7 +44,6 @@ class TokenStacks:
     table: tuple[Stack, ...]  # the distinct stacks
 
     def part(self, tokens: Int64 | slice) -> TokenStacks:
-        """The stacks of some tokens."""
         return TokenStacks(self.of[tokens], self.table)
 
     def runs(self) -> list[tuple[int, int]]:

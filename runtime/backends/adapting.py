@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -14,24 +14,17 @@ from runtime.adapters.adapter import Adapter, LowRank, ModuleShape
 from runtime.adapters.matching import check_copy
 from runtime.adapters.stacks import TokenStacks, Use, uses
 from runtime.backends.packs.tree import Bool, Int64
+from runtime.backends.stored import LibraryArray
 from runtime.errors import AdapterError, UnsupportedFeatureError
 from runtime.records import Float32
 
 M = TypeVar("M")  # a linear module of the library
-A = TypeVar("A", bound="Sized")  # an array of the library
-Weights = tuple[A, A, float]  # A, B, scaling
-
-
-class Sized(Protocol):
-    """An array that knows its bytes."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its numbers."""
+A = TypeVar("A", bound=LibraryArray)  # an array of the library
+Matrices = tuple[A, A, float]  # A, B, scaling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Change(Generic[A]):
+class ActiveAdapter(Generic[A]):
     """The effect of one adapter on the running forward.
 
     Attributes:
@@ -39,14 +32,14 @@ class Change(Generic[A]):
         tokens: Number of tokens in a module's input.
         rows: ``(k,)`` indices of the tokens that it applies to; None: all.
         scale: One factor for all tokens, or ``(k, 1)``.
-        head: The change for a head whose input is only the wanted tokens.
+        head: The same for a head whose input is only the wanted tokens.
     """
 
     digest: str
     tokens: int
     rows: A | None
     scale: A | float
-    head: Change[A] | None = None
+    head: ActiveAdapter[A] | None = None
 
 
 class LinearAdapters(ABC, Generic[M, A]):
@@ -61,8 +54,8 @@ class LinearAdapters(ABC, Generic[M, A]):
         self._shapes = {path: shape for path, shape in shapes.items() if shape is not None}
         self._modules = {path: modules[path] for path in self._shapes}
         self._loaded: dict[str, tuple[str, ...]] = {}  # digest -> the paths that it changes
-        self._weights: dict[str, dict[str, Weights[A]]] = {}  # path -> digest -> A, B, scaling
-        self._active: list[Change[A]] = []  # of the running forward
+        self._weights: dict[str, dict[str, Matrices[A]]] = {}  # path -> digest -> A, B, scaling
+        self._active: list[ActiveAdapter[A]] = []  # of the running forward
 
     @property
     def targets(self) -> Mapping[str, ModuleShape]:
@@ -111,44 +104,44 @@ class LinearAdapters(ABC, Generic[M, A]):
         if stacks is None:
             yield
             return
-        self._active = [self._change(use, len(stacks.of), want) for use in uses(stacks)]
+        self._active = [self._activated(use, len(stacks.of), want) for use in uses(stacks)]
         try:
             yield
         finally:
             self._active = []
 
-    def _change(self, use: Use, n: int, want: Int64) -> Change[A]:
+    def _activated(self, use: Use, n: int, want: Int64) -> ActiveAdapter[A]:
         if use.digest not in self._loaded:
             raise AdapterError(f"the adapter {use.digest[:12]} was unloaded before its request began; load it and ask again")
         if use.rows is None:
             assert isinstance(use.scale, float)
-            return Change(use.digest, n, None, use.scale)
+            return ActiveAdapter(use.digest, n, None, use.scale)
         at_head = np.flatnonzero(np.isin(want, use.rows))
         head = self._limited(use, at_head, np.isin(use.rows, want), len(want))
         return replace(self._limited(use, use.rows, np.ones(len(use.rows), bool), n), head=head)
 
-    def _limited(self, use: Use, rows: Int64, which: Bool, tokens: int) -> Change[A]:
-        """The change for tokens `rows` of `tokens` in all; `which` selects their scales in ``use.scale``."""
+    def _limited(self, use: Use, rows: Int64, which: Bool, tokens: int) -> ActiveAdapter[A]:
+        """The adapter for tokens `rows` of `tokens` in all; `which` selects their scales in ``use.scale``."""
         given = use.scale
         scale = given if isinstance(given, float) else self._scales(given[which, None])
-        return Change(use.digest, tokens, self._indices(rows), scale)
+        return ActiveAdapter(use.digest, tokens, self._indices(rows), scale)
 
     def _with_adapters(self, path: str, x: A, y: A) -> A:
         """A module's output for `x`: its own output `y` plus the products of the running forward's adapters."""
         weights = self._weights[path]
         for each in self._active:
-            change, pair = each, weights.get(each.digest)
+            active, pair = each, weights.get(each.digest)
             if pair is None:
                 continue
-            if change.rows is not None:
+            if active.rows is not None:
                 given = self._tokens(x)
-                if change.head is not None and given == change.head.tokens and self._is_head(path):
-                    change = change.head
-                if given != change.tokens or ".experts." in path:
+                if active.head is not None and given == active.head.tokens and self._is_head(path):
+                    active = active.head
+                if given != active.tokens or ".experts." in path:
                     raise UnsupportedFeatureError(
                         f"{path} is not given its tokens in order: it takes one stack of adapters at a time"
                     )
-            y = self._add_product(x, y, pair, change)
+            y = self._add_product(x, y, pair, active)
         return y
 
     # ---- implemented for each library ------------------------------------------------------------------------------
@@ -170,7 +163,7 @@ class LinearAdapters(ABC, Generic[M, A]):
         """The inverse of `_extend`."""
 
     @abstractmethod
-    def _matrices(self, pair: LowRank) -> Weights[A]:
+    def _matrices(self, pair: LowRank) -> Matrices[A]:
         """An adapter's matrices for one module, in the form that `_add_product` takes."""
 
     @abstractmethod
@@ -190,11 +183,11 @@ class LinearAdapters(ABC, Generic[M, A]):
         """Whether the module's input may be only the wanted tokens."""
 
     @abstractmethod
-    def _add_product(self, x: A, y: A, pair: Weights[A], change: Change[A]) -> A:
-        """`y` plus an adapter's product of `x`, for all rows or for the change's."""
+    def _add_product(self, x: A, y: A, pair: Matrices[A], active: ActiveAdapter[A]) -> A:
+        """`y` plus an adapter's product of `x`, for all rows or for the adapter's."""
 
     def _check(self, path: str) -> None:
         """Raises `AdapterError` for a module that no adapter can change."""
 
-    def _evaluate(self, made: Mapping[str, Weights[A]]) -> None:
+    def _evaluate(self, made: Mapping[str, Matrices[A]]) -> None:
         """Evaluates lazy arrays."""

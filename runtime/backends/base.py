@@ -25,7 +25,7 @@ class Cost:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class PackTokens:
     """The tokens of one pack in a forward over several packs, as in the arguments of `Backend.forward`."""
 
     pack: Pack

@@ -26,7 +26,7 @@ def byte_tokenizer() -> Any:
 
 
 def byte_characters() -> tuple[str, ...]:
-    """GPT-2's table for byte-level vocabularies: the printable character that represents each byte."""
+    """GPT-2's table for byte-level vocabularies (Radford et al. 2019): the printable character that represents each byte."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     stand_ins = iter(range(BYTES, 2 * BYTES))
     return tuple(chr(byte) if byte in printable else chr(next(stand_ins)) for byte in range(BYTES))

@@ -99,10 +99,6 @@ def ignored_option(options: LoadOptions, name: str, why: str) -> str:
 def ignored_by_ready_model(options: LoadOptions, **own: str) -> tuple[str, ...]:
     """`ignored_option` for the options that differ from a ready model, which is not changed.
 
-    Args:
-        options: The load options.
-        own: The model's value of each option.
-
     Raises:
         UnsupportedFeatureError: Such an option was set for this model.
     """

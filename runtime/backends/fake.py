@@ -21,7 +21,7 @@ from runtime.backends.base import ROOT, ForwardInterrupted
 from runtime.backends.byte_text import VOCABULARY
 from runtime.backends.packs.chains import Bucket, joined, steps_of
 from runtime.backends.packs.packed import as_ids, chain_parents
-from runtime.backends.packs.tree import Bool, Float32, Int64, State, Step
+from runtime.backends.packs.tree import Bool, Float32, ForwardStep, Int64, State
 from runtime.backends.toy import ToyBackend, ToyPack, toy_info
 from runtime.errors import AdapterError
 from runtime.loading.model_folder import ModelFolder
@@ -85,7 +85,7 @@ class FakeBackend(ToyBackend):
         kinds = ("recurrent",) if self.recurrent else ("full",)
         self.info = toy_info("fake", options, CONTEXT, kv_bytes=2 * WIDTH * 8, kinds=kinds)
 
-    def push(self, pack: ToyPack, step: Step) -> tuple[Float32, State | None]:
+    def push(self, pack: ToyPack, step: ForwardStep) -> tuple[Float32, State | None]:
         self.count(len(step.tokens))
         self._misbehave(step.tokens)
         return self._compute(pack, step)
@@ -98,7 +98,7 @@ class FakeBackend(ToyBackend):
     def launch(
         self,
         packs: Sequence[ToyPack],
-        steps: Sequence[Step],
+        steps: Sequence[ForwardStep],
         request: RankRequest | None = None,  # noqa: ARG002  # its logits are on the host
     ) -> Callable[[], Float32]:
         def compute() -> Float32:
@@ -115,7 +115,7 @@ class FakeBackend(ToyBackend):
     def ready(
         self,
         packs: Sequence[ToyPack],
-        steps: Sequence[Step],
+        steps: Sequence[ForwardStep],
         request: RankRequest | None,  # noqa: ARG002  # its logits are on the host
     ) -> Callable[[Int64], Callable[[], Float32]] | None:
         if not self.overlaps:
@@ -183,7 +183,7 @@ class FakeBackend(ToyBackend):
             if token in behaviour.raise_on:
                 raise behaviour.raise_on[token]
 
-    def _compute(self, pack: ToyPack, step: Step) -> tuple[Float32, State | None]:
+    def _compute(self, pack: ToyPack, step: ForwardStep) -> tuple[Float32, State | None]:
         embedded = self.embeddings[step.tokens]
         changes = uses(step.stacks)
         values = self._adapted("value", embedded, embedded @ self._value, changes)
@@ -203,7 +203,7 @@ class FakeBackend(ToyBackend):
         logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
         return logits, state
 
-    def _attend(self, pack: ToyPack, step: Step, embedded: Float64) -> Float64:
+    def _attend(self, pack: ToyPack, step: ForwardStep, embedded: Float64) -> Float64:
         """``(n, WIDTH)``: one head of attention over the rows of the pack."""
         end = int(step.slots[-1]) + 1
         seen = pack.rows[:end] if step.path is None else pack.rows[np.concatenate([step.path, step.slots])]

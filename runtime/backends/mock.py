@@ -13,7 +13,7 @@ import numpy as np
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.byte_text import VOCABULARY
 from runtime.backends.packs.packed import as_ids
-from runtime.backends.packs.tree import Float32, Int64, State, Step
+from runtime.backends.packs.tree import Float32, ForwardStep, Int64, State
 from runtime.backends.toy import ToyBackend, ToyPack, toy_info
 from runtime.loading.model_folder import ModelFolder
 from runtime.options.load import LoadOptions
@@ -37,7 +37,7 @@ class MockBackend(ToyBackend):
     def __init__(self, options: LoadOptions) -> None:
         self.info = toy_info("mock", options, CONTEXT, kv_bytes=SLOT_BYTES, kinds=("full",))
 
-    def push(self, pack: ToyPack, step: Step) -> tuple[Float32, State | None]:
+    def push(self, pack: ToyPack, step: ForwardStep) -> tuple[Float32, State | None]:
         self.count(len(step.tokens))
         pack.write(int(step.slots[0]), step.tokens)
         rows = [_logits(pack.rows[pack.tree.path(int(step.slots[j]))]) for j in step.want]

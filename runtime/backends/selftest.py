@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from runtime.backends.base import ROOT, Part
+from runtime.backends.base import ROOT, PackTokens
 from runtime.backends.facts import KvFormat
 from runtime.backends.packs.packed import FirstForward, PackedBackend, chain_parents
 from runtime.backends.packs.tree import Float32, Int64
@@ -485,7 +485,7 @@ def _together_gap(
             parts = [
                 _chain(packs[0], tails[0], n),
                 _chain(packs[1], fresh, 0),
-                Part(packs[2], np.concatenate(tails[1:]), branches, np.cumsum([first, second]) - 1),
+                PackTokens(packs[2], np.concatenate(tails[1:]), branches, np.cumsum([first, second]) - 1),
                 *(_chain(pack, text[cut:], cut) for pack, cut in zip(packs[3:], cuts, strict=True)),
             ]
             for pack, stem in (
@@ -504,10 +504,10 @@ def _together_gap(
         return float("inf")
 
 
-def _chain(pack: Any, tokens: Int64, base: int) -> Part:
+def _chain(pack: Any, tokens: Int64, base: int) -> PackTokens:
     """Tokens that continue a pack of one chain with `base` slots; only the last one's logits are wanted."""
     parents = chain_parents(base, len(tokens), base - 1 if base else ROOT)
-    return Part(pack, tokens, parents, np.array([len(tokens) - 1]))
+    return PackTokens(pack, tokens, parents, np.array([len(tokens) - 1]))
 
 
 def _as_tree(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64]) -> Float32:

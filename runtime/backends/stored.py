@@ -18,7 +18,9 @@ import numpy.typing as npt
 from runtime.errors import SnapshotFormatError
 
 
-class _Tensor(Protocol):
+class LibraryArray(Protocol):
+    """The part of a library's array that is used here."""
+
     @property
     def shape(self) -> tuple[int, ...]: ...
 
@@ -28,7 +30,7 @@ class _Tensor(Protocol):
     def __getitem__(self, index: Any) -> Any: ...
 
 
-Array = TypeVar("Array", bound=_Tensor)  # of a library, like the next two
+Array = TypeVar("Array", bound=LibraryArray)  # of a library, like the next two
 Dtype = TypeVar("Dtype")
 Layer = TypeVar("Layer")
 Stored = dict[str, npt.NDArray[np.generic]]
@@ -98,7 +100,6 @@ class LayerPayload(ABC, Generic[Array]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return sum(int(a.nbytes) for a in (*self.keys, *self.values, *(self.state or ())) if a is not None)
 
     def export(self, start: int, stop: int) -> Stored:

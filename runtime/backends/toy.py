@@ -31,12 +31,10 @@ class ToyPayload:
 
     @property
     def n(self) -> int:
-        """Tokens."""
         return len(self.rows)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return int(self.rows.nbytes) + state_size([self.state])
 
     def split(self, n: int) -> tuple[ToyPayload, ToyPayload]:

@@ -33,7 +33,7 @@ from runtime.errors import (
     UnsupportedFeatureError,
 )
 from runtime.grammar.constraint import Constraint
-from runtime.grammar.grammars import Grammars, Vocabulary
+from runtime.grammar.grammars import Grammars, GrammarVocabulary
 from runtime.grammar.source import Grammar
 from runtime.info import Message, ModelInfo, OnProgress, PrefixMatch
 from runtime.numerics.pooling import Pooling
@@ -624,7 +624,7 @@ def _report_progress(job: Job, reader: Reader[Any], on_progress: OnProgress | No
         job.on_progress = lambda progress: reader.report(on_progress, progress)
 
 
-def _vocabulary(tokens: Sequence[bytes], text: TextSide) -> Vocabulary:
+def _vocabulary(tokens: Sequence[bytes], text: TextSide) -> GrammarVocabulary:
     """The vocabulary of grammars. It does not refer to the model, which would delay freeing it."""
     tokenizer = text.tokenizer
-    return Vocabulary(tokens, text.eos_token_ids, frozenset(tokenizer.special_ids), tokenizer.encode)
+    return GrammarVocabulary(tokens, text.eos_token_ids, frozenset(tokenizer.special_ids), tokenizer.encode)

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from runtime.errors import GrammarError, SessionClosedError
-from runtime.grammar.compile import readable
 from runtime.grammar.masks import Mask, MaskWorkers
+from runtime.grammar.source import readable
 
 _NO_EXTENSION = "NoExtension"  # start of llguidance's message where no token is allowed
 

@@ -13,19 +13,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 from runtime.errors import ForkedError, GrammarError, RuntimeFault, SessionClosedError
-from runtime.grammar.compile import LIMITS, OUR_STACK, llguidance_text, readable
 from runtime.grammar.constraint import Constraint
 from runtime.grammar.masks import MaskWorkers
-from runtime.grammar.source import Grammar
-from runtime.grammar.trial import check_grammars
+from runtime.grammar.source import Grammar, json_defaults, readable
+from runtime.grammar.trial import CHILD_STACK, LIMITS, check_grammars
 
 T = TypeVar("T")
 KEPT = 64  # compiled grammars
+_STACK = 2 * CHILD_STACK  # more than in the child, where every grammar is compiled first
 _stack_size = threading.Lock()  # the stack size of new threads is a setting of the whole process
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GrammarVocabulary:
     """The tokens of a model, as grammars need them."""
 
     tokens: Sequence[bytes]  # the bytes of every id, as many as the width of the logits; ``b""`` for ids without a token
@@ -41,7 +41,7 @@ class Grammars:
         vocabulary: Returns the model's; called on first use.
     """
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, vocabulary: Callable[[], GrammarVocabulary]) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._tokenizer_lock = threading.Lock()
@@ -179,9 +179,9 @@ class Grammars:
             if self._tokenizer is None:
                 vocabulary = self._vocabulary()
                 self._tokenizer, self._width = _tokenizer_of(vocabulary), len(vocabulary.tokens)
-        matcher = llguidance.LLMatcher(
-            self._tokenizer, llguidance_text(grammar), limits=llguidance.LLParserLimits(**LIMITS), log_level=0
-        )
+        options = {"defaults": json_defaults(grammar.source)} if grammar.kind == "json_schema" else {}
+        text = getattr(llguidance.LLMatcher, f"grammar_from_{grammar.kind}")(grammar.source, **options)
+        matcher = llguidance.LLMatcher(self._tokenizer, text, limits=llguidance.LLParserLimits(**LIMITS), log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()  # fails now for a grammar whose first step is too large
         if matcher.is_error():
@@ -194,7 +194,7 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         width = len(vocabulary.tokens)
         self.tokens = list(vocabulary.tokens)
         self.special_token_ids = sorted(i for i in vocabulary.special if i < width)
@@ -230,7 +230,7 @@ class _Tokens:
         return ids
 
 
-def _tokenizer_of(vocabulary: Vocabulary) -> Any:
+def _tokenizer_of(vocabulary: GrammarVocabulary) -> Any:
     import llguidance
 
     tokens = _Tokens(vocabulary)
@@ -256,7 +256,7 @@ def _on_deep_stack(work: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name="elsewise-grammar-compile", daemon=True)
     with _stack_size:
-        before = threading.stack_size(OUR_STACK)
+        before = threading.stack_size(_STACK)
         try:
             thread.start()
         finally:

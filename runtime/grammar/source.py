@@ -176,3 +176,28 @@ def read_json(text: str) -> object:
         raise GrammarError(f"the JSON schema is not JSON: {fault}") from fault
     except RecursionError as fault:
         raise GrammarError(f"the JSON schema is {TOO_DEEP}") from fault
+
+
+# At most one line break and 32 spaces between the parts of a JSON text: a small model would fill pages with them.
+JSON_DEFAULTS: Final[dict[str, Any]] = {"whitespace_pattern": r"(\n {0,32}| {1,32})"}
+
+
+def json_defaults(source: str) -> dict[str, Any]:
+    """The white space of JSON texts, unless the schema's own ``x-guidance`` sets it.
+
+    Raises:
+        GrammarError: The schema is not a JSON object, or nested too deeply.
+    """
+    schema = read_json(source)
+    if not isinstance(schema, dict):
+        raise GrammarError(f"a JSON schema is an object, not {source!r:.80}")
+    own = schema.get("x-guidance")
+    return {} if isinstance(own, dict) and "whitespace_flexible" in own else JSON_DEFAULTS
+
+
+def readable(message: str) -> str:
+    """A message of llguidance without its markers, at most 2,000 characters; a recursion limit becomes advice (`TOO_DEEP`)."""
+    text = message.replace("<non-verbose/>", "").strip()
+    if text.startswith("recursion limit exceeded at line"):  # its JSON reader, at about 125 levels
+        return f"it is {TOO_DEEP}"
+    return text if len(text) <= 2000 else f"{text[:2000]} ..."

@@ -15,8 +15,7 @@ from typing import Any, Final, get_args
 
 from resources.processes import child_command
 from runtime.errors import GrammarError
-from runtime.grammar.compile import CHILD_STACK, LIMITS, json_defaults, readable
-from runtime.grammar.source import Grammar, GrammarKind
+from runtime.grammar.source import Grammar, GrammarKind, json_defaults, readable
 
 CPU_SECONDS: Final = 5  # processor time for the compilation of one grammar
 MEMORY_BYTES: Final = 2 << 30  # of a process
@@ -24,18 +23,23 @@ WALL_SECONDS: Final = 60.0  # for one process on a busy machine
 EACH: Final = 32  # grammars per process: starting a process takes as long as compiling this many
 MOST_PROCESSES: Final = 4  # at the same time
 KEPT: Final = 1024  # verdicts
+CHILD_STACK: Final = 64 << 20  # rules that refer to rules are compiled recursively
+LIMITS: Final[dict[str, Any]] = {
+    "verbose_errors": False,  # no dump of the parser in errors that are shown
+    "precompute_large_lexemes": False,  # lazily, within each step's limit: compilation must not depend on the vocabulary
+}
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH")  # environment variables of the child
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialResult:
     """The result of a trial."""
 
     fault: str | None  # what is wrong with the grammar; None: nothing
     lasting: bool = True  # False: the process ended, perhaps because of the machine; not cached
 
 
-_known: OrderedDict[Grammar, Verdict] = OrderedDict()  # lasting ones
+_known: OrderedDict[Grammar, TrialResult] = OrderedDict()  # lasting ones
 _lock = threading.Lock()
 
 
@@ -79,11 +83,11 @@ def _check_text(grammar: Grammar) -> None:
         json_defaults(grammar.source)
 
 
-def _error(grammar: Grammar, verdict: Verdict) -> GrammarError | None:
+def _error(grammar: Grammar, verdict: TrialResult) -> GrammarError | None:
     return None if verdict.fault is None else GrammarError(f"the {grammar.label} cannot be used: {verdict.fault}")
 
 
-def _try_in_parallel(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Verdict]]:
+def _try_in_parallel(grammars: Sequence[Grammar]) -> list[tuple[Grammar, TrialResult]]:
     processes = min(MOST_PROCESSES, os.cpu_count() or 1, -(-len(grammars) // EACH))
     if processes < 2:
         return _try(grammars)
@@ -92,17 +96,17 @@ def _try_in_parallel(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Verdict
         return [one for part in parts for one in part]
 
 
-def _try(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Verdict]]:
+def _try(grammars: Sequence[Grammar]) -> list[tuple[Grammar, TrialResult]]:
     """Tries all grammars in one process; if one of them ends it, the rest, beginning with that one, in another process."""
-    found: list[tuple[Grammar, Verdict]] = []
+    found: list[tuple[Grammar, TrialResult]] = []
     left = list(grammars)
     while left:
         answers, end = _run(left)
         for grammar, fault in zip(left, answers, strict=False):  # the process may have ended before the last grammars
-            found.append((grammar, Verdict(None if fault is None else readable(fault))))
+            found.append((grammar, TrialResult(None if fault is None else readable(fault))))
         left = left[len(answers) :]
         if not answers:
-            found.append((left.pop(0), Verdict(end, lasting=False)))
+            found.append((left.pop(0), TrialResult(end, lasting=False)))
     return found
 
 

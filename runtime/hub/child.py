@@ -18,7 +18,7 @@ import msgspec
 
 from runtime.errors import DownloadError
 from runtime.hub.child_protocol import DownloadProgress, HubId, Order, Reply
-from runtime.hub.download import Download
+from runtime.hub.download import RepositoryDownload
 from runtime.hub.responses import limit_answers, token_to_send
 from runtime.hub.search import owner_of_token, search
 from runtime.loading.child_process import end_with_parent
@@ -55,7 +55,7 @@ def run_order(order: Order, token: str) -> None:
     elif order.what == "whoami":
         _reply(name=owner_of_token(token, _wait))
     else:
-        download = Download(
+        download = RepositoryDownload(
             HubId.parse(order.repository), lambda progress: _reply(progress=progress), wanted=order.kind, token=token
         )
         if order.what == "plan":

@@ -13,7 +13,7 @@ from runtime.errors import DownloadError
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][\w.+/-]*", re.ASCII)
-Kind = Literal["model", "adapter"]  # of a repository
+RepositoryKind = Literal["model", "adapter"]
 _NAME_DIGITS = 12  # digits of the commit in an id on the shelf
 
 
@@ -95,7 +95,7 @@ class DownloadPlan:
     config: Mapping[str, Any] = field(default_factory=dict)
     here: str = ""
     backends: tuple[str, ...] = ()
-    kind: Kind = "model"
+    kind: RepositoryKind = "model"
     context: int | None = None
     licence: str = ""
 
@@ -164,7 +164,7 @@ class HubModel:
     """
 
     source: str
-    kind: Kind = "model"
+    kind: RepositoryKind = "model"
     backends: tuple[str, ...] = ()
     problem: str = ""
     parameters: int | None = None
@@ -181,7 +181,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
 
     what: Literal["plan", "fetch", "search", "whoami"]
     repository: str = ""
-    kind: Kind | None = None
+    kind: RepositoryKind | None = None
     query: str = ""
     limit: int = 0
     token: str = ""  # for the hub; empty for huggingface_hub's own choice

@@ -10,7 +10,7 @@ import msgspec
 
 from runtime.adapters.folder import ShelvedAdapter, shelf_adapter
 from runtime.errors import DownloadError, InvalidRequestError
-from runtime.hub.child_protocol import DownloadPlan, DownloadProgress, HubId, HubModel, Kind, OnDownload, Order, Reply
+from runtime.hub.child_protocol import DownloadPlan, DownloadProgress, HubId, HubModel, OnDownload, Order, Reply, RepositoryKind
 from runtime.hub.credentials import kept_token
 from runtime.hub.partial_downloads import unfinished_downloads
 from runtime.loading.child_process import Child
@@ -111,7 +111,7 @@ def _replies(order: Order, progress: OnDownload = ignore_progress, pause: thread
     raise DownloadError(f"{about}: paused ({kept:,} bytes are kept: the same command goes on with them)", "paused", kept)
 
 
-def _fetched(repository: str, kind: Kind | None, progress: OnDownload, pause: threading.Event | None) -> str:
+def _fetched(repository: str, kind: RepositoryKind | None, progress: OnDownload, pause: threading.Event | None) -> str:
     """Fetches a repository; returns its id on the shelf."""
     order = Order("fetch", str(HubId.parse(repository)), kind)
     return next(reply.name for reply in _replies(order, progress, pause) if reply.name)

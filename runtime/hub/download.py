@@ -14,10 +14,10 @@ from huggingface_hub import get_async_session, hf_hub_url
 
 from runtime.adapters.folder import read_header
 from runtime.errors import AdapterError, DownloadError, ModelLoadError
-from runtime.hub.child_protocol import DownloadPlan, HubFile, HubId, Kind, OnDownload, shelf_name
+from runtime.hub.child_protocol import DownloadPlan, HubFile, HubId, OnDownload, RepositoryKind, shelf_name
 from runtime.hub.download_progress import ProgressReporter
 from runtime.hub.install import install_download
-from runtime.hub.part_file import Address, PartFile, fetch_part
+from runtime.hub.part_file import FileAddress, PartFile, fetch_part
 from runtime.hub.partial_downloads import PartialDownload, kept_bytes
 from runtime.hub.repository import (
     Listing,
@@ -96,7 +96,7 @@ class Fetcher:
         """Fetches a file; returns its SHA-256."""
         file, repository = files[0], listing.hub_id.repository
         url = hf_hub_url(repository, file.name, revision=listing.commit, endpoint=self._endpoint)
-        address = Address(client, url, page_address(repository, self._endpoint), self._headers)
+        address = FileAddress(client, url, page_address(repository, self._endpoint), self._headers)
         with PartFile(folder / f"{file.oid}.part", file) as part:
             self._reporter.check(file, 0)
             for _ in part.read_back():
@@ -125,7 +125,7 @@ class Fetcher:
 _SPARE_BYTES = 256 << 20
 
 
-class Download:
+class RepositoryDownload:
     """The download of a repository.
 
     Args:
@@ -145,7 +145,7 @@ class Download:
         hub_id: HubId,
         on_progress: OnDownload,
         *,
-        wanted: Kind | None = None,
+        wanted: RepositoryKind | None = None,
         token: str = "",
         endpoint: str | None = None,
         sleep: Sleep = asyncio.sleep,
@@ -196,9 +196,6 @@ class Download:
 
     def fetch(self, planned: Callable[[DownloadPlan], None] | None = None) -> str:
         """Fetches the missing files and installs them on the shelf.
-
-        Args:
-            planned: Receives the plan.
 
         Returns:
             The id on the shelf.
@@ -272,7 +269,7 @@ def _free() -> int:
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
-def _is_here(name: str, kind: Kind) -> bool:
+def _is_here(name: str, kind: RepositoryKind) -> bool:
     with contextlib.suppress(ModelLoadError, AdapterError):
         if kind == "adapter":
             read_header(shelf_path(name))

@@ -32,9 +32,8 @@ class ProgressReporter:
         self._rate = TransferRate(self._clock)
         self._rate.note(self._sum)
 
-    def state(self, state: str, note: str = "") -> None:
-        """Reports a state of the whole download."""
-        self._report(state, None, 0, note)
+    def state(self, state: str) -> None:
+        self._report(state, None, 0)
 
     def check(self, file: HubFile, done: int) -> None:
         """Reports how many earlier bytes of a file have been hashed again."""
@@ -42,20 +41,17 @@ class ProgressReporter:
             self._report("check", file, done)
 
     def fetch(self, file: HubFile, done: int) -> None:
-        """Reports received bytes of a file."""
         self._busy.add(file.name)
         self._count(file, done)
         if self._due(file):
             self._report("fetch", file, done)
 
     def end(self, file: HubFile) -> None:
-        """Reports a complete file."""
         self._busy.discard(file.name)
         self._count(file, file.size)
         self._report("fetch", file, file.size)
 
     def wait(self, file: HubFile | None, done: int, why: str) -> None:
-        """Reports a wait for the server."""
         if file is not None:
             self._busy.discard(file.name)
         self._report("wait", file, done, why)

@@ -30,7 +30,7 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class FileAddress:
     """Client, URL and headers of a file, and the page where its licence is accepted."""
 
     client: httpx2.AsyncClient
@@ -81,11 +81,9 @@ class PartFile:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the received bytes."""
         return self._sha256.hexdigest()
 
     def restart(self) -> None:
-        """Discards all bytes."""
         self._stream.truncate(0)
         self._begin()
 
@@ -135,7 +133,11 @@ class _RetryError(Exception):
 
 
 async def fetch_part(
-    part: PartFile, file: HubFile, address: Address, report: Callable[[], None], wait: Callable[[float, str], Awaitable[None]]
+    part: PartFile,
+    file: HubFile,
+    address: FileAddress,
+    report: Callable[[], None],
+    wait: Callable[[float, str], Awaitable[None]],
 ) -> None:
     """Fetches the missing bytes of a file, with retries, and compares its digest.
 
@@ -163,7 +165,7 @@ async def fetch_part(
             resumed = resumed or part.done > 0
 
 
-async def _receive(part: PartFile, file: HubFile, address: Address, report: Callable[[], None]) -> None:
+async def _receive(part: PartFile, file: HubFile, address: FileAddress, report: Callable[[], None]) -> None:
     """Sends one request and receives until the end of the file or an error."""
     headers = {**address.headers, "Accept-Encoding": "identity"}
     if part.done:

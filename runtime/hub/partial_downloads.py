@@ -90,11 +90,9 @@ class PartialDownload:
         write_atomically(self.folder / _NOTE, msgspec.json.encode(note))
 
     def bytes(self) -> int:
-        """Count of received bytes."""
         return _size(self.folder)
 
     def clear(self) -> None:
-        """Removes all files."""
         for path in self.folder.iterdir():
             path.unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from runtime.errors import DownloadError, ModelLoadError
-from runtime.hub.child_protocol import HubFile, HubId, Kind
+from runtime.hub.child_protocol import HubFile, HubId, RepositoryKind
 from runtime.hub.responses import LOOK_UP_SECONDS, as_download_errors, page_address, with_retries
 from runtime.loading.config import check_config, describe, quantised_with
 from runtime.loading.model_folder import INDEX, MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, PICKLES, SETTINGS_FILES, TEXT_FILES
@@ -41,16 +41,16 @@ def look_up(hub_id: HubId, endpoint: str | None, wait: Callable[[float, str], No
     Raises:
         DownloadError: The repository or revision does not exist, permission is missing, or the hub does not answer.
     """
-    return with_retries(lambda: _asked(hub_id, endpoint, token), wait)
-
-
-def _asked(hub_id: HubId, endpoint: str | None, token: str) -> Listing:
     api = HfApi(endpoint=endpoint, library_name="elsewise", token=token or False)
-    with as_download_errors(str(hub_id), hub_id, page_address(hub_id.repository, endpoint)):
-        info = api.model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True, timeout=LOOK_UP_SECONDS)
-        found = [(s.rfilename, s.size, s.blob_id, s.lfs) for s in info.siblings or ()]
-        licence = licence_of(info.tags)
-    return _listing(hub_id, info.sha, found, licence)
+
+    def ask() -> Listing:
+        with as_download_errors(str(hub_id), hub_id, page_address(hub_id.repository, endpoint)):
+            info = api.model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True, timeout=LOOK_UP_SECONDS)
+            found = [(s.rfilename, s.size, s.blob_id, s.lfs) for s in info.siblings or ()]
+            licence = licence_of(info.tags)
+        return _listing(hub_id, info.sha, found, licence)
+
+    return with_retries(ask, wait)
 
 
 def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, object, object, object]], licence: str) -> Listing:
@@ -86,7 +86,7 @@ _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapters.safetensors")  # peft
 _CUDA = ("gptq", "awq", "bitsandbytes", "aqlm", "quip", "hqq", "eetq", "exl2", "exl3")
 
 
-def kind_of(names: Collection[str]) -> Kind:
+def kind_of(names: Collection[str]) -> RepositoryKind:
     """The kind of a repository by its files; a whole model with an adapter's configuration is a model."""
     whole = "config.json" in names and any(_is_weights(name) for name in names)
     return "adapter" if ADAPTER_CONFIG in names and not whole else "model"
@@ -109,7 +109,7 @@ def missing_for_model(names: Collection[str]) -> str:
     return ""
 
 
-def check_kind(where: str, kind: Kind, wanted: Kind | None) -> None:
+def check_kind(where: str, kind: RepositoryKind, wanted: RepositoryKind | None) -> None:
     """Refuses a repository of the other kind.
 
     Raises:

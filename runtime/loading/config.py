@@ -407,7 +407,6 @@ class SmallGroups(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the quantised layer."""
         return self.numbers * self.bits // 8 + self.numbers // self.group * 8
 
 
@@ -423,12 +422,7 @@ def small_groups(config: Mapping[str, Any]) -> dict[str, SmallGroups]:
 
 
 def bytes_on_mlx(config: Mapping[str, Any], stored: int) -> int:
-    """Bytes of a folder's weights in mlx: layers of `small_groups` become float32, the others keep their width on disk.
-
-    Args:
-        config: ``config.json``.
-        stored: Bytes of the weights on disk.
-    """
+    """Bytes in mlx of weights with `stored` bytes on disk: layers of `small_groups` become float32, others keep their width."""
     return stored + sum(4 * layer.numbers - layer.nbytes for layer in small_groups(config).values())
 
 

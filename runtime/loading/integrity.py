@@ -169,7 +169,7 @@ class HubNote(msgspec.Struct, frozen=True):
     endpoint: str  # of the hub
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ShelfManifest(msgspec.Struct, frozen=True):
     """Origin and files of an imported model or adapter."""
 
     format: int
@@ -196,12 +196,12 @@ def file_notes(
     return notes
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: ShelfManifest) -> None:
     """Writes ``elsewise.json``, durably."""
     write_atomically(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: Path) -> ShelfManifest | None:
     """The manifest of a folder; None for a folder that was not imported.
 
     Raises:
@@ -215,7 +215,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     except OSError as fault:
         raise ModelLoadError(f"{path}: cannot be read ({fault.strerror})") from fault
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=ShelfManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as fault:
         raise ModelLoadError(f"{path} is damaged ({fault}); import the model again") from fault
     if manifest.format > FORMAT:
@@ -223,7 +223,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest
 
 
-def verify(folder: Path, manifest: Manifest) -> None:
+def verify(folder: Path, manifest: ShelfManifest) -> None:
     """Compares files with the manifest; does not read files of unchanged size and modification time.
 
     Raises:
@@ -241,12 +241,12 @@ def verify(folder: Path, manifest: Manifest) -> None:
             raise changed_file(path, found, note.sha256, manifest)
 
 
-def missing_file(path: Path, manifest: Manifest | None) -> ModelLoadError:
+def missing_file(path: Path, manifest: ShelfManifest | None) -> ModelLoadError:
     """The error for a missing file."""
     return ModelLoadError(f"{path} is missing; {_remedy(manifest)}")
 
 
-def changed_file(path: Path, found: str, known: str, manifest: Manifest | None) -> ModelLoadError:
+def changed_file(path: Path, found: str, known: str, manifest: ShelfManifest | None) -> ModelLoadError:
     """The error for a file whose SHA-256 has changed."""
     when = "at import it was" if manifest else "when it was last read, with the same size and time, it was"
     return ModelLoadError(
@@ -254,7 +254,7 @@ def changed_file(path: Path, found: str, known: str, manifest: Manifest | None) 
     )
 
 
-def _remedy(manifest: Manifest | None) -> str:
+def _remedy(manifest: ShelfManifest | None) -> str:
     if manifest is None:
         return "put the file there again from where it came"
     if manifest.hub:

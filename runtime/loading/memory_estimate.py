@@ -81,7 +81,6 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether `total` fits into the machine's memory."""
         return self.total <= self.memory
 
 
@@ -104,7 +103,7 @@ def estimate_fit(
         context: In tokens; by default `context_length` of the options, or else the model's own context up to `CONTEXT`.
         options: `weights`, `dtype`, `kv_dtype`, `cache`, `device` and `prefill_chunk_tokens` are read.
     """
-    given = options or LoadOptions()
+    given, text = options or LoadOptions(), text_config(config)
     gpu = on_gpu(backend, given.device)
     plain = backend != "hf" or gpu or given.weights == "auto" or given.dtype not in ("auto", PLAIN)
     packed = PLAIN if plain else given.weights
@@ -112,7 +111,7 @@ def estimate_fit(
     width = _NAMES.get(given.dtype, stored if gpu else 4)
     weights = held_bytes(config, weights_bytes, numbers, stored=stored, width=width, packed=packed, backend=backend)
     same = stored == width and _SPELLED.get(dtype, given.dtype) in ("auto", given.dtype)
-    # Float32 weights that are put into fewer bits are counted by `_packing_bytes`
+    # Float32 weights that are put into fewer bits are counted as `loading`
     converted = not (quantised_with(config)[0] or same or (packed != PLAIN and stored == 4))
     most = context_of(config)
     wanted = given.context_length and min(given.context_length, most or given.context_length)
@@ -126,15 +125,19 @@ def estimate_fit(
     row = kv_row_bytes(config, backend, "auto", width)
     once = row == cached_row and not state  # the cache refers to the memory of decode rows; otherwise it holds copies
     copies = 1 + (given.cache and not once)
-    layers = max(number_of(text_config(config), "num_hidden_layers", "n_layer"), 1)
+    layers = max(number_of(text, "num_hidden_layers", "n_layer"), 1)
     ahead = row // 16 + row // (2 * layers) if once else 0  # buffers grow by a sixteenth, one of them at a time
     by_token = row + ahead + (_SCORES + (0 if once else cached_row) if given.cache else 0)
     states = copies * (1 + -(-tokens // min(chunk, _CHECKPOINT))) * state
-    attention = _attention_bytes(config, chunk)
-    vocabulary = number_of(text_config(config), "vocab_size") * 4
+    heads = number_of(text, "num_attention_heads", "n_head") if kv_numbers(config) > 0 else 0
+    attention = 2 * chunk * heads * 4  # scores of one layer, per token of context, before and after softmax
+    vocabulary = number_of(text, "vocab_size") * 4
     logits = 2 * chunk * vocabulary + _VECTORS * vocabulary  # logits and log-probabilities; cached rows
     running = weights + by_token * tokens + states + logits + attention * tokens
-    loading = 0 if packed == PLAIN else _packing_bytes(numbers, weights, vocabulary, mapped=stored == 4)
+    # Both forms of the weights, where the float32 ones are in the mapped file, which is released at the end (others are freed
+    # one by one); or the float32 weights and the logits of the fixed text
+    packing = 4 * numbers + max(weights if stored == 4 else 0, MOST_TOKENS * vocabulary)
+    loading = 0 if packed == PLAIN else packing
 
     memory = psutil.virtual_memory()
     limit = int(memory.total * _METAL_SHARE) if is_apple_silicon() else int(memory.total)
@@ -168,24 +171,6 @@ def weight_forms(backend: str, device: str = "auto") -> tuple[str, ...]:
     if backend != "hf" or on_gpu(backend, device) or device not in ("auto", "cpu"):
         return ()
     return (PLAIN, *(["float16"] if has_float16() else []), "bfloat16", "int8", "int4")
-
-
-def _packing_bytes(numbers: int, packed: int, vocabulary: int, *, mapped: bool) -> int:
-    """Peak bytes while float32 weights are put into fewer bits: both forms, or the weights and the logits of the fixed text.
-
-    Args:
-        numbers: Count of weights.
-        packed: Bytes of the packed weights.
-        vocabulary: Bytes of a row of logits.
-        mapped: Whether the float32 weights are in the mapped file, which is released at the end; others are freed one by one.
-    """
-    return 4 * numbers + max(packed if mapped else 0, MOST_TOKENS * vocabulary)
-
-
-def _attention_bytes(config: Mapping[str, Any], chunk: int) -> int:
-    """Bytes of one layer's attention scores of a chunk, per token of context: all heads, before and after softmax."""
-    heads = number_of(text_config(config), "num_attention_heads", "n_head")
-    return 2 * chunk * heads * 4 if kv_numbers(config) > 0 else 0
 
 
 def is_apple_silicon() -> bool:

@@ -22,7 +22,7 @@ from runtime.loading.config import (
     shown_json,
     sizes,
 )
-from runtime.loading.integrity import Manifest, digest_of_all, known_sha256, read_manifest, verify
+from runtime.loading.integrity import ShelfManifest, digest_of_all, known_sha256, read_manifest, verify
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter
 from runtime.loading.rope import check_ropes
 from runtime.loading.safetensors import check_safetensors
@@ -260,7 +260,7 @@ def _no_weights(path: Path) -> ModelLoadError:
     return ModelLoadError(f"{path}: no weights (model.safetensors or model.safetensors.index.json)")
 
 
-def _quantisation(config: Mapping[str, Any], path: Path, backend: str, manifest: Manifest | None) -> str | None:
+def _quantisation(config: Mapping[str, Any], path: Path, backend: str, manifest: ShelfManifest | None) -> str | None:
     method, bits = quantised_with(config)
     if method == "mlx":
         if backend == "hf" and (manifest is None or manifest.kind != "gguf"):
@@ -271,7 +271,7 @@ def _quantisation(config: Mapping[str, Any], path: Path, backend: str, manifest:
     return None
 
 
-def _hashes(files: list[Path], manifest: Manifest | None) -> dict[str, str]:
+def _hashes(files: list[Path], manifest: ShelfManifest | None) -> dict[str, str]:
     """SHA-256 by file name: from the verified manifest, or else remembered or computed."""
     listed = manifest.files if manifest else {}
     return {file.name: listed[file.name].sha256 if file.name in listed else known_sha256(file) for file in files}

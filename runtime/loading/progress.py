@@ -27,8 +27,8 @@ def ignore_progress(progress: object) -> None:
     del progress
 
 
-def counting_bytes(progress: OnProgress, total: int) -> Callable[[int], None]:
-    """Returns a function to call with the bytes of each read; it reports their sum as "check" every `REPORT_SECONDS`."""
+def counting_bytes(progress: OnProgress, total: int, stage: str = "check") -> Callable[[int], None]:
+    """Returns a function to call with the bytes of each read; it reports their sum every `REPORT_SECONDS` and at the end."""
     done, reported = 0, -REPORT_SECONDS
 
     def add(count: int) -> None:
@@ -36,7 +36,7 @@ def counting_bytes(progress: OnProgress, total: int) -> Callable[[int], None]:
         done, now = done + count, time.monotonic()
         if now - reported >= REPORT_SECONDS or done >= total:
             reported = now
-            progress(Progress("check", done, total))
+            progress(Progress(stage, done, total))
 
     return add
 

@@ -88,7 +88,7 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightSizes:
     """Size of a model's weights."""
 
     parameters: int  # numbers in all; each packed number counts as one
@@ -96,7 +96,7 @@ class Weights:
     dtype: str  # the type of most bytes, as safetensors spells it ("F32", "BF16", "U32")
 
 
-def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
+def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> WeightSizes:
     """Counts the tensors of safetensors files by their headers.
 
     Raises:
@@ -119,7 +119,7 @@ def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
         except (SafetensorError, OSError, ValueError) as fault:
             raise ModelLoadError(f"{path}: damaged safetensors file ({fault}); fetch it again") from fault
     most = max(sizes, key=sizes.__getitem__, default="")
-    return Weights(parameters, sum(sizes.values()), most)
+    return WeightSizes(parameters, sum(sizes.values()), most)
 
 
 def tensor_forms(files: Iterable[Path]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -17,9 +17,10 @@ from runtime.errors import InvalidRequestError, ModelMissingError, RemoteError, 
 from runtime.info import UNKNOWN_CONTEXT, AdapterInfo, ModelInfo
 from runtime.options.checking import nearest
 from runtime.options.load import LoadOptions
-from runtime.remote.dialect import Abilities, Dialect, Facts, Probe
+from runtime.remote.dialect import Abilities, Probe, ServedModel
 from runtime.remote.dialects import BY_NAME, DIALECTS
-from runtime.remote.http import IDLE_SECONDS, Address, HttpClient
+from runtime.remote.dialects.openai import Dialect
+from runtime.remote.http import IDLE_SECONDS, HttpClient, ServerAddress
 from runtime.remote.operations import RemoteOperations
 from runtime.remote.saved import Connection, check_connection_name, keep_connection
 from runtime.remote.text import RemoteText, choose_text
@@ -73,7 +74,7 @@ async def connect_async(
         UnsupportedFeatureError: Neither this machine nor the server has a tokenizer; or `sampling` is "here" and the server
             takes or returns text instead of token ids.
     """
-    address = Address.parse(base_url, plain_http=plain_http)
+    address = ServerAddress.parse(base_url, plain_http=plain_http)
     foreign = [name for name in options if name not in _TEXT_OPTIONS]
     if foreign:
         known = ["api_key", "dialect", "tokenizer", "cache_salt", "sampling", "plain_http", "idle_seconds", *_TEXT_OPTIONS]
@@ -138,8 +139,7 @@ async def _connected(
         raise UnsupportedFeatureError(
             f"{client.address.host} has prompts and tokens as text: no draw from it is exact; connect with sampling='server'"
         )
-    vocab = abilities.alternatives if abilities.full_vector else 0
-    text = await choose_text(dialect, client, facts, abilities, tokenizer=tokenizer, options=options, vocab=vocab)
+    text = await choose_text(dialect, client, facts, abilities, tokenizer=tokenizer, options=options)
     info = _info(client.address, dialect, version, facts, abilities, text, options)
     if salt and not abilities.cache_salt:
         unsalted = f"{dialect.name} at {client.address.host} takes no cache_salt: its prefix cache is shared with other clients"
@@ -200,10 +200,10 @@ def _chosen_model(client: HttpClient, probe: Probe, model: str | None) -> str:
 
 
 def _info(
-    address: Address,
+    address: ServerAddress,
     dialect: Dialect,
     version: str,
-    facts: Facts,
+    facts: ServedModel,
     abilities: Abilities,
     text: RemoteText,
     options: LoadOptions,

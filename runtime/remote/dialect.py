@@ -1,17 +1,16 @@
-"""The Protocol of a dialect, and its values: requests to a server, answers, facts and abilities."""
+"""The values of a dialect: requests to a server, answers, facts and abilities."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from runtime.errors import RemoteError
 from runtime.grammar.source import Grammar
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
-from runtime.remote.http import HttpClient
 
 FULL: Final = -1  # alternatives: the whole vocabulary
 _MOST_NAME: Final = 500  # characters of a model's id
@@ -79,7 +78,7 @@ class Abilities:
         return tuple(found)
 
 
-class Facts(NamedTuple):
+class ServedModel(NamedTuple):
     """A server's information about one of its models."""
 
     model: str  # its id on the server
@@ -101,7 +100,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
+class RemoteRequest:
     """One request for tokens.
 
     Attributes:
@@ -137,20 +136,20 @@ class CompletionRequest:
         return None if self.options is None else self.options.grammar
 
 
-class Alternatives(NamedTuple):
+class TokenAlternatives(NamedTuple):
     """Log-probabilities at one position, unsorted parallel lists; keys are ids, or texts where the server returns no ids."""
 
     keys: list[int] | list[str]
     logprobs: list[float]
 
 
-class Piece(NamedTuple):
+class AnswerToken(NamedTuple):
     """One token of an answer."""
 
     token: int | None  # None where the server returns no ids
     text: str
     logprob: float | None
-    alternatives: Alternatives | None
+    alternatives: TokenAlternatives | None
 
 
 class Scored(NamedTuple):
@@ -162,10 +161,10 @@ class Scored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class AnswerChunk:
     """A part of an answer, or a whole answer."""
 
-    pieces: Sequence[Piece] = ()  # its new tokens
+    pieces: Sequence[AnswerToken] = ()  # its new tokens
     # on the last chunk: "stop", "length" or another word of the server; "eos" where the last token ended the answer
     finish: str | None = None
     stopped_by: int | None = None  # the token id that ended the answer, where the server names it
@@ -202,60 +201,6 @@ class Probe:
 def _is_printable(name: object) -> TypeGuard[str]:
     """Whether this is a name in one line without control characters, of at most `_MOST_NAME` characters."""
     return isinstance(name, str) and name.isprintable() and len(name) <= _MOST_NAME
-
-
-class Dialect(Protocol):
-    """The protocol of one kind of server. Stateless; converts requests to JSON bodies, and bodies to `Chunk`s."""
-
-    name: str
-    pages: tuple[str, ...]  # paths, beside /v1/models, that identify this kind of server
-    checks_ids: bool  # refuses ids that it does not have
-    exact_bytes: bool  # supports `token_bytes`; other servers return only the texts of tokens
-    returns_eos: bool  # an answer includes the token that ended it, together with the reason
-
-    def recognise(self, probe: Probe) -> str | None:
-        """The server's version ("" where it reports none); None where the server is of another kind."""
-
-    def facts(self, probe: Probe, model: str) -> Facts:
-        """The facts about a model of ``/v1/models``."""
-
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """The server's abilities, found by real requests where no page lists them. Afterwards the server is ready."""
-
-    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """The path and body of a request."""
-
-    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
-        """Reads an answer, or the data of one event of a stream.
-
-        Raises:
-            RemoteError: "protocol": the body has another shape.
-        """
-
-    async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
-        """Ids of a plain text, with a BOS in front where the server puts one."""
-
-    async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
-        """`tokenize` with the bytes of each token; None where the server does not return them."""
-
-    async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
-        """The text of ids."""
-
-    async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each id."""
-
-    async def render_chat(
-        self,
-        client: HttpClient,
-        model: str,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-    ) -> list[int]:
-        """Ids of a conversation."""
-
-    async def embed(self, client: HttpClient, model: str, paths: Sequence[Prompt]) -> list[list[float]]:
-        """A vector per text."""
 
 
 def malformed(what: str) -> RemoteError:

@@ -9,10 +9,10 @@ import numpy as np
 
 from runtime.numerics.scoring import empty_scores, summarise, top_k
 from runtime.records import NO_TOKEN, Float32, Int32, Scores, TopLogprobs
-from runtime.remote.dialect import Alternatives, Piece, Scored, malformed
+from runtime.remote.dialect import AnswerToken, Scored, TokenAlternatives, malformed
 
 
-def checked_ids(found: Alternatives, vocab: int) -> tuple[Int32, Float32]:
+def checked_ids(found: TokenAlternatives, vocab: int) -> tuple[Int32, Float32]:
     """Ids and log-probabilities, likeliest first, ties by id; each id once.
 
     Raises:
@@ -34,7 +34,7 @@ def checked_ids(found: Alternatives, vocab: int) -> tuple[Int32, Float32]:
     return ids[order].astype(np.int32), values.astype(np.float32)
 
 
-def dense(found: Alternatives, vocab: int) -> Float32:
+def dense(found: TokenAlternatives, vocab: int) -> Float32:
     """``(vocab,)`` log-probabilities of all ids.
 
     Raises:
@@ -47,7 +47,7 @@ def dense(found: Alternatives, vocab: int) -> Float32:
     return row
 
 
-def truncated(found: Alternatives, vocab: int) -> Float32:
+def truncated(found: TokenAlternatives, vocab: int) -> Float32:
     """``(vocab,)`` log-probabilities of the given ids, minus infinity for all others."""
     ids, values = checked_ids(found, vocab)
     row = np.full(vocab, -np.inf, np.float32)
@@ -55,7 +55,7 @@ def truncated(found: Alternatives, vocab: int) -> Float32:
     return row
 
 
-def top_of(found: Alternatives, count: int, vocab: int, chosen: Mapping[int, float | None]) -> TopLogprobs:
+def top_of(found: TokenAlternatives, count: int, vocab: int, chosen: Mapping[int, float | None]) -> TopLogprobs:
     """The `count` likeliest ids, the exact probability of all others together, and the values of the chosen ids.
 
     A server may add the sampled token to its list; alternatives beyond `count` are left out.
@@ -75,7 +75,7 @@ def top_of_row(row: Float32, count: int, chosen: Sequence[int]) -> TopLogprobs:
     return TopLogprobs.of(ids[0], values[0], len(row), {token: float(row[token]) for token in chosen})
 
 
-def answer_scores(piece: Piece, token: int, k: int, asked: int, vocab: int) -> Scores:
+def answer_scores(piece: AnswerToken, token: int, k: int, asked: int, vocab: int) -> Scores:
     """One row for a token of an answer; numbers that the server does not return are NaN, 0 or `NO_TOKEN`.
 
     The rank is known where the token is among the `asked` likeliest tokens and the server returned all of these. The entropy
@@ -122,7 +122,7 @@ def prompt_scores(scored: Sequence[Scored | None], ids: Int32, k: int, asked: in
         if not 0 <= entry.ranks[place] <= vocab:
             raise malformed(f"rank {entry.ranks[place]:,} in a vocabulary of {vocab:,}")
         rows.logprob[i], rows.rank[i] = entry.logprobs[place], entry.ranks[place]
-        found, values = checked_ids(Alternatives(entry.ids, entry.logprobs), vocab)
+        found, values = checked_ids(TokenAlternatives(entry.ids, entry.logprobs), vocab)
         if rows.rank[i] == 0:
             above = int((values > rows.logprob[i]).sum())
             rows.rank[i] = above + 1 if above < asked else 0

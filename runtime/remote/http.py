@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, TypeVar
@@ -42,7 +42,7 @@ def first_seconds(tokens: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """A server's address: ``https://host:port/root``, without ``/v1``."""
 
     url: str
@@ -51,7 +51,7 @@ class Address:
     secure: bool
 
     @classmethod
-    def parse(cls, base_url: str, *, plain_http: bool = False) -> Address:
+    def parse(cls, base_url: str, *, plain_http: bool = False) -> ServerAddress:
         """Parses an address as a user writes it.
 
         Args:
@@ -110,7 +110,7 @@ class HttpClient:
         idle: Seconds without data after which a request fails.
     """
 
-    def __init__(self, address: Address, key: str = "", *, idle: float = IDLE_SECONDS) -> None:
+    def __init__(self, address: ServerAddress, key: str = "", *, idle: float = IDLE_SECONDS) -> None:
         self.address = address
         self._key, self._idle = key, idle
         headers = {"Accept-Encoding": "identity", "User-Agent": "elsewise"}
@@ -255,14 +255,12 @@ class HttpClient:
 
     async def _start_of(self, response: httpx2.Response) -> bytes:
         body = bytearray()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._idle):
                 async for chunk in self._chunks(response):
                     body += chunk
                     if len(body) > _MOST_ERROR_BYTES:
                         break
-        except TimeoutError:
-            pass
         return bytes(body[:_MOST_ERROR_BYTES])
 
     async def _chunks(self, response: httpx2.Response) -> AsyncGenerator[bytes, None]:

@@ -4,54 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from runtime.info import Metrics, OnProgress, PromptProgress, RequestTimings
-from runtime.remote.dialect import Chunk
+from runtime.remote.dialect import AnswerChunk
+
+_RECENT = 32  # ended requests
 
 
-@dataclass(slots=True)
-class Counters:
-    """The counters of which `Metrics` is made."""
+class RequestCounters:
+    """The `Metrics` of a connection, replaced at each change, so that any thread may read them."""
 
-    queries: int = 0
-    deduplicated: int = 0
-    started: int = 0
-    completed: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    generated: int = 0
-    prompt: int = 0
-    reused: int = 0
-    recent: deque[RequestTimings] = field(default_factory=lambda: deque(maxlen=32))
+    def __init__(self) -> None:
+        self.metrics = Metrics()
 
-    @property
-    def metrics(self) -> Metrics:
-        last = next((each for each in reversed(self.recent) if each.kind == "generate"), None)
-        return Metrics(
-            queries=self.queries,
-            queries_deduplicated=self.deduplicated,
-            requests_started=self.started,
-            requests_completed=self.completed,
-            requests_failed=self.failed,
-            requests_cancelled=self.cancelled,
-            requests_active=self.started - self.completed - self.failed - self.cancelled,
-            tokens_generated=self.generated,
-            prompt_tokens=self.prompt,
-            tokens_reused=self.reused,
-            recent=tuple(self.recent),
-            first_token_seconds=None if last is None else last.first_token_seconds,
-            tokens_per_second=None if last is None else last.tokens_per_second,
-            last_reused=0 if last is None else last.reused,
-            last_computed=0 if last is None else last.computed,
-        )
+    def add(self, **counts: int) -> None:
+        """Adds to counters of `Metrics`, by their names."""
+        self.metrics = replace(self.metrics, **{name: getattr(self.metrics, name) + count for name, count in counts.items()})
 
 
-class Request:
+class CountedRequest:
     """One request in the counters, from its beginning to its end."""
 
-    def __init__(self, counters: Counters, kind: str, number: int, prompt: int, seed: int | None) -> None:
+    def __init__(self, counters: RequestCounters, kind: str, number: int, prompt: int, seed: int | None) -> None:
         self._counters, self._kind, self._number, self._prompt, self._seed = counters, kind, number, prompt, seed
         self._begun, self._first = time.monotonic(), 0.0
         self._tokens = 0
@@ -66,42 +41,50 @@ class Request:
         self._tokens += 1
         self._first = self._first or time.monotonic()
 
-    def take_counts(self, chunk: Chunk) -> None:
+    def take_counts(self, chunk: AnswerChunk) -> None:
         """Stores the server's count of cached tokens."""
         if chunk.cached_tokens is not None:
             self._cached = min(max(chunk.cached_tokens, 0), self._prompt)
 
-    async def __aenter__(self) -> Request:
+    async def __aenter__(self) -> CountedRequest:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         counters, now = self._counters, time.monotonic()
-        if kind is None:
-            counters.completed += 1
-        elif issubclass(kind, asyncio.CancelledError | GeneratorExit):
-            counters.cancelled += 1
-            self.finish = "cancelled"
-        else:
-            counters.failed += 1
-            self.finish = "error"
+        how = "completed"
+        if kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit):
+            how = self.finish = "cancelled"
+        elif kind is not None:
+            how, self.finish = "failed", "error"
         reused = self._cached
-        counters.generated += self._tokens
-        counters.prompt += self._prompt
-        counters.reused += reused or 0
-        counters.recent.append(
-            RequestTimings(
-                request=self._number,
-                kind=self._kind,
-                finish=self.finish,
-                prompt_tokens=self._prompt,
-                generated_tokens=self._tokens,
-                reused=reused,
-                computed=None if reused is None else self._prompt - reused,
-                queue_seconds=None,
-                prefill_seconds=(self._first or now) - self._begun,
-                first_token_seconds=self._first - self._begun if self._first else None,
-                decode_seconds=now - self._first if self._first else 0.0,
-                total_seconds=now - self._begun,
-                seed=self._seed,
-            )
+        counters.add(
+            **{f"requests_{how}": 1},
+            requests_active=-1,
+            tokens_generated=self._tokens,
+            prompt_tokens=self._prompt,
+            tokens_reused=reused or 0,
         )
+        timings = RequestTimings(
+            request=self._number,
+            kind=self._kind,
+            finish=self.finish,
+            prompt_tokens=self._prompt,
+            generated_tokens=self._tokens,
+            reused=reused,
+            computed=None if reused is None else self._prompt - reused,
+            queue_seconds=None,
+            prefill_seconds=(self._first or now) - self._begun,
+            first_token_seconds=self._first - self._begun if self._first else None,
+            decode_seconds=now - self._first if self._first else 0.0,
+            total_seconds=now - self._begun,
+            seed=self._seed,
+        )
+        counters.metrics = replace(counters.metrics, recent=(*counters.metrics.recent, timings)[-_RECENT:])
+        if self._kind == "generate":
+            counters.metrics = replace(
+                counters.metrics,
+                first_token_seconds=timings.first_token_seconds,
+                tokens_per_second=timings.tokens_per_second,
+                last_reused=timings.reused,
+                last_computed=timings.computed,
+            )

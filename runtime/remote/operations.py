@@ -32,11 +32,20 @@ from runtime.numerics.stage_table import REPORTED
 from runtime.options.generation import DEFAULTS, GenerationOptions, SamplingOptions, resolve_options
 from runtime.options.priority import Priority
 from runtime.records import Finish, Float32, Int32, TokenRun, TopLogprobs
-from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, CompletionRequest, Dialect, Facts, Piece, malformed
-from runtime.remote.dialects.openai import FULL_BYTES
+from runtime.remote.dialect import (
+    FULL,
+    Abilities,
+    AnswerChunk,
+    AnswerToken,
+    RemoteRequest,
+    ServedModel,
+    TokenAlternatives,
+    malformed,
+)
+from runtime.remote.dialects.openai import FULL_BYTES, Dialect
 from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, top_of_row, truncated
 from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
-from runtime.remote.metrics import Counters, Request
+from runtime.remote.metrics import CountedRequest, RequestCounters
 from runtime.remote.text import RemoteText
 from runtime.sampling.chain import fresh_seed, make_sampler
 from runtime.scheduler.decode.rows import Stream as Answer
@@ -65,14 +74,14 @@ class RemoteOperations:
 
     _client: HttpClient
     _dialect: Dialect
-    _facts: Facts
+    _facts: ServedModel
     _abilities: Abilities
     text: RemoteText
     info: ModelInfo
     _salt: str = ""  # of the server's cache; empty: none
     _draws_here: bool = False  # whether the sampler of this machine draws the tokens
     _inflight: dict[Hashable, _Shared] = field(default_factory=dict, init=False)
-    _counters: Counters = field(default_factory=Counters, init=False)
+    _counters: RequestCounters = field(default_factory=RequestCounters, init=False)
 
     def __post_init__(self) -> None:
         self._some, self._whole = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(_FULL_AT_ONCE)
@@ -182,7 +191,7 @@ class RemoteOperations:
 
     async def _alternatives(
         self, ids: Int32, n: int, chosen: tuple[int, ...], model: str, salt: str, priority: Priority
-    ) -> Alternatives:
+    ) -> TokenAlternatives:
         asked = self._completion(ids, model, salt, alternatives=1 if chosen else n, chosen=chosen, priority=priority)
         async with self._some:
             chunk = await self._asked(asked, _bytes_of(1, n + len(chosen)))
@@ -223,12 +232,11 @@ class RemoteOperations:
 
     # ---- answers ---------------------------------------------------------------------------------------------
 
-    async def generate(self, stream: Stream, dropped: Tasks, ids: Int32, options: GenerationOptions) -> None:
+    async def generate(self, stream: Stream, dropped: BranchTasks, ids: Int32, options: GenerationOptions) -> None:
         """One answer, as branch 0."""
         await self._group(stream, dropped, {0: (ids, self._resolved(options))}, None)
 
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
-        """One answer, complete."""
         runs: list[TokenRun] = []
         await self._answer(ids, self._resolved(options), runs.append)
         return TokenRun.concat(runs)
@@ -236,7 +244,7 @@ class RemoteOperations:
     async def continue_many(
         self,
         stream: Stream,
-        dropped: Tasks,
+        dropped: BranchTasks,
         ids: Int32,
         n: int,
         options: GenerationOptions,
@@ -249,16 +257,15 @@ class RemoteOperations:
         await self._group(stream, dropped, branches, "branches", priority, cache_salt)
 
     async def generate_many(
-        self, stream: Stream, dropped: Tasks, prompts: Sequence[Int32], options: Sequence[GenerationOptions]
+        self, stream: Stream, dropped: BranchTasks, prompts: Sequence[Int32], options: Sequence[GenerationOptions]
     ) -> None:
-        """An answer to each prompt."""
         chosen = {i: (ids, self._resolved(own)) for i, (ids, own) in enumerate(zip(prompts, options, strict=True))}
         await self._group(stream, dropped, chosen, "prompts", Priority.INSPECTOR)  # other clients of the server wait too
 
     async def _group(
         self,
         stream: Stream,
-        dropped: Tasks,
+        dropped: BranchTasks,
         answers: Mapping[int, tuple[Int32, GenerationOptions]],
         what: str | None,
         priority: Priority = Priority.CHAT,
@@ -380,7 +387,7 @@ class RemoteOperations:
                 answer.deliver(ended=True)
                 request.finish = (answer.finish.label or "done") if answer.new_ids else "done"
 
-    async def _draw(self, answer: Answer, asked: CompletionRequest, request: Request) -> None:
+    async def _draw(self, answer: Answer, asked: RemoteRequest, request: CountedRequest) -> None:
         """Draws an answer on this machine, one request per token: exactly the tokens that a local model draws with the seed."""
         width = self._alternatives_to_draw(answer.job.options)
         limit, most = (self._whole, FULL_BYTES) if width == FULL else (self._some, _bytes_of(1, width))
@@ -443,7 +450,7 @@ class RemoteOperations:
         )
 
     async def _take(
-        self, answer: Answer, piece: Piece, finish: str | None, asked: CompletionRequest, ends: set[int], shown: str
+        self, answer: Answer, piece: AnswerToken, finish: str | None, asked: RemoteRequest, ends: set[int], shown: str
     ) -> None:
         """Adds a token from the server to the answer; `shown`: for the last token, the text of its chunk."""
         assert piece.token is not None  # `_pieces` sets it
@@ -465,12 +472,14 @@ class RemoteOperations:
             complete = Finish.STOP if asked.grammar is None else Finish.GRAMMAR
             answer.finish = complete if finish in ("stop", "eos") else Finish.LENGTH
 
-    async def _pieces(self, asked: CompletionRequest, request: Request) -> AsyncGenerator[tuple[Piece, str | None, str], None]:
+    async def _pieces(
+        self, asked: RemoteRequest, request: CountedRequest
+    ) -> AsyncGenerator[tuple[AnswerToken, str | None, str], None]:
         """Yields the tokens of an answer as (piece, finish reason, text of its chunk); the last two only for the last token.
 
         Where the server sends the finish reason in a separate event, each token is held back until the next event.
         """
-        held: Piece | None = None
+        held: AnswerToken | None = None
         finish: str | None = None
         shown = ""
         empty = seen = 0
@@ -496,7 +505,7 @@ class RemoteOperations:
                     if end is not None and (held is None or held.token != end):
                         if held is not None:
                             yield held, None, ""
-                        held = Piece(end, "", None, None)
+                        held = AnswerToken(end, "", None, None)
                     if held is not None and finish is None and self._dialect.returns_eos:
                         yield held, None, ""
                         held = None
@@ -512,7 +521,7 @@ class RemoteOperations:
         if held is not None:
             yield held, finish, shown
 
-    async def _with_missing(self, chunk: Chunk, fresh: int) -> list[Piece]:
+    async def _with_missing(self, chunk: AnswerChunk, fresh: int) -> list[AnswerToken]:
         """The last `fresh` tokens of an event. Tokens that the event lacks are found by their bytes, and have no numbers."""
         pieces = list(chunk.pieces[-fresh:]) if fresh else []
         missing = fresh - len(pieces)
@@ -522,16 +531,16 @@ class RemoteOperations:
         ids = None if last is None or missing > _MOST_MISSING else await self.text.parts(chunk.text, missing, last)
         if ids is None:
             raise malformed(f"{missing:,} tokens before the text {chunk.text[:20]!r} are missing, and cannot be told from it")
-        return [*(Piece(token, "", None, None) for token in ids), *pieces]
+        return [*(AnswerToken(token, "", None, None) for token in ids), *pieces]
 
-    async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: CompletionRequest, request: Request) -> None:
+    async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: RemoteRequest, request: CountedRequest) -> None:
         """Reads the token counts that follow the last token, if they arrive within `_USAGE_SECONDS`."""
         with suppress(TimeoutError, RemoteError, StopAsyncIteration):
             async with asyncio.timeout(_USAGE_SECONDS):
                 for _ in range(_MOST_USAGE_EVENTS):
                     request.take_counts(self._dialect.read(await anext(events), asked))
 
-    def _with_ids(self, piece: Piece) -> list[Piece]:
+    def _with_ids(self, piece: AnswerToken) -> list[AnswerToken]:
         """The piece with its id and the ids of its alternatives; a text of several tokens becomes several pieces."""
         if piece.token is not None:
             return [self._by_id(piece)]
@@ -540,9 +549,9 @@ class RemoteOperations:
         ids = self.text.ids_of(piece.text)
         if len(ids) == 1:
             return [self._by_id(piece._replace(token=ids[0]))]
-        return [Piece(token, "", None, None) for token in ids]
+        return [AnswerToken(token, "", None, None) for token in ids]
 
-    def _by_id(self, piece: Piece) -> Piece:
+    def _by_id(self, piece: AnswerToken) -> AnswerToken:
         """The piece with its alternatives by id; alternatives whose text is not exactly one token are left out."""
         found = piece.alternatives
         if found is None or not found.keys or isinstance(found.keys[0], int):
@@ -611,27 +620,27 @@ class RemoteOperations:
             raise AdapterError(f"{host} has no adapter {name!r} of {self._facts.model} (it has: {known})")
         return name
 
-    def _completion(self, ids: Int32, model: str, salt: str, **asked: Any) -> CompletionRequest:
+    def _completion(self, ids: Int32, model: str, salt: str, **asked: Any) -> RemoteRequest:
         if len(ids) >= self.info.context_length:  # a server generates at least one token
             raise ContextOverflowError("prompt", len(ids), 1, self.info.context_length)
         if salt and not self._abilities.cache_salt:
             raise UnsupportedFeatureError(f"{self._client.address.host} takes no cache_salt: its prefix cache is shared")
         own = self._salt if self._abilities.cache_salt else ""
-        return CompletionRequest(model=model, prompt=self.text.prompt(ids.tolist()), salt=salt or own, **asked)
+        return RemoteRequest(model=model, prompt=self.text.prompt(ids.tolist()), salt=salt or own, **asked)
 
-    async def _asked(self, asked: CompletionRequest, most: int) -> Chunk:
+    async def _asked(self, asked: RemoteRequest, most: int) -> AnswerChunk:
         path, body = self._dialect.request(asked, self._abilities, stream=False)
         answer = await self._client.post(path, body, within=first_seconds(len(asked.prompt.ids)), most=most)
         return self._client.cleanly(self._dialect.read, answer, asked)
 
     async def _shared(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         """Shares one request among equal queries while it runs; cancels it when the last waiter leaves."""
-        self._counters.queries += 1
+        self._counters.add(queries=1)
         shared = self._inflight.get(key)
         if shared is None:
             shared = self._inflight[key] = _Shared(asyncio.ensure_future(ask()))
         else:
-            self._counters.deduplicated += 1
+            self._counters.add(queries_deduplicated=1)
         shared.waiters += 1
         try:
             answer: T = await asyncio.shield(shared.task)
@@ -643,9 +652,9 @@ class RemoteOperations:
             if (not shared.waiters or shared.task.done()) and self._inflight.get(key) is shared:
                 del self._inflight[key]
 
-    def _request(self, kind: str, prompt: int, seed: int | None = None) -> Request:
-        self._counters.started += 1
-        return Request(self._counters, kind, self._counters.started, prompt, seed)
+    def _request(self, kind: str, prompt: int, seed: int | None = None) -> CountedRequest:
+        self._counters.add(requests_started=1, requests_active=1)
+        return CountedRequest(self._counters, kind, self.metrics.requests_started, prompt, seed)
 
 
 @dataclass(slots=True)
@@ -656,7 +665,7 @@ class _Shared:
     waiters: int = 0
 
 
-class Tasks:
+class BranchTasks:
     """The branches of a stream, which can be dropped. Used on the transport's loop."""
 
     def __init__(self) -> None:
@@ -677,7 +686,7 @@ class Tasks:
             task.cancel()
 
 
-def _only_piece(chunk: Chunk) -> Piece:
+def _only_piece(chunk: AnswerChunk) -> AnswerToken:
     if not chunk.pieces:
         raise malformed("no token where one was asked for")
     return chunk.pieces[0]

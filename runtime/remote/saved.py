@@ -15,8 +15,9 @@ import msgspec
 
 from runtime.errors import InvalidRequestError, ModelLoadError
 from runtime.hub.credentials import forget_key, keep_key, kept_key
+from runtime.loading.integrity import write_atomically
 from runtime.loading.paths import is_model_id, models_dir, shelf_path
-from runtime.remote.http import Address
+from runtime.remote.http import ServerAddress
 
 KEY_VARIABLE: Final = "ELSEWISE_API_KEY"
 HOST_VARIABLE: Final = "ELSEWISE_API_HOST"
@@ -67,14 +68,14 @@ def key_for(base_url: str) -> str:
     Raises:
         InvalidRequestError: `HOST_VARIABLE` is not a host.
     """
-    address = Address.parse(base_url, plain_http=True)
+    address = ServerAddress.parse(base_url, plain_http=True)
     if key := kept_key(address.url):
         return key
     key, host = (os.environ.get(name, "").strip() for name in (KEY_VARIABLE, HOST_VARIABLE))
     if not key or not host:
         return ""
     try:
-        named = Address.parse(host, plain_http=True)
+        named = ServerAddress.parse(host, plain_http=True)
     except InvalidRequestError:
         raise InvalidRequestError(f"{HOST_VARIABLE} is a host with its port, such as vllm.example.org:8000") from None
     return key if named.host == address.host else ""
@@ -86,17 +87,17 @@ def server_address(base_url: str) -> str:
     Raises:
         InvalidRequestError: Not an address, or unencrypted to another machine without permission.
     """
-    return Address.parse(base_url, plain_http=_is_confirmed(base_url)).url
+    return ServerAddress.parse(base_url, plain_http=_is_confirmed(base_url)).url
 
 
 def _is_confirmed(base_url: str) -> bool:
     """Whether a stored connection allows unencrypted HTTP to that host."""
-    host = Address.parse(base_url, plain_http=True).host
+    host = ServerAddress.parse(base_url, plain_http=True).host
     try:
         plain = [each.base_url for each in connections() if each.plain_http]
     except ModelLoadError:  # counts as an empty list, as in `find_connection`
         return False
-    return any(Address.parse(url, plain_http=True).host == host for url in plain)
+    return any(ServerAddress.parse(url, plain_http=True).host == host for url in plain)
 
 
 def connections() -> list[Connection]:
@@ -146,10 +147,10 @@ def keep_connection(connection: Connection, key: str = "") -> str:
         ModelLoadError: The list cannot be read or written.
     """
     check_connection_name(connection.name)
-    address = Address.parse(connection.base_url, plain_http=connection.plain_http or _is_confirmed(connection.base_url))
+    address = ServerAddress.parse(connection.base_url, plain_http=connection.plain_http or _is_confirmed(connection.base_url))
     keychain = keep_key(address.url, key) if key else ""
     with _locked_list() as path:
-        _write(path, [each for each in connections() if each.name != connection.name] + [connection])
+        _write(path, [*(each for each in connections() if each.name != connection.name), connection])
     return keychain
 
 
@@ -174,8 +175,8 @@ def forget_connection(name: str) -> bool:
             return False
         rest = [each for each in stored if each.name != name]
         _write(path, rest)
-    address = Address.parse(removed.base_url, plain_http=True).url
-    if not any(Address.parse(each.base_url, plain_http=True).url == address for each in rest):
+    address = ServerAddress.parse(removed.base_url, plain_http=True).url
+    if not any(ServerAddress.parse(each.base_url, plain_http=True).url == address for each in rest):
         forget_key(address)
     return True
 
@@ -193,7 +194,4 @@ def _locked_list() -> Iterator[Path]:
 
 
 def _write(path: Path, entries: list[Connection]) -> None:
-    fresh = Path(f"{path}.{os.getpid()}")
-    fresh.touch(mode=0o600)
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=2) + b"\n")
-    fresh.replace(path)
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(entries), indent=2) + b"\n")

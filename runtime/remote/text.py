@@ -21,7 +21,8 @@ from runtime.loading.model_folder import ModelFolder, chat_template_of, read_jso
 from runtime.loading.paths import is_model_id
 from runtime.options.generation import AnswerEnds, GenerationOptions
 from runtime.options.load import LoadOptions
-from runtime.remote.dialect import Abilities, CompletionRequest, Dialect, Facts, Prompt, malformed
+from runtime.remote.dialect import Abilities, Prompt, RemoteRequest, ServedModel, malformed
+from runtime.remote.dialects.openai import Dialect, whole
 from runtime.remote.http import HttpClient
 from runtime.session.manifest import tokenizer_digest
 from runtime.shelf.model_shelf import list_models
@@ -152,7 +153,6 @@ class LocalText:
         return [[token, *rest] for at, token in firsts if token is not None for rest in self._splits(piece[at:], count - 1)]
 
     def close(self) -> None:
-        """Ends the template's child process."""
         if self._side.template is not None:
             self._side.template.close()
 
@@ -163,7 +163,7 @@ class ServerText:
     local = False
     template_digest: str | None = None
 
-    def __init__(self, dialect: Dialect, client: HttpClient, facts: Facts, vocab: int, has_template: bool) -> None:
+    def __init__(self, dialect: Dialect, client: HttpClient, facts: ServedModel, vocab: int, has_template: bool) -> None:
         self._dialect, self._client, self._model, self.vocab = dialect, client, facts.model, vocab
         self._pieces: list[bytes] = [b""] * vocab
         self._known = bytearray(vocab)
@@ -275,23 +275,15 @@ class ServerText:
 async def choose_text(
     dialect: Dialect,
     client: HttpClient,
-    facts: Facts,
+    facts: ServedModel,
     abilities: Abilities,
     *,
     tokenizer: str | Path | None,
     options: LoadOptions,
-    vocab: int,
 ) -> RemoteText:
     """Chooses the text side of a model: a local tokenizer or the server's.
 
-    Args:
-        dialect: The kind of server.
-        client: The connection to the server.
-        facts: Facts about the model.
-        abilities: The server's abilities.
-        tokenizer: A folder or a name on the shelf; "server" for the server's; None searches by the model's names.
-        options: The options with chat format and BOS.
-        vocab: Width of the logits; 0 where it is not known.
+    `tokenizer` is a folder or a name on the shelf, or "server" for the server's; None searches by the model's names.
 
     Raises:
         ModelLoadError: The named tokenizer cannot be read.
@@ -299,6 +291,7 @@ async def choose_text(
         InvalidRequestError: The named tokenizer is not the server's.
         UnsupportedFeatureError: Neither this machine nor the server has a tokenizer.
     """
+    known_vocab = abilities.alternatives if abilities.full_vector else facts.vocab
     if facts.vocab > MOST_VOCAB:
         raise malformed(f"a vocabulary of {facts.vocab:,} is more than the {MOST_VOCAB:,} of any model")
     named = tokenizer is not None and tokenizer != "server"
@@ -314,7 +307,7 @@ async def choose_text(
             if named:
                 raise
             continue
-        width = vocab or facts.vocab or whole_vocab(folder) or len(side.tokenizer)
+        width = known_vocab or whole(folder.config.get("vocab_size")) or len(side.tokenizer)
         difference = await _difference(side, width, dialect, client, facts, abilities)
         if difference == "" and client.address.loopback and Path(candidate).is_absolute():
             difference = None  # a server on this machine loaded this folder itself
@@ -328,9 +321,9 @@ async def choose_text(
         raise UnsupportedFeatureError(
             f"{client.address.host} does not tokenise, and no tokenizer of {facts.model} is on this machine; {_FETCH}"
         )
-    if not (vocab or facts.vocab or dialect.checks_ids):
+    if not (known_vocab or dialect.checks_ids):
         raise UnsupportedFeatureError(f"{client.address.host} does not say how large its vocabulary is; {_FETCH}")
-    width = vocab or facts.vocab or await _vocab_by_asking(dialect, client, facts, abilities)
+    width = known_vocab or await _vocab_by_asking(dialect, client, facts, abilities)
     return ServerText(dialect, client, facts, width, abilities.chat)
 
 
@@ -361,14 +354,8 @@ def text_folder(source: str | Path) -> ModelFolder:
     )
 
 
-def whole_vocab(folder: ModelFolder) -> int:
-    """The size of the vocabulary in a folder's config; 0: not known."""
-    size = folder.config.get("vocab_size")
-    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 0
-
-
 async def _difference(
-    side: TextSide, width: int, dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities
+    side: TextSide, width: int, dialect: Dialect, client: HttpClient, facts: ServedModel, abilities: Abilities
 ) -> str | None:
     """The difference of a local tokenizer from the server's, in words; None: they are the same; "": not proven."""
     if facts.tokenizer_digest:
@@ -384,12 +371,12 @@ async def _difference(
     return None
 
 
-async def _vocab_by_asking(dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities) -> int:
+async def _vocab_by_asking(dialect: Dialect, client: HttpClient, facts: ServedModel, abilities: Abilities) -> int:
     """The number of ids that a server accepts, by bisection in some twenty requests for one token each."""
     low, high = 1, MOST_VOCAB  # ids below `low` are accepted, from `high` on refused
     while high - low > 1:
         middle = (low + high) // 2
-        asked = CompletionRequest(model=facts.model, prompt=Prompt([middle - 1], ""))
+        asked = RemoteRequest(model=facts.model, prompt=Prompt([middle - 1], ""))
         path, body = dialect.request(asked, abilities, stream=False)
         try:
             await client.post(path, body)

@@ -16,7 +16,7 @@ from runtime.info import OnProgress, PromptProgress
 from runtime.options.checking import check_callback
 from runtime.records import TokenRun
 from runtime.remote.http import HttpClient
-from runtime.remote.operations import RemoteOperations, Tasks
+from runtime.remote.operations import BranchTasks, RemoteOperations
 from runtime.transport.base import TextFacts
 
 T = TypeVar("T")
@@ -33,23 +33,16 @@ class RemoteTransport:
         self.state = self._operations = operations
         self.capabilities = operations.capabilities
         self._turns: Turns[None] = Turns(lambda _: None)  # used only for its inboxes
-        self._owner = os.getpid()
+        self.text: TextFacts = operations.text.facts
+        self.pid = os.getpid()
         self._ending: RuntimeFault | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
-    def text(self) -> TextFacts:
-        return self._operations.text.facts
-
-    @property
-    def pid(self) -> int:
-        return self._owner
-
-    @property
     def ended(self) -> RuntimeFault | None:
         """The reason why the connection is unusable: closed, or of another process. An unreachable server is not one."""
-        if os.getpid() != self._owner:
-            return ForkedError.of(self._owner)
+        if os.getpid() != self.pid:
+            return ForkedError.of(self.pid)
         return self._ending
 
     def _check(self) -> None:
@@ -80,7 +73,7 @@ class RemoteTransport:
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
         """Token runs by branch as they arrive. Closing the stream closes its sockets."""
         dropped: set[int] = set()
-        tasks = Tasks()
+        tasks = BranchTasks()
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             self._check()
@@ -153,7 +146,6 @@ class RemoteTransport:
             self._thread.stop()
 
     def finalize(self) -> None:
-        """Closes the connections without waiting."""
         if self.ended is None:
             self._operations.text.close()
             end_soon(self._thread, self._client)
@@ -173,7 +165,7 @@ def end_soon(thread: LoopThread, client: HttpClient) -> None:
     thread.submit(end())
 
 
-async def _streamed(operation: Any, stream: Stream, tasks: Tasks, arguments: dict[str, Any]) -> None:
+async def _streamed(operation: Any, stream: Stream, tasks: BranchTasks, arguments: dict[str, Any]) -> None:
     """Runs an operation. An error before its first answer also ends the stream."""
     try:
         await operation(stream, tasks, **arguments)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from runtime.adapters.adapter import Kind
+from runtime.adapters.adapter import AdapterKind
 from runtime.adapters.stacks import Routing
 from runtime.adapters.stacks import stack_of as stack_in
 from runtime.adapters.uses import MOST_INVOCATION, Adapters, Uses, check_adapters
@@ -20,7 +20,7 @@ from runtime.kv.chain import block_keys
 
 _CONFIG = ("backend", "device", "dtype", "context_length")  # fields of `ModelInfo`
 _OPTIONS = ("attention", "kv_dtype")  # of `ModelInfo.options`
-_ACTIVATED: Kind = "alora"
+_ACTIVATED: AdapterKind = "alora"
 
 
 class AdapterOf(NamedTuple):

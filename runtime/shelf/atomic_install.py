@@ -26,7 +26,7 @@ from runtime.loading.integrity import (
     FORMAT,
     FileNote,
     HubNote,
-    Manifest,
+    ShelfManifest,
     file_notes,
     read_manifest,
     sync_all,
@@ -97,8 +97,9 @@ def install(
         hidden = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=shelf))
         try:
             parameters = write(hidden)
+            written = sum(path.stat().st_size for path in hidden.iterdir() if path.is_file())
             template = chat_template_of(hidden, read_json(hidden / "tokenizer_config.json") or {})
-            manifest = Manifest(
+            manifest = ShelfManifest(
                 format=FORMAT,
                 id=model_id,
                 title=title,
@@ -106,17 +107,16 @@ def install(
                 source_sha256=sha256,
                 kind=kind,
                 parameters=parameters,
-                files=file_notes(hidden, sums, counting_bytes(progress, _bytes_in(hidden))),
+                files=file_notes(hidden, sums, counting_bytes(progress, written)),
                 template_digest=None if template is None else template_digest(template),
                 hub=hub,
             )
             write_manifest(hidden, manifest)
             opened(hidden)
             place = shelf_path(model_id)
-            if _is_source(place, source):  # only the manifest is added
-                stats = {file: (place / file).stat() for file in manifest.files}
+            if place.is_dir() and not place.is_symlink() and place.samefile(source):  # only the manifest is added
                 notes = {
-                    file: FileNote(note.sha256, stats[file].st_size, stats[file].st_mtime_ns)
+                    file: FileNote(note.sha256, (info := (place / file).stat()).st_size, info.st_mtime_ns)
                     for file, note in manifest.files.items()
                 }
                 write_manifest(place, msgspec.structs.replace(manifest, files=notes))
@@ -203,18 +203,12 @@ def _is_revision(folder: Path, revision: str) -> bool:
 
 def copy_files(files: Sequence[Path], target: Path, progress: OnProgress) -> None:
     """Copies files into a folder, readable by their owner alone; reports bytes."""
-    total, done = sum(file.stat().st_size for file in files), 0
+    on_copy = counting_bytes(progress, sum(file.stat().st_size for file in files), "copy")
     for file in files:
         with open_regular(file) as there, create_private(target / file.name) as here:
             while chunk := there.read(8 << 20):
                 here.write(chunk)
-                done += len(chunk)
-                progress(Progress("copy", done, total))
-            here.flush()
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+                on_copy(len(chunk))
 
 
 @contextlib.contextmanager
@@ -240,11 +234,6 @@ def _only_one_import(shelf: Path, progress: OnProgress = ignore_progress) -> Ite
         raise ModelLoadError(f"{fault.filename or shelf}: {fault.strerror or fault}{way_out}") from fault
 
 
-def _is_source(place: Path, source: Path) -> bool:
-    """Whether the source of an import is already the folder that it would be installed to."""
-    return place.is_dir() and not place.is_symlink() and place.samefile(source)
-
-
 def _find_place(
     name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str, *, copied: bool
 ) -> tuple[str, T | None]:
@@ -258,13 +247,13 @@ def _find_place(
             raise ModelLoadError(f"another {what} is called {name!r} ({origin}); choose another name or remove it")
         model_id = f"{model_id}-{sha256[:8]}"
         holder = _holder(model_id, source, copied=copied)
-    if isinstance(holder, Manifest):
+    if isinstance(holder, ShelfManifest):
         with contextlib.suppress(ModelLoadError, AdapterError):  # a damaged import is replaced
             return model_id, opened(shelf_path(model_id))
     return model_id, None
 
 
-def _holder(model_id: str, source: Path, *, copied: bool) -> Manifest | Path | None:
+def _holder(model_id: str, source: Path, *, copied: bool) -> ShelfManifest | Path | None:
     """What holds an id: the manifest of an import, the path of a folder, file or link that must not be replaced, or None."""
     folder = shelf_path(model_id)
     try:

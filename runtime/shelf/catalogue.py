@@ -66,7 +66,6 @@ class CatalogueModel:
 
     @property
     def source(self) -> str:
-        """The source of the plain variant."""
         return self.variants[0].source
 
     @property

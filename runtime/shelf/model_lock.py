@@ -79,20 +79,16 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 
 def last_used(folder: Path) -> float | None:
     """Time of the last load, in seconds since 1970; None where it is unknown."""
-    mark = _mark(folder)
-    if mark is None:
-        return None
-    try:
-        return mark.stat().st_mtime or None  # 0: created by a failed removal
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        if (mark := _mark(folder)) is not None:
+            return mark.stat().st_mtime or None  # 0: created by a failed removal
+    return None
 
 
 def forget_last_use(folder: Path) -> None:
     """Deletes the lock file of a removed model, and with it the time of its last use."""
-    mark = _mark(folder)
-    if mark is not None:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        if (mark := _mark(folder)) is not None:
             mark.unlink()
 
 

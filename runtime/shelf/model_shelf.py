@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from resources.files import is_file
 from runtime.errors import ModelLoadError
 from runtime.loading.config import describe
 from runtime.loading.integrity import (
-    Manifest,
+    ShelfManifest,
     changed_file,
     digest_of_all,
     file_stamp,
@@ -28,7 +28,7 @@ from runtime.loading.integrity import (
 from runtime.loading.measurements import forget_measurements
 from runtime.loading.model_folder import SETTINGS_FILES, TEXT_FILES, ModelFolder, open_folder, read_json, weight_files
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, models_dir, shelf_id
-from runtime.loading.progress import OnProgress, Progress, ignore_progress
+from runtime.loading.progress import OnProgress, counting_bytes, ignore_progress
 from runtime.loading.safetensors import check_safetensors, weights_of
 from runtime.shelf.atomic_install import HIDDEN, find_folder, link_on_shelf, shelf_folders
 from runtime.shelf.model_lock import exclusive_lock, forget_last_use, last_used
@@ -142,16 +142,33 @@ class ModelShelf:
         return _entry(link_on_shelf(source, name))
 
     def verify(self, name: str, progress: OnProgress = ignore_progress) -> None:
-        """Reads every file once and compares it with its known SHA-256.
+        """Reads every file once and compares it with its SHA-256 from the import, or from the last read.
 
         Args:
             name: A model or an adapter.
             progress: Called with the bytes read so far; raising in it stops.
 
         Raises:
-            ModelLoadError: Not on the shelf, or a file is missing or changed.
+            ModelLoadError: Not on the shelf, or a file is missing or changed; the message names the first one.
         """
-        verify_folder(self.folder(name), progress)
+        folder = self.folder(name)
+        manifest = read_manifest(folder)
+        files = [folder / file for file in manifest.files] if manifest else _wanted(folder)
+        for file in files:
+            if file.parent != folder or not is_file(file):
+                raise missing_file(file, manifest)
+        on_read = counting_bytes(progress, sum(file.stat().st_size for file in files), "verify")
+        for file in files:
+            note = manifest.files[file.name] if manifest else None
+            known = note.sha256 if note else remembered_sha256(file)
+            stamp = file_stamp(file)
+            found = sha256_of(file, on_read)
+            if known is not None and found != known:
+                raise changed_file(file, found, known, manifest)
+            if note is None:
+                remember_sha256(file, found, stamp)
+            if file.suffix == ".safetensors":
+                check_safetensors(file)
 
     def remove(self, name: str) -> int:
         """Deletes a model or an adapter from the shelf.
@@ -225,7 +242,7 @@ def _entry(folder: Path) -> ShelfEntry:
     )
 
 
-def _format(manifest: Manifest, entry: ShelfEntry) -> str:
+def _format(manifest: ShelfManifest, entry: ShelfEntry) -> str:
     if manifest.kind == "gguf":
         return "from GGUF" if entry.quantisation else "float32, from GGUF"
     return "download" if manifest.hub else "folder"
@@ -233,18 +250,12 @@ def _format(manifest: Manifest, entry: ShelfEntry) -> str:
 
 def _described(folder: Path) -> Mapping[str, Any]:
     try:
-        found = describe(read_json(folder / "config.json") or {})
+        return asdict(describe(read_json(folder / "config.json") or {}))
     except ModelLoadError:  # reported by the load
         return {}
-    return {
-        "architecture": found.architecture,
-        "quantisation": found.quantisation,
-        "context": found.context,
-        "backends": found.backends,
-    }
 
 
-def _digest(folder: Path, manifest: Manifest | None) -> str | None:
+def _digest(folder: Path, manifest: ShelfManifest | None) -> str | None:
     """The digest that `open_folder` computes, if the SHA-256 of every file is known already; else None."""
     with contextlib.suppress(ModelLoadError):
         known: dict[str, str] = {}
@@ -273,50 +284,9 @@ def _missing(folder: Path) -> str:
     return "; ".join(problems)
 
 
-def verify_folder(folder: Path, progress: OnProgress) -> None:
-    """Reads each file once and compares it with its SHA-256 from the import, or from the last read.
-
-    Args:
-        folder: The folder of a model or an adapter.
-        progress: Called with the bytes read so far; raising in it stops.
-
-    Raises:
-        ModelLoadError: A file is missing or changed; the message names the first one.
-    """
-    manifest = read_manifest(folder)
-    files = [folder / name for name in manifest.files] if manifest else _wanted(folder)
-    for file in files:
-        if file.parent != folder or not is_file(file):
-            raise missing_file(file, manifest)
-    tell = _summed(progress, sum(file.stat().st_size for file in files))
-    for file in files:
-        note = manifest.files[file.name] if manifest else None
-        known = note.sha256 if note else remembered_sha256(file)
-        stamp = file_stamp(file)
-        found = sha256_of(file, tell)
-        if known is not None and found != known:
-            raise changed_file(file, found, known, manifest)
-        if note is None:
-            remember_sha256(file, found, stamp)
-        if file.suffix == ".safetensors":
-            check_safetensors(file)
-
-
 def _wanted(folder: Path) -> list[Path]:
     """The files of a folder without a manifest."""
     if is_adapter(folder):
         return [folder / ADAPTER_CONFIG, *sorted(folder.glob("*.safetensors"))]
     small = [folder / name for name in (*SETTINGS_FILES, *TEXT_FILES)]
     return [*weight_files(folder), *(file for file in small if file.is_file())]
-
-
-def _summed(progress: OnProgress, total: int) -> Callable[[int], None]:
-    """A callback that takes the number of bytes of each read and reports their sum."""
-    done = 0
-
-    def tell(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(Progress("verify", done, total))
-
-    return tell

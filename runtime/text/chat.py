@@ -55,8 +55,9 @@ def render_chat_ids(
             )
     checked = check_messages(messages)
     cleaned_tools = None if tools is None else [_mapped(tool, clean_text) for tool in tools]
-    control = _control_texts(tokenizer, template)
-    texts = _joined((checked, cleaned_tools))
+    # tokens only where the template writes them: control tokens, and other added tokens in its source
+    control = [text for text in tokenizer.added if text in tokenizer.special or text in template.source]
+    texts = "\0".join(_strings((checked, cleaned_tools)))
     found = [text for text in control if text in texts]
     if not found:
         text = template.render(checked, tools=cleaned_tools, add_generation_prompt=add_generation_prompt)
@@ -134,11 +135,6 @@ def _checked_call(call: Any, number: int) -> dict[str, Any]:
     return {**call, "function": named} if "function" in call else named
 
 
-def _control_texts(tokenizer: Tokenizer, template: ChatTemplate) -> list[str]:
-    """Texts that are tokens only where the template writes them: control tokens, and other added tokens in its source."""
-    return [text for text in tokenizer.added if text in tokenizer.special or text in template.source]
-
-
 def _own_words(message: Message, tokenizer: Tokenizer) -> frozenset[str]:
     """Texts that are tokens in this message too: added tokens that are not control tokens (``<think>``), of an assistant."""
     return frozenset(tokenizer.added.keys() - tokenizer.special.keys()) if message["role"] == "assistant" else frozenset()
@@ -151,11 +147,6 @@ def _replacer(table: Mapping[str, str], keep: frozenset[str] = frozenset()) -> C
         return str
     pattern = re.compile("|".join(map(re.escape, wanted)))
     return lambda text: pattern.sub(lambda match: table[match[0]], text)
-
-
-def _joined(value: Any) -> str:
-    """All strings in a value, joined by NUL."""
-    return "\0".join(_strings(value))
 
 
 def _strings(value: Any) -> list[str]:

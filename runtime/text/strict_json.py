@@ -29,7 +29,6 @@ class ValueSpan:
 
     @property
     def text(self) -> str:
-        """The text taken so far."""
         return "".join(self._pieces)
 
     def take(self, piece: str) -> int | None:

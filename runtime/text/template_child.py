@@ -31,7 +31,6 @@ class _GenerationTag(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012  # an instance variable in the base class
 
     def parse(self, parser: Parser) -> Node:
-        """The body, unchanged."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return CallBlock(self.call_method("_through"), [], [], body).set_lineno(line)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, cast
 import tokenizers
 
 from resources.files import read_regular
+from runtime.backends.byte_text import byte_characters
 from runtime.errors import InvalidRequestError, ModelLoadError, RuntimeFault, UnsupportedFeatureError
 from runtime.loading.model_folder import MAX_TOKENIZER_BYTES, ModelFolder
 from runtime.text.utf8 import clean_text, spare_characters
@@ -79,10 +80,7 @@ def token_text_bytes(text: str, spelling: Spelling) -> bytes:
 
 @cache
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's printable characters for the 256 bytes (Radford et al. 2019): visible Latin-1 as it is, the rest from U+0100."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    return {char: byte for byte, char in enumerate(byte_characters())}
 
 
 def _state(part: object) -> Any:

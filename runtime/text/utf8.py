@@ -29,7 +29,6 @@ class Utf8Stream:
         return left
 
     def fork(self) -> Utf8Stream:
-        """A copy at the same position."""
         other = Utf8Stream()
         other._decoder.setstate(self._decoder.getstate())
         return other

@@ -15,7 +15,7 @@ from benchmarks import forwards as module
 from benchmarks.forwards import Forwards
 from benchmarks.ours import OurBranches, Ours, OurStreams
 from benchmarks.tiny import make_tiny
-from runtime.backends.base import Part
+from runtime.backends.base import PackTokens
 from tests.fakes import engine_of
 
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8, 9], [1, 2, 9]]
@@ -50,7 +50,7 @@ def test_every_token_is_pushed_within_the_time_of_forwards(folder: Path, backend
         pushed = 0
         compute = model.compute
 
-        def counted(parts: Sequence[Part]) -> object:
+        def counted(parts: Sequence[PackTokens]) -> object:
             nonlocal pushed
             pushed += sum(len(part.tokens) for part in parts)
             return compute(parts)

@@ -13,7 +13,7 @@ from runtime.backends.hf.backend import HfBackend
 from runtime.backends.hf.cache import TorchPack
 from runtime.backends.hf.loading import load_model
 from runtime.backends.packs.packed import Backend
-from runtime.backends.packs.tree import Float32, Step
+from runtime.backends.packs.tree import Float32, ForwardStep
 from runtime.loading.model_folder import ModelFolder
 from runtime.numerics.ranking import RankRequest
 from runtime.options.load import LoadOptions
@@ -32,7 +32,7 @@ class PacedBackend(HfBackend):
     """The same, but slower."""
 
     def launch(
-        self, packs: Sequence[TorchPack], steps: Sequence[Step], request: RankRequest | None = None
+        self, packs: Sequence[TorchPack], steps: Sequence[ForwardStep], request: RankRequest | None = None
     ) -> Callable[[], Float32]:
         """Delays the logits, and suppresses eos, which random weights would draw now and then."""
         assert request is None  # on a processor

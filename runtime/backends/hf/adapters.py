@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from runtime.adapters.adapter import LowRank, ModuleShape
 from runtime.adapters.stacks import TokenStacks
-from runtime.backends.adapting import Change, LinearAdapters
+from runtime.backends.adapting import ActiveAdapter, LinearAdapters
 from runtime.backends.hf.cache import to_device
 from runtime.backends.hf.offload import own_weight
 from runtime.backends.hf.weights import PackedLinear
@@ -20,17 +20,11 @@ from runtime.backends.packs.tree import Int64
 from runtime.errors import AdapterError
 from runtime.records import Float32
 
-Weights = tuple[torch.Tensor, torch.Tensor, float]  # A (rank, in), B (out, rank), scaling
+Matrices = tuple[torch.Tensor, torch.Tensor, float]  # A (rank, in), B (out, rank), scaling
 
 
 class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
-    """The adapters of one model. Only modules that a loaded adapter changes have hooks. Owner thread only.
-
-    Args:
-        model: The torch model.
-        dtype: The dtype of the adapters' matrices.
-        device: The device of the adapters' matrices.
-    """
+    """The adapters of one model. Only modules that a loaded adapter changes have hooks. Owner thread only."""
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dict(model.named_modules()))
@@ -40,7 +34,6 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
         self._called: set[str] | None = None  # paths of called modules, during `check_called`
 
     def close(self) -> None:
-        """Unloads all adapters and restores the model."""
         super().close()
         self._head = None
 
@@ -84,7 +77,7 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
             self._called.add(path)
         return self._with_adapters(path, args[0], y) if self._active else None
 
-    def _matrices(self, pair: LowRank) -> Weights:
+    def _matrices(self, pair: LowRank) -> Matrices:
         a, b = (torch.from_numpy(np.ascontiguousarray(part)).to(self._device, self._dtype) for part in (pair.a, pair.b))
         return a, b, pair.scaling
 
@@ -100,13 +93,15 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
     def _is_head(self, path: str) -> bool:
         return self._modules[path] is self._head
 
-    def _add_product(self, x: torch.Tensor, y: torch.Tensor, pair: Weights, change: Change[torch.Tensor]) -> torch.Tensor:
-        rows, scale = change.rows, change.scale * pair[2]
+    def _add_product(
+        self, x: torch.Tensor, y: torch.Tensor, pair: Matrices, active: ActiveAdapter[torch.Tensor]
+    ) -> torch.Tensor:
+        rows, scale = active.rows, active.scale * pair[2]
         if rows is None:
             return y + _product(x, pair) * scale
         return y.index_add(-2, rows, (_product(x.index_select(-2, rows), pair) * scale).to(y.dtype))
 
 
-def _product(x: torch.Tensor, pair: Weights) -> torch.Tensor:
+def _product(x: torch.Tensor, pair: Matrices) -> torch.Tensor:
     linear = torch.nn.functional.linear
     return linear(linear(x.to(pair[0].dtype), pair[0]), pair[1])

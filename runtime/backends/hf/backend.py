@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
@@ -22,7 +23,7 @@ from runtime.backends.base import ForwardInterrupted
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.cache import SlotLayer, Tensors, TorchPack, layer_plan, to_device
-from runtime.backends.hf.forward import OWN, Arguments, attention_of
+from runtime.backends.hf.forward import OWN, ForwardArguments, attention_of
 from runtime.backends.hf.graphs import Graphs
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.logits import TorchLogits
@@ -30,10 +31,10 @@ from runtime.backends.hf.offload import Offload
 from runtime.backends.hf.payload import TorchPayload, codec_of
 from runtime.backends.hf.readings import Readings
 from runtime.backends.hf.threads import CHOICE, MANY_TOKENS, Threads, one_thread
-from runtime.backends.hf.weights import weight_bytes
+from runtime.backends.hf.weights import PackedLinear
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import PACK_BYTES, FirstForward, PackedBackend, as_ids, state_size
-from runtime.backends.packs.tree import Bool, Float32, Int64, Ragged, State, Step, merged, runs
+from runtime.backends.packs.tree import Bool, Float32, ForwardStep, Int64, Ragged, State, merged, runs
 from runtime.backends.selftest import Copy, Measurements, Seconds, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.small import small_copies
 from runtime.backends.stored import Stored
@@ -112,7 +113,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._heads = int(getattr(loaded.config, "num_attention_heads", 0) or 0)
         self._kv_heads = int(getattr(loaded.config, "num_key_value_heads", None) or self._heads)
         folds = self._heads // max(self._kv_heads, 1) if attention_of(self.model) == OWN else 1
-        self._arguments = Arguments(self._takes, self._windows, self._device, self._dtype, eager=eager, heads=folds)
+        self._arguments = ForwardArguments(self._takes, self._windows, self._device, self._dtype, eager=eager, heads=folds)
         self._graphs: Graphs | None = None
         self.tree = not self.recurrent and "position_ids" in self._takes
         self.shares = self.recurrent and attention_of(self.model) == OWN
@@ -175,8 +176,9 @@ class HfBackend(PackedBackend[TorchPack]):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the linear modules' weights, which a token of one stream reads."""
-        return weight_bytes(self.model)
+        """Bytes of the linear modules' weights, packed or not, which a token of one stream reads."""
+        linear = [m for m in self.model.modules() if isinstance(m, torch.nn.Linear | Conv1D | PackedLinear)]
+        return int(sum(m.nbytes if isinstance(m, PackedLinear) else m.weight.nbytes for m in linear))
 
     def count(self, tokens: int) -> None:
         super().count(tokens)
@@ -205,7 +207,7 @@ class HfBackend(PackedBackend[TorchPack]):
     def put(self, pack: TorchPack, payload: TorchPayload, start: int, skip: int) -> None:
         payloads.put(pack, payload, start, skip, self._codec)
 
-    def push(self, pack: TorchPack, step: Step) -> tuple[Float32, State | None]:
+    def push(self, pack: TorchPack, step: ForwardStep) -> tuple[Float32, State | None]:
         with self.computing():
             if self.recurrent:
                 pack.put_states([step.state])
@@ -217,7 +219,7 @@ class HfBackend(PackedBackend[TorchPack]):
             return logits.float().cpu().numpy(), state
 
     def launch(
-        self, packs: Sequence[TorchPack], steps: Sequence[Step], request: RankRequest | None = None
+        self, packs: Sequence[TorchPack], steps: Sequence[ForwardStep], request: RankRequest | None = None
     ) -> Callable[[], Float32 | RankedRows]:
         if request is not None:
             return partial(self.launch_on_device(packs, steps).ranked, request)
@@ -230,10 +232,10 @@ class HfBackend(PackedBackend[TorchPack]):
 
         return wait
 
-    def launch_on_device(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> TorchLogits:
+    def launch_on_device(self, packs: Sequence[TorchPack], steps: Sequence[ForwardStep]) -> TorchLogits:
         return TorchLogits(self._logits(packs, steps), self.computing)
 
-    def _logits(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> torch.Tensor:
+    def _logits(self, packs: Sequence[TorchPack], steps: Sequence[ForwardStep]) -> torch.Tensor:
         """One forward over some packs: the wanted raw logits ``(rows, vocab)`` on the device, or the reading in their place."""
         step, pack = merged(steps) if len(steps) > 1 else steps[0], packs[0]
         under = nullcontext() if step.stacks is None else self._adapters.under(step.stacks, step.want)

@@ -25,7 +25,7 @@ from transformers.cache_utils import (
 
 from runtime.backends.packs.chains import UNBOUNDED, Bucket
 from runtime.backends.packs.packed import MOVED_SLOTS, WorkingPack
-from runtime.backends.packs.tree import Int64, Ragged, Step
+from runtime.backends.packs.tree import ForwardStep, Int64, Ragged
 from runtime.backends.stored import Shape
 from runtime.errors import UnsupportedFeatureError
 
@@ -201,7 +201,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both buffers."""
         return int(self.keys.nbytes + self.values.nbytes) if self.is_initialized else 0
 
 
@@ -290,7 +289,7 @@ class TorchPack(WorkingPack):
                 torch.index_select(buffer, 2, part, out=rows)
                 buffer[:, :, start + at : start + at + len(part)] = rows
 
-    def begin(self, step: Step, device: torch.device) -> None:
+    def begin(self, step: ForwardStep, device: torch.device) -> None:
         """Sets the slots that the layers' next `update` writes and returns."""
         start, end = int(step.slots[0]), int(step.slots[-1]) + 1
         if step.path is not None:
@@ -302,7 +301,7 @@ class TorchPack(WorkingPack):
         for layer in self.attention:
             layer.place = place
 
-    def begin_whole(self, step: Step, slots: torch.Tensor) -> None:
+    def begin_whole(self, step: ForwardStep, slots: torch.Tensor) -> None:
         """`begin` for a forward over all slots of the buffers, used or not, through a mask; new keys go to `slots`."""
         place = Placement(past=int(step.slots[0]), masked=step.mask is not None, slots=slots, whole=True)
         for layer in self.attention:

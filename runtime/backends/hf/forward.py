@@ -20,16 +20,16 @@ from transformers.masking_utils import sdpa_mask
 
 from runtime.backends.hf.cache import JointLayer, RaggedKeys, SlotLayer, TorchPack, layer_plan, to_device
 from runtime.backends.packs.chains import Bucket
-from runtime.backends.packs.tree import Bool, Int64, Step
+from runtime.backends.packs.tree import Bool, ForwardStep, Int64
 
-FOLDED = {"cuda": 64, "cpu": 16}  # tokens; for more, a folded mask costs more than it saves (`Arguments._with_folded`)
+FOLDED = {"cuda": 64, "cpu": 16}  # tokens; for more, a folded mask costs more than it saves (`ForwardArguments._with_folded`)
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # transformers' names of layers
 WIDEST_SHARED = 256  # largest head dimension for which the library lets query heads share keys without a mask
 _SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # others need no flag
 OWN = "elsewise_sdpa"  # the name under which `own_sdpa` is registered
 
 
-class Arguments:
+class ForwardArguments:
     """Makes the arguments of one model's forwards.
 
     Args:
@@ -57,7 +57,7 @@ class Arguments:
         unread = self._mask(np.ones((1, 1), np.bool_))
         self._unread = self._by_kind(dict.fromkeys(windows, unread))  # a placeholder, for attention that finds masks elsewhere
 
-    def of(self, pack: TorchPack, step: Step) -> dict[str, Any]:
+    def of(self, pack: TorchPack, step: ForwardStep) -> dict[str, Any]:
         """Arguments for tokens that continue a pack, as one row; prepares the pack for them."""
         pack.begin(step, self._device)
         arguments = self._common(step.tokens[None], step.positions[None], pack.cache)
@@ -100,7 +100,7 @@ class Arguments:
             "attention_mask": self._by_kind(masks),
         }
 
-    def of_joint(self, packs: Sequence[TorchPack], steps: Sequence[Step], step: Step) -> dict[str, Any]:
+    def of_joint(self, packs: Sequence[TorchPack], steps: Sequence[ForwardStep], step: ForwardStep) -> dict[str, Any]:
         """Arguments for tokens of several packs, as one row; prepares the packs. `JointLayer` has the masks.
 
         Args:
@@ -124,16 +124,10 @@ class Arguments:
                     mask = _seen_by(pack, own, layer, self._device)
                     masks[window].append(self._with_folded(mask) if mask is not None and mask.shape[2] <= self._few else mask)
             joint.append(JointLayer(layers, lengths, masks[window], window is not None, ragged))
-        arguments: dict[str, Any] = {
-            "input_ids": to_device(step.tokens, self._device)[None],
-            "position_ids": to_device(step.positions, self._device)[None],
-            "past_key_values": Cache(layers=joint),
-            "use_cache": True,
-            "attention_mask": self._unread,
-        }
+        arguments = self._common(step.tokens[None], step.positions[None], Cache(layers=joint))
+        arguments["attention_mask"] = self._unread
         if "logits_to_keep" in self._takes:
-            every = len(step.want) == len(step.tokens)
-            arguments["logits_to_keep"] = 0 if every else to_device(step.want, self._device)
+            arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
         return arguments
 
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
@@ -191,7 +185,7 @@ class Arguments:
         return seen
 
 
-def _seen_by(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.device) -> torch.Tensor | None:
+def _seen_by(pack: TorchPack, step: ForwardStep, layer: SlotLayer, device: torch.device) -> torch.Tensor | None:
     """The mask of a pack's new tokens in a layer, ``(1, 1, n, seen)``; None: causal from the first key on, or everything."""
     n, window = len(step.tokens), layer.window
     if step.ragged is not None or (n == 1 and step.mask is None):

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from runtime.backends.hf.cache import TorchPack
-from runtime.backends.hf.forward import Arguments
-from runtime.backends.packs.tree import Step
+from runtime.backends.hf.forward import ForwardArguments
+from runtime.backends.packs.tree import ForwardStep
 
 MOST_TOKENS = 64  # of a recorded forward; with more, the device's work dominates
 MOST_SLOTS = 1 << 15  # of a pack; with more, masked slots cost more than a graph saves
@@ -43,7 +43,7 @@ class Graph:
 
 
 @dataclass(slots=True, eq=False)
-class Kind:
+class GraphEntry:
     """Forwards of one pack that can use one graph."""
 
     key: tuple[int, ...]  # number of tokens, capacity, addresses of the buffers
@@ -62,14 +62,14 @@ class Graphs:
     """
 
     def __init__(
-        self, model: torch.nn.Module, arguments: Arguments, windows: Sequence[int | None], device: torch.device
+        self, model: torch.nn.Module, arguments: ForwardArguments, windows: Sequence[int | None], device: torch.device
     ) -> None:
         self._model, self._arguments, self._windows, self._device = model, arguments, windows, device
         self._side = torch.cuda.Stream(device)  # only one, as libraries keep memory for each stream
-        self._kinds: WeakKeyDictionary[TorchPack, Kind] = WeakKeyDictionary()
+        self._entries: WeakKeyDictionary[TorchPack, GraphEntry] = WeakKeyDictionary()
         self._refused = False
 
-    def logits(self, pack: TorchPack, step: Step) -> torch.Tensor | None:
+    def logits(self, pack: TorchPack, step: ForwardStep) -> torch.Tensor | None:
         """``(n, vocab)`` raw logits of all tokens, in memory of their own; None: the forward is computed without a graph."""
         n = len(step.tokens)
         if self._refused or n > MOST_TOKENS or n != len(step.want) or step.stacks is not None or step.path is not None:
@@ -77,30 +77,29 @@ class Graphs:
         if not pack.sound or not step.slots[-1] < pack.capacity <= MOST_SLOTS:
             return None
         key = (n, *pack.addresses)
-        kind = self._kinds.get(pack)
-        if kind is None or kind.key != key:
-            kind = self._kinds[pack] = Kind(key)
-        kind.forwards += 1
-        if kind.forwards <= PATIENCE:
+        entry = self._entries.get(pack)
+        if entry is None or entry.key != key:
+            entry = self._entries[pack] = GraphEntry(key)
+        entry.forwards += 1
+        if entry.forwards <= PATIENCE:
             return None
         numbers, seen = self._filling(pack, step)
-        if kind.graph is None:
+        if entry.graph is None:
             try:
-                kind.graph = self._recorded(pack, step, numbers, seen)
+                entry.graph = self._recorded(pack, step, numbers, seen)
             except RuntimeError as error:
                 log.info("a forward could not be recorded: %s", error)
                 self._refused = not isinstance(error, torch.OutOfMemoryError)
-                kind.forwards = -AGAIN
+                entry.forwards = -AGAIN
                 return None
-        kind.graph.fill(numbers, seen)
-        kind.graph.graph.replay()
-        return kind.graph.logits.clone()
+        entry.graph.fill(numbers, seen)
+        entry.graph.graph.replay()
+        return entry.graph.logits.clone()
 
     def forget(self, pack: TorchPack) -> None:
-        """Drops the graph of a pack that is closed."""
-        self._kinds.pop(pack, None)
+        self._entries.pop(pack, None)
 
-    def _filling(self, pack: TorchPack, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    def _filling(self, pack: TorchPack, step: ForwardStep) -> tuple[torch.Tensor, torch.Tensor]:
         numbers = np.stack([step.tokens, step.positions, step.slots])
         first = int(step.slots[0])
         visible = pack.tree.visible(first) if step.mask is None else step.mask
@@ -109,7 +108,7 @@ class Graphs:
             part[:, : visible.shape[1]] = visible if window is None else pack.tree.within(visible, first, window)
         return torch.from_numpy(numbers).pin_memory(), torch.from_numpy(seen).pin_memory()
 
-    def _recorded(self, pack: TorchPack, step: Step, numbers: torch.Tensor, seen: torch.Tensor) -> Graph:
+    def _recorded(self, pack: TorchPack, step: ForwardStep, numbers: torch.Tensor, seen: torch.Tensor) -> Graph:
         graph, device = torch.cuda.CUDAGraph(), self._device
         static = numbers.to(device, non_blocking=True), seen.to(device, non_blocking=True)
         made = Graph(graph, *static, torch.empty(0, device=device))

@@ -147,12 +147,7 @@ def _check_quantised(source: ModelFolder, options: LoadOptions, device: torch.de
 
 
 def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
-    """The same architecture with random weights in float32, in the sizes of a configuration.
-
-    Args:
-        loaded: The model.
-        config: The copy's configuration, in the form of `to_dict`.
-    """
+    """The same architecture with random weights in float32, in the sizes of a configuration in the form of `to_dict`."""
     made = type(loaded.config).from_dict(dict(config))
     whole = isinstance(loaded.model.config, type(loaded.config))  # else the text model is part of a multimodal one
     with torch.random.fork_rng(devices=[]), torch.device(loaded.device):
@@ -199,11 +194,6 @@ def _bar(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _check_read(source: ModelFolder, config: Any, found: Mapping[str, Any]) -> None:
     """Refuses weights that do not fit the configuration: transformers would ignore them, or draw random ones.
-
-    Args:
-        source: The folder.
-        config: The configuration as transformers read it.
-        found: transformers' report of the load.
 
     Raises:
         ModelLoadError: Names a tensor.

@@ -73,10 +73,7 @@ def _crossed(numbers: torch.Tensor) -> Float32:
 
 
 def _numbers(raw: torch.Tensor, own_ids: torch.Tensor, width: int) -> torch.Tensor:
-    """``(n, 3 + 2 * width)`` of raw logits ``(n, vocab)``: log-probability, entropy, rank, the likeliest and their ids.
-
-    Ranks and ids are int32 in the bits of float32, so that one copy has all.
-    """
+    """See `DeviceLogits._numbers`, for raw logits ``(n, vocab)``."""
     logprobs, _, _, _, entropy = _normalised(raw)
     own = logprobs.gather(1, own_ids[:, None])
     rank = 1 + (logprobs > own).sum(-1, keepdim=True)
@@ -85,13 +82,7 @@ def _numbers(raw: torch.Tensor, own_ids: torch.Tensor, width: int) -> torch.Tens
 
 
 def _heads(raw: torch.Tensor, colder: torch.Tensor | None, width: int) -> torch.Tensor:
-    """``(n, 5 + 2 * width)`` of raw logits: top, sum of weights, its logarithm, entropy, heated mass, likeliest, their ids.
-
-    Args:
-        raw: ``(n, vocab)``.
-        colder: ``(n, 1)`` factors of the log-probabilities in the heated mass; None: the heated mass is meaningless.
-        width: Number of likeliest entries.
-    """
+    """See `DeviceLogits._begin_heads`, for raw logits ``(n, vocab)``."""
     logprobs, top, total, log_total, entropy = _normalised(raw)
     values, ids = logprobs.topk(width)
     heated = total if colder is None else ((logprobs + log_total) * colder).exp().sum(-1, keepdim=True)

@@ -77,7 +77,6 @@ class Offload:
         )
 
     def close(self) -> None:
-        """Removes the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

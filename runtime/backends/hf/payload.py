@@ -101,7 +101,6 @@ class TorchPayload(LayerPayload[torch.Tensor]):
         return self._part(slice(0, n), None), self._part(slice(n, self.n), self.state)
 
     def _part(self, part: slice, state: Tensors | None) -> TorchPayload:
-        """Some of the tokens, copied."""
         keys, values = (tuple(t[:, :, part].clone() for t in tensors) for tensors in (self.keys, self.values))
         return TorchPayload(part.stop - part.start, keys, values, state)
 

@@ -16,28 +16,14 @@ from runtime.errors import UnsupportedFeatureError
 
 
 class Readings:
-    """The readings of one model. Owner thread only.
-
-    Args:
-        model: A causal language model.
-        layers: Its number of layers.
-    """
+    """The readings of one model. Owner thread only."""
 
     def __init__(self, model: torch.nn.Module, layers: int) -> None:
         self._model: Any = model
         self._layers = LayerReader(model, layers)
 
     def read(self, name: str, arguments: Mapping[str, Any], want: torch.Tensor) -> torch.Tensor:
-        """One forward of one row.
-
-        Args:
-            name: The reading's name.
-            arguments: The forward's arguments, from `Arguments.of`.
-            want: Indices in the row.
-
-        Returns:
-            ``(len(want), ...)``, of any dtype.
-        """
+        """``(len(want), ...)`` of any dtype: one forward of one row, with arguments of `ForwardArguments.of`."""
         return self.TABLE[name](self, arguments, want)
 
     def states(self, **arguments: Any) -> torch.Tensor:
@@ -67,10 +53,6 @@ class LayerReader:
     Hooks on the layers collect their states, which replace the last one as the input of the final norm. No part of an
     architecture is known by name: its layers are the only list of as many modules as it has layers; its final norm is the
     module that their owner calls next with the output of the last layer. A model of another form is refused.
-
-    Args:
-        model: A causal language model.
-        layers: Its number of layers.
     """
 
     def __init__(self, model: torch.nn.Module, layers: int) -> None:

@@ -43,7 +43,6 @@ class ThreadChoice:
         self._set: set[int] = set()
 
     def set(self, count: int) -> None:
-        """Sets the number of threads."""
         torch.set_num_threads(count)
         self._set.add(count)
 

@@ -216,12 +216,6 @@ def pack_weights(model: Any, weights: str) -> None:
     return_memory()
 
 
-def weight_bytes(model: Any) -> int:
-    """Bytes of all linear modules, packed or not, which a token of one stream reads."""
-    plain = (m.weight.nbytes for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D))
-    return int(sum(plain) + sum(m.nbytes for m in model.modules() if isinstance(m, PackedLinear)))
-
-
 def _called(model: Any) -> dict[str, Any]:
     """The linear modules that a forward of one token calls, by path."""
     found: set[str] = set()
@@ -299,7 +293,7 @@ def _ids(source: ModelFolder, vocabulary: int) -> list[int]:
 # ---- weights that stay as a folder in MLX's form has them ----
 
 
-class Affine(NamedTuple):
+class AffineMatrix(NamedTuple):
     """A matrix, ``scale * number + bias``, groups along its rows.
 
     Attributes:
@@ -321,7 +315,6 @@ class Affine(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts."""
         return int(self.words.nbytes + self.scales.nbytes + self.biases.nbytes)
 
     def rows(self, which: slice | torch.Tensor) -> torch.Tensor:
@@ -344,7 +337,7 @@ class Affine(NamedTuple):
 class AffineLinear(PackedLinear):
     """Multiplies by its `matrix`, block by block."""
 
-    def __init__(self, matrix: Affine, bias: torch.Tensor | None) -> None:
+    def __init__(self, matrix: AffineMatrix, bias: torch.Tensor | None) -> None:
         super().__init__(torch.empty(matrix.shape, device="meta"), bias)
         self.matrix, self.nbytes = matrix, matrix.nbytes
 
@@ -362,7 +355,7 @@ class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not fo
         weight: Shape and dtype without data.
     """
 
-    def __init__(self, matrix: Affine, own: torch.nn.Embedding) -> None:
+    def __init__(self, matrix: AffineMatrix, own: torch.nn.Embedding) -> None:
         super().__init__()
         self.matrix = matrix
         self.weight = torch.empty(matrix.shape, device="meta")
@@ -454,7 +447,7 @@ def replace_quantised(model: Any, config: AffineConfig) -> None:
     tied = head is not None and head.weight is embedding.weight
     for path, form in config.forms.items():
         module = model.get_submodule(path)
-        matrix = Affine(module.weight.data, module.scales.data, module.biases.data, form.group)
+        matrix = AffineMatrix(module.weight.data, module.scales.data, module.biases.data, form.group)
         if not isinstance(module, torch.nn.Embedding):
             model.set_submodule(path, AffineLinear(matrix, None if module.bias is None else module.bias.data).eval())
             continue

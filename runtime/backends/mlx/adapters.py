@@ -11,7 +11,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from runtime.adapters.adapter import LowRank, ModuleShape
-from runtime.backends.adapting import Change, LinearAdapters
+from runtime.backends.adapting import ActiveAdapter, LinearAdapters
 from runtime.backends.packs.tree import Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
 from runtime.records import Float32
@@ -19,17 +19,11 @@ from runtime.records import Float32
 LM_HEAD = "lm_head"  # name of the head in all of mlx-lm's models
 _UNCALLED = {"mamba": (".dt_proj",)}  # transformers reads their weights without a call: peft's adapters have no effect
 
-Weights = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scaling
+Matrices = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scaling
 
 
 class MlxAdapters(LinearAdapters[Any, mx.array]):
-    """The adapters of one model. Only modules that a loaded adapter changes get another class. Owner thread only.
-
-    Args:
-        model: An mlx-lm model.
-        config: Its configuration.
-        dtype: The dtype of the adapters' matrices.
-    """
+    """The adapters of one model. Only modules that a loaded adapter changes get another class. Owner thread only."""
 
     def __init__(self, model: Any, config: Mapping[str, Any], dtype: mx.Dtype) -> None:
         super().__init__(dict(model.named_modules()))
@@ -65,7 +59,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     def _base_weight(self, module: Any) -> Float32 | None:
         return None if module.weight.dtype == mx.uint32 else np.array(module.weight.astype(mx.float32))
 
-    def _evaluate(self, made: Mapping[str, Weights]) -> None:
+    def _evaluate(self, made: Mapping[str, Matrices]) -> None:
         mx.eval([[a, b] for a, b, _ in made.values()])
 
     def _extend(self, path: str) -> None:
@@ -84,7 +78,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     def _restore(self, path: str) -> None:
         self._modules[path].__class__ = self._classes.pop(path)
 
-    def _matrices(self, pair: LowRank) -> Weights:
+    def _matrices(self, pair: LowRank) -> Matrices:
         a, b = (mx.array(np.ascontiguousarray(part.T)).astype(self._dtype) for part in (pair.a, pair.b))
         return a, b, pair.scaling
 
@@ -100,9 +94,9 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     def _is_head(self, path: str) -> bool:
         return path.endswith(LM_HEAD)
 
-    def _add_product(self, x: mx.array, y: mx.array, pair: Weights, change: Change[mx.array]) -> mx.array:
+    def _add_product(self, x: mx.array, y: mx.array, pair: Matrices, active: ActiveAdapter[mx.array]) -> mx.array:
         a, b, scaling = pair
-        scale, rows = change.scale * scaling, change.rows
+        scale, rows = active.scale * scaling, active.rows
         if rows is None:
             return y + (((x @ a) @ b) * scale).astype(y.dtype)
         n = self._tokens(x)

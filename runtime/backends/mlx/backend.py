@@ -19,7 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
-from runtime.backends.base import ROOT, Cost, Part
+from runtime.backends.base import ROOT, Cost, PackTokens
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.cache import Arrays, Blank, JointCache, MlxPack, SlotCache, attention_by_pack, make_caches
@@ -34,12 +34,12 @@ from runtime.backends.mlx.loading import (
     random_copy,
 )
 from runtime.backends.mlx.logits import MlxLogits, as_on_host
-from runtime.backends.mlx.masks import Window, part_of, parts_of
+from runtime.backends.mlx.masks import SlidingWindow, part_of, parts_of
 from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import PACK_BYTES, FirstForward, PackedBackend, as_ids, state_size
-from runtime.backends.packs.tree import Bool, Float32, Int64, State, Step, consecutive, merged
+from runtime.backends.packs.tree import Bool, Float32, ForwardStep, Int64, State, consecutive, merged
 from runtime.backends.selftest import (
     TOLERANCES,
     Copy,
@@ -212,7 +212,7 @@ class MlxBackend(PackedBackend[MlxPack]):
     def put(self, pack: MlxPack, payload: MlxPayload, start: int, skip: int) -> None:
         payloads.put(pack, self.shapes, payload, start, skip, self._codec, self._work_dtype)
 
-    def push(self, pack: MlxPack, step: Step) -> tuple[Float32, State | None]:
+    def push(self, pack: MlxPack, step: ForwardStep) -> tuple[Float32, State | None]:
         started, n = time.monotonic(), len(step.tokens)
         with self.computing():
             self.count(n)
@@ -233,7 +233,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             self.layer_calls += 1
 
     def launch(
-        self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest | None = None
+        self, packs: Sequence[MlxPack], steps: Sequence[ForwardStep], request: RankRequest | None = None
     ) -> Callable[[], Float32 | RankedRows]:
         started, n = time.monotonic(), sum(len(step.tokens) for step in steps)
         self._slow = self._takes_long(n)
@@ -256,7 +256,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         return partial(self._awaited, packs, due, n, started, answer)
 
     def ready(
-        self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest | None
+        self, packs: Sequence[MlxPack], steps: Sequence[ForwardStep], request: RankRequest | None
     ) -> Callable[[Int64], Callable[[], Float32 | RankedRows]] | None:
         """Builds the graph of a forward; its tokens are written into its input later."""
         together = self._is_joint(steps)
@@ -290,7 +290,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
         return launch
 
-    def launch_on_device(self, packs: Sequence[MlxPack], steps: Sequence[Step]) -> MlxLogits:
+    def launch_on_device(self, packs: Sequence[MlxPack], steps: Sequence[ForwardStep]) -> MlxLogits:
         started, n = time.monotonic(), sum(len(step.tokens) for step in steps)
         self._slow = self._takes_long(n)
         with self.computing():
@@ -298,7 +298,9 @@ class MlxBackend(PackedBackend[MlxPack]):
             logits = self._device_logits(packs, steps)
         return self._awaited(packs, logits.due, n, started, lambda: logits)
 
-    def _device_logits(self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None) -> MlxLogits:
+    def _device_logits(
+        self, packs: Sequence[MlxPack], steps: Sequence[ForwardStep], tokens: mx.array | None = None
+    ) -> MlxLogits:
         """The graph of a forward whose logits stay on the device; not evaluated."""
         if self._is_joint(steps):
             found = self._joint_forward(packs, steps, tokens)
@@ -311,11 +313,13 @@ class MlxBackend(PackedBackend[MlxPack]):
         (logits,) = found or [mx.zeros((0, self._vocabulary))]
         return MlxLogits(logits, self.computing)
 
-    def _is_joint(self, steps: Sequence[Step]) -> bool:
+    def _is_joint(self, steps: Sequence[ForwardStep]) -> bool:
         """Whether the tokens are rows of width 1, each of which attends to its own pack."""
         return self.together and (len(steps) > 1 or steps[0].mask is not None)
 
-    def _joint_forward(self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None) -> list[mx.array]:
+    def _joint_forward(
+        self, packs: Sequence[MlxPack], steps: Sequence[ForwardStep], tokens: mx.array | None = None
+    ) -> list[mx.array]:
         """One call of the model over the tokens of all packs, as rows of width 1; not evaluated."""
         for pack, step in zip(packs, steps, strict=True):
             pack.begin(step, rows=False)
@@ -340,7 +344,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             out = out[mx.array(want.astype(np.int32))]
         return [out.astype(mx.float32)]
 
-    def _parts(self, step: Step) -> list[tuple[Step, bool]]:
+    def _parts(self, step: ForwardStep) -> list[tuple[ForwardStep, bool]]:
         """The calls of the model for a step, and whether the tokens of each are batch rows.
 
         If only the logits of a long chain's last token are wanted, that token is a call of its own. For the other tokens only
@@ -355,7 +359,6 @@ class MlxBackend(PackedBackend[MlxPack]):
         return [(part_of(step, 0, last), False), (part_of(step, last, last + 1), False)]
 
     def _awaited(self, packs: Sequence[MlxPack], due: Sequence[mx.array], n: int, started: float, answer: Callable[[], T]) -> T:
-        """Waits for a forward, then returns `answer()`."""
         with self.computing():
             mx.eval(due, *map(MlxPack.arrays, packs))
             self._last = n, time.monotonic() - started
@@ -462,7 +465,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
         with self.computing(), self._adapters.under(stacks, np.arange(tokens.size)):
-            caches = None if self._window is None else [Window(self._window) for _ in self.model.layers]
+            caches = None if self._window is None else [SlidingWindow(self._window) for _ in self.model.layers]
             self.count(tokens.size)
             hidden = self._select.hidden(mx.array(tokens.astype(np.int32)), caches)  # (rows, length, hidden)
             return np.array(hidden.astype(mx.float32))
@@ -493,11 +496,11 @@ class MlxBackend(PackedBackend[MlxPack]):
         """Empty caches for one plain forward, the only way to give mlx-lm's mistral its window."""
         pack = self.open_pack()
         everything = np.arange(n)
-        pack.begin(Step(everything, everything, everything, everything), rows=False)
+        pack.begin(ForwardStep(everything, everything, everything, everything), rows=False)
         return pack.caches
 
     def _forward(
-        self, pack: MlxPack, step: Step, *, rows: bool, tokens: mx.array | None = None
+        self, pack: MlxPack, step: ForwardStep, *, rows: bool, tokens: mx.array | None = None
     ) -> tuple[list[mx.array], State | None]:
         """One call of the model, not evaluated: the wanted logits, if any, and the state after it.
 
@@ -528,7 +531,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._slow = False  # else each layer would be evaluated
         pack, one = self.open_pack(), np.zeros(1, np.int64)
         try:
-            _, (step,), _ = self._appended([Part(pack, one, np.array([ROOT]), one)], [])
+            _, (step,), _ = self._appended([PackTokens(pack, one, np.array([ROOT]), one)], [])
             self._forward(pack, step, rows=False)
             self._learn(pack)
         finally:

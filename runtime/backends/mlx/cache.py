@@ -22,7 +22,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from runtime.backends.mlx.masks import RowMasks, TreeMasks
 from runtime.backends.packs.chains import UNBOUNDED, Bucket
 from runtime.backends.packs.packed import MOVED_SLOTS, WorkingPack
-from runtime.backends.packs.tree import Int64, Step
+from runtime.backends.packs.tree import ForwardStep, Int64
 from runtime.backends.stored import Shape
 from runtime.errors import UnsupportedFeatureError
 
@@ -140,7 +140,6 @@ class SlotCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both buffers."""
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
 
     def _write_path(self, path: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -233,7 +232,7 @@ class MlxPack(WorkingPack):
                     for least in range(0, piece.shape[0], PIECE):
                         cache.gather(name, piece[least : least + PIECE], start + at + least)
 
-    def begin(self, step: Step, *, rows: bool) -> None:
+    def begin(self, step: ForwardStep, *, rows: bool) -> None:
         """Sets the slots and positions of the layers' next keys, and what they see; `rows`: each token is a batch row."""
         start = past = int(step.slots[0])
         path = slots = None
@@ -378,12 +377,7 @@ def _attention(
 
 
 def make_caches(model: Any, window: int | None, on_layer: OnLayer) -> list[Any]:
-    """Our caches for a model, in place of those of mlx-lm.
-
-    Args:
-        model: An mlx-lm model.
-        window: A sliding window in all layers, which mlx-lm ignores.
-        on_layer: Called by each attention layer with its new keys and values.
+    """Our caches for a model, in place of those of mlx-lm; `window`: a sliding one in all layers, which mlx-lm ignores.
 
     Raises:
         UnsupportedFeatureError: A kind of cache that our buffers cannot replace.

@@ -108,12 +108,7 @@ def _misfit(source: ModelFolder, config: Mapping[str, Any], words: str) -> Model
 
 
 def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
-    """The same architecture with random weights in float32, in the sizes of a configuration.
-
-    Args:
-        loaded: The model.
-        config: A configuration in the form of `full_config`.
-    """
+    """The same architecture with random weights in float32, in the sizes of a configuration in the form of `full_config`."""
     model = type(loaded.model)(type(loaded.model.args).from_dict(dict(config)))
     rng = np.random.default_rng(20_260_103)
     for module in model.modules():

@@ -12,10 +12,10 @@ import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
 from runtime.backends.packs.chains import Bucket
-from runtime.backends.packs.tree import Int64, Step
+from runtime.backends.packs.tree import ForwardStep, Int64
 
 
-class Window:
+class SlidingWindow:
     """A cache for one plain forward of whole texts: stores nothing, and masks by a sliding window.
 
     Args:
@@ -28,11 +28,9 @@ class Window:
         self._size = size
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Returns only the new keys and values."""
         return keys, values
 
     def make_mask(self, N: int, **_: Any) -> Any:  # noqa: N803  # mlx-lm's own name
-        """Causal within the window."""
         return create_causal_mask(N, 0, window_size=self._size)
 
 
@@ -74,7 +72,7 @@ class RowMasks:
 LONG_RUN = 32  # least tokens of a chain within a tree that is one row instead of rows of width 1
 
 
-def parts_of(step: Step) -> Iterator[tuple[Step, bool]]:
+def parts_of(step: ForwardStep) -> Iterator[tuple[ForwardStep, bool]]:
     """The parts of a tree call, and whether the tokens of each are batch rows.
 
     In order: later parts attend to the keys of earlier ones.
@@ -100,7 +98,7 @@ def _follows(mask: Any, base: int) -> Any:
     return mask[j + 1, base + j]
 
 
-def part_of(step: Step, start: int, stop: int) -> Step:
+def part_of(step: ForwardStep, start: int, stop: int) -> ForwardStep:
     """Tokens `start` to `stop` of a step, to be computed after those before them."""
     inside = (step.want >= start) & (step.want < stop)
     end = int(step.slots[stop - 1]) + 1

@@ -110,7 +110,6 @@ class MlxPayload(LayerPayload[mx.array]):
 
     @staticmethod
     def plain(array: mx.array) -> npt.NDArray[np.generic]:
-        """The array in numpy's memory."""
         return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
@@ -167,18 +166,7 @@ def put(
 def restore(
     arrays: Stored, codec: Codec, shapes: Sequence[Shape], state_shapes: StateShapes | None, state_dtype: mx.Dtype
 ) -> MlxPayload:
-    """The inverse of `export`.
-
-    Args:
-        arrays: Exported arrays, not checked yet.
-        codec: The codec of the stored keys and values.
-        shapes: Shapes of the model's attention layers.
-        state_shapes: Shapes of its recurrent state; None if they are not known.
-        state_dtype: The dtype of most arrays of the state.
-
-    Raises:
-        SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
-    """
+    """The inverse of `export`, with the arguments and errors of `runtime.backends.hf.payload.restore`."""
 
     def widths(n: int) -> list[int]:
         return [part.shape[-1] for part in codec.encode(mx.zeros((1, 1, n)))]

@@ -16,29 +16,14 @@ from runtime.errors import UnsupportedFeatureError
 
 
 class Readings:
-    """The readings of one model. Owner thread only.
-
-    Args:
-        model: An mlx-lm model.
-        select: Its body and head.
-    """
+    """The readings of one model. Owner thread only."""
 
     def __init__(self, model: Any, select: SelectRows) -> None:
         self._model, self._select = model, select
         self._layers = LayerReader(model, select.body)
 
     def read(self, name: str, want: npt.NDArray[np.int64], tokens: mx.array, cache: list[Any]) -> mx.array:
-        """One forward of one row, not evaluated.
-
-        Args:
-            name: The reading's name.
-            want: Indices in the row.
-            tokens: ``(1, n)``.
-            cache: The cache of each layer.
-
-        Returns:
-            ``(1, len(want), ...)``, of any dtype.
-        """
+        """``(1, len(want), ...)`` of any dtype: one forward of one row of tokens ``(1, n)``, not evaluated."""
         return self.TABLE[name](self, tokens, cache, mx.array(want.astype(np.int32)))[None]
 
     def _hidden(self, tokens: mx.array, cache: list[Any], want: mx.array) -> mx.array:
@@ -58,12 +43,7 @@ class Readings:
 
 
 class LayerReader:
-    """As `runtime.backends.hf.readings.LayerReader`; in place of hooks, modules are wrapped in `Watched` during a forward.
-
-    Args:
-        model: An mlx-lm model.
-        body: The module below its head; None: it has none.
-    """
+    """As `runtime.backends.hf.readings.LayerReader`; in place of hooks, modules are wrapped in `Watched` during a forward."""
 
     def __init__(self, model: Any, body: Any) -> None:
         self._name = str(getattr(model, "model_type", None) or type(model).__name__)
@@ -80,14 +60,7 @@ class LayerReader:
 
     @contextmanager
     def reading(self, want: mx.array) -> Iterator[None]:
-        """The final norm of the one-row forward that runs inside gets ``(1, len(want) * (layers + 1), hidden)``.
-
-        Args:
-            want: Indices in the row; the states of each are consecutive, the embedding's first.
-
-        Raises:
-            UnsupportedFeatureError: The architecture is not made of layers, a norm and a head.
-        """
+        """As hf's `reading`."""
         if self._body is None:
             raise self._refusal("it is not made of a body and a head")
         states: list[mx.array] = []  # (1, n, hidden) each

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from runtime.backends.base import ROOT
-from runtime.backends.packs.tree import Bool, Float32, Int64, SlotTree, State, Step
+from runtime.backends.packs.tree import Bool, Float32, ForwardStep, Int64, SlotTree, State
 
 UNBOUNDED = 1 << 60  # slots: the capacity of a pack without keys and values
 SHORT_PAST = 256  # tokens; rows whose pasts differ by less than that always go together
@@ -113,13 +113,13 @@ class Bucket:
         return visible
 
 
-def steps_of(bucket: Bucket) -> Iterator[Step]:
+def steps_of(bucket: Bucket) -> Iterator[ForwardStep]:
     """The rows of a bucket as separate forwards."""
     width = bucket.tokens.shape[1]
     for row, (tokens, slots, positions) in enumerate(zip(bucket.tokens, bucket.slots, bucket.positions, strict=True)):
         path = bucket.path[row] if bucket.missing is None else bucket.path[row, bucket.missing[row] :]
         want = bucket.want[bucket.want // width == row] % width
-        yield Step(tokens, slots, positions, want, path=path, state=bucket.states[row] if bucket.states else None)
+        yield ForwardStep(tokens, slots, positions, want, path=path, state=bucket.states[row] if bucket.states else None)
 
 
 def joined(answers: Iterable[tuple[Float32, State | None]]) -> tuple[Float32, Sequence[State | None]]:
@@ -129,7 +129,7 @@ def joined(answers: Iterable[tuple[Float32, State | None]]) -> tuple[Float32, Se
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class ChainRow:
     """A chain of a call, and how far it is computed."""
 
     chain: Int64  # indices into the call
@@ -158,14 +158,14 @@ def levels(chains: Sequence[Int64], parents: Int64, base: int) -> list[list[Int6
     return grouped
 
 
-def compatible_groups(rows: Sequence[Row], *, ragged: bool) -> Iterator[list[Row]]:
+def compatible_groups(rows: Sequence[ChainRow], *, ragged: bool) -> Iterator[list[ChainRow]]:
     """Groups of rows whose pasts let them share a forward: all start a path or none does, and pasts are of one length.
 
     Args:
         rows: The rows of one level.
         ragged: Whether lengths may differ; no row is then padded to more than twice its past, unless that is short.
     """
-    group: list[Row] = []
+    group: list[ChainRow] = []
     for row in sorted(rows, key=lambda row: (not row.fresh, row.past)):
         if group:
             longest = max(2 * group[0].past, SHORT_PAST) if ragged else group[0].past
@@ -177,7 +177,7 @@ def compatible_groups(rows: Sequence[Row], *, ragged: bool) -> Iterator[list[Row
         yield group
 
 
-def spans(rows: Sequence[Row], *, stepwise: bool) -> Iterator[tuple[int, int, list[Row]]]:
+def spans(rows: Sequence[ChainRow], *, stepwise: bool) -> Iterator[tuple[int, int, list[ChainRow]]]:
     """Cuts rows where the shortest ends: (start, stop, the rows that reach `stop`), in order.
 
     Args:
@@ -231,7 +231,7 @@ def padded_paths(paths: Sequence[Int64]) -> tuple[Int64, Int64 | None]:
     return path, longest - lengths
 
 
-class Call:
+class SplitCall:
     """The progress of one call that takes several forwards.
 
     Args:
@@ -239,7 +239,7 @@ class Call:
         shared: Whether rows with a past attend to the pack's buffers in place.
     """
 
-    def __init__(self, step: Step, *, shared: bool) -> None:
+    def __init__(self, step: ForwardStep, *, shared: bool) -> None:
         self.step, self.shared = step, shared
         self.answers: Float32 | None = None  # (len(step.want), ...), once a forward has shown its shape
         self.answer = np.full(len(step.tokens), -1)  # the row of `answers` of each token; -1: not wanted
@@ -253,7 +253,7 @@ class Call:
             self.answers = np.empty((len(self.step.want), *got.shape[1:]), np.float32)
         self.answers[rows] = got
 
-    def attends_in_place(self, rows: Sequence[Row]) -> bool:
+    def attends_in_place(self, rows: Sequence[ChainRow]) -> bool:
         """Whether these rows, all of which start a path or none does, attend to the pack's buffers in place."""
         return self.shared and not rows[0].fresh
 

@@ -3,7 +3,7 @@
 A backend owns a loaded model. It works on *packs*: a pack is a growing tree of tokens (*slots*) whose keys and values
 lie in working buffers with room to grow. One chat is a chain of slots; many queries over one prefix are a tree; so is a
 batch of unrelated rows (a forest: several slots with parent -1). Arguments and results are numpy arrays and plain Python.
-A library's backend inherits `PackedBackend` and computes one `Step` with its model.
+A library's backend inherits `PackedBackend` and computes one `ForwardStep` with its model.
 
 Three ways to push tokens, chosen per call:
 - *in place*: the pack is one chain and grows at its end (prefill and decode of a chat): the library uses the buffers as
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
@@ -29,12 +29,12 @@ import psutil
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
-from runtime.backends.base import ROOT, Cost, Part, Payload
+from runtime.backends.base import ROOT, Cost, PackTokens, Payload
 from runtime.backends.packs.chains import (
     UNBOUNDED,
     Bucket,
-    Call,
-    Row,
+    ChainRow,
+    SplitCall,
     compatible_groups,
     joined,
     levels,
@@ -47,11 +47,11 @@ from runtime.backends.packs.logits import DeviceLogits
 from runtime.backends.packs.tree import (
     Bool,
     Float32,
+    ForwardStep,
     Int64,
     Ragged,
     SlotTree,
     State,
-    Step,
     Undo,
     consecutive,
     count_chains,
@@ -320,7 +320,6 @@ class PackedBackend(ABC, Generic[P]):
         """Announces the limit of all KV in bytes, for devices with memory limits to set."""
 
     def size(self, pack: P) -> int:
-        """Slots in use."""
         return pack.tree.size
 
     def finite_slots(self, pack: P) -> Bool:
@@ -355,7 +354,7 @@ class PackedBackend(ABC, Generic[P]):
     def ready(
         self,
         packs: Sequence[P],  # noqa: ARG002  # for overrides
-        steps: Sequence[Step],  # noqa: ARG002  # for overrides
+        steps: Sequence[ForwardStep],  # noqa: ARG002  # for overrides
         request: RankRequest | None,  # noqa: ARG002  # for overrides
     ) -> Callable[[Int64], Callable[[], Float32 | RankedRows]] | None:
         """The part of `launch` that needs no tokens; the result is called with the tokens and does the rest.
@@ -367,7 +366,7 @@ class PackedBackend(ABC, Generic[P]):
     def launch(
         self,
         packs: Sequence[P],
-        steps: Sequence[Step],
+        steps: Sequence[ForwardStep],
         request: RankRequest | None = None,  # noqa: ARG002  # for libraries with `on_device`
     ) -> Callable[[], Float32 | RankedRows]:
         """Begins one forward without recurrent state; the result waits for its logits ``(wanted, vocab)``.
@@ -382,7 +381,7 @@ class PackedBackend(ABC, Generic[P]):
     def launch_on_device(
         self,
         packs: Sequence[P],  # noqa: ARG002  # for overrides
-        steps: Sequence[Step],  # noqa: ARG002  # for overrides
+        steps: Sequence[ForwardStep],  # noqa: ARG002  # for overrides
     ) -> DeviceLogits:
         """`launch` with logits that stay on the device; for libraries with `on_device`."""
         raise UnsupportedFeatureError(f"the {self.info.backend} backend computes logits for the host")
@@ -412,9 +411,9 @@ class PackedBackend(ABC, Generic[P]):
         """
         base = pack.tree.size
         tokens, parents, want = np.asarray(tokens, np.int64), np.asarray(parents, np.int64), np.asarray(want, np.int64)
-        return np.arange(base, base + len(tokens)), self.compute([Part(pack, tokens, parents, want, stacks)])
+        return np.arange(base, base + len(tokens)), self.compute([PackTokens(pack, tokens, parents, want, stacks)])
 
-    def compute(self, parts: Sequence[Part], request: RankRequest | None = None, *, read: str | None = None) -> Any:
+    def compute(self, parts: Sequence[PackTokens], request: RankRequest | None = None, *, read: str | None = None) -> Any:
         """`forward` over several packs, where `together` holds: projections over all tokens, attention within each pack.
 
         Args:
@@ -430,14 +429,11 @@ class PackedBackend(ABC, Generic[P]):
             MemoryBudgetError: And other errors of `forward`; after any of them every pack is unchanged.
         """
         undos: list[tuple[P, Undo]] = []
-        try:
+        with _undone_after_errors(undos):
             packs, steps, by_chains = self._appended(parts, undos, read)
             return (self._chains if by_chains else self.launch)(packs, steps, request)()
-        except BaseException:
-            _undo(undos)
-            raise
 
-    def begin(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[], Any]:
+    def begin(self, parts: Sequence[PackTokens], request: RankRequest | None = None) -> Callable[[], Any]:
         """`compute` in two halves. Where `overlaps` is False the first half does all the work.
 
         Returns:
@@ -445,28 +441,24 @@ class PackedBackend(ABC, Generic[P]):
             errors of `forward`; then every pack is unchanged.
         """
         undos: list[tuple[P, Undo]] = []
-        try:
+        with _undone_after_errors(undos):
             packs, steps, by_chains = self._appended(parts, undos)
             return partial(_awaited, (self._chains if by_chains else self.launch)(packs, steps, request), undos)
-        except BaseException:
-            _undo(undos)
-            raise
 
-    def forward_on_device(self, parts: Sequence[Part]) -> DeviceLogits:
+    def forward_on_device(self, parts: Sequence[PackTokens]) -> DeviceLogits:
         """`compute` without waiting, for a backend with `on_device`, with one part or more.
 
         Raises:
             MemoryBudgetError: And other errors of `forward`; after any of them every pack is unchanged.
         """
         undos: list[tuple[P, Undo]] = []
-        try:
+        with _undone_after_errors(undos):
             packs, steps, _ = self._appended(parts, undos)
             return self.launch_on_device(packs, steps)
-        except BaseException:
-            _undo(undos)
-            raise
 
-    def prepare(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[Int64], Callable[[], Any]] | None:
+    def prepare(
+        self, parts: Sequence[PackTokens], request: RankRequest | None = None
+    ) -> Callable[[Int64], Callable[[], Any]] | None:
         """The part of `begin` that needs no tokens; does not change the packs.
 
         Returns:
@@ -486,23 +478,20 @@ class PackedBackend(ABC, Generic[P]):
             if tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
                 raise self._outside(tokens)
             undos = [(part.pack, part.pack.tree.append(part.parents)) for part in parts]
-            try:
+            with _undone_after_errors(undos):
                 return partial(_awaited, launch(tokens), undos)
-            except BaseException:
-                _undo(undos)
-                raise
 
         return begin
 
     def _appended(
-        self, parts: Sequence[Part], undos: list[tuple[P, Undo]], read: str | None = None
-    ) -> tuple[list[P], list[Step], bool]:
+        self, parts: Sequence[PackTokens], undos: list[tuple[P, Undo]], read: str | None = None
+    ) -> tuple[list[P], list[ForwardStep], bool]:
         """Adds the tokens of each part to its pack's tree, and the data to undo that to `undos`.
 
         Returns:
             The packs, their steps, and whether these are computed chain by chain.
         """
-        packs, steps, ids = list[P](), list[Step](), list[Int64]()
+        packs, steps, ids = list[P](), list[ForwardStep](), list[Int64]()
         for part in parts:
             pack: P = part.pack
             undo = pack.tree.append(part.parents)
@@ -519,7 +508,9 @@ class PackedBackend(ABC, Generic[P]):
                 ragged = self.ragged_chains(pack, undo.size, part.parents) if self.on_device else None
                 mask = pack.tree.visible(undo.size) if ragged is None else None
             slots = np.arange(undo.size, undo.size + len(part.tokens))
-            step = Step(part.tokens, slots, positions, part.want, mask=mask, ragged=ragged, read=read, stacks=part.stacks)
+            step = ForwardStep(
+                part.tokens, slots, positions, part.want, mask=mask, ragged=ragged, read=read, stacks=part.stacks
+            )
             steps.append(step)
         tokens = np.concatenate(ids)
         if tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
@@ -547,7 +538,7 @@ class PackedBackend(ABC, Generic[P]):
             raise UnsupportedFeatureError(f"the {self.info.backend} backend does not read {read!r} of a model, but {found}")
         size = pack.tree.size
         parents = chain_parents(size, len(tokens), size - 1 if size else ROOT)
-        part = Part(pack, np.asarray(tokens, np.int64), parents, np.arange(len(tokens)), stacks)
+        part = PackTokens(pack, np.asarray(tokens, np.int64), parents, np.arange(len(tokens)), stacks)
         answer: Float32 = self.compute([part], read=read)
         return answer
 
@@ -565,7 +556,7 @@ class PackedBackend(ABC, Generic[P]):
     # ---- chains side by side ------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def push(self, pack: P, step: Step) -> tuple[Float32, State | None]:
+    def push(self, pack: P, step: ForwardStep) -> tuple[Float32, State | None]:
         """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it.
 
         With ``step.read`` that output in place of logits, ``(len(want), ...) float32``.
@@ -625,7 +616,7 @@ class PackedBackend(ABC, Generic[P]):
     def _chains(
         self,
         packs: Sequence[P],
-        steps: Sequence[Step],
+        steps: Sequence[ForwardStep],
         request: RankRequest | None = None,  # noqa: ARG002  # of models that take a tree in one forward
     ) -> Callable[[], Float32]:
         """`launch` for chains, which are computed side by side where possible.
@@ -636,7 +627,7 @@ class PackedBackend(ABC, Generic[P]):
         base = int(step.slots[0])
         parents = pack.tree.parents(base)
         chains = segments(parents, base)
-        call = Call(step, shared=self._attends_in_place(pack, chains, parents))
+        call = SplitCall(step, shared=self._attends_in_place(pack, chains, parents))
         extended: set[int] = set()
         together = self.buckets and step.stacks is None and step.read is None  # with adapters each chain has its own forward
         for level in levels(chains, parents, base):
@@ -657,39 +648,39 @@ class PackedBackend(ABC, Generic[P]):
         assert answers is not None  # there is at least one token
         return lambda: answers
 
-    def _rows(self, pack: P, chains: Sequence[Int64], parents: Sequence[int]) -> list[Row]:
+    def _rows(self, pack: P, chains: Sequence[Int64], parents: Sequence[int]) -> list[ChainRow]:
         """The chains of a level, each with the past that it follows."""
         for parent in parents:
             if not self.resumable(pack, parent):
                 raise InvalidRequestError(f"slot {parent} holds no recurrent state: continue from a checkpoint before it")
         depths, back = pack.tree.depths, self.looks_back(pack)
         return [
-            Row(chain, parent, int(depths[parent]) + 1 if back and parent != ROOT else 0, parent, pack.states.get(parent))
+            ChainRow(chain, parent, int(depths[parent]) + 1 if back and parent != ROOT else 0, parent, pack.states.get(parent))
             for chain, parent in zip(chains, parents, strict=True)
         ]
 
-    def _groups(self, rows: Sequence[Row], *, shared: bool) -> Iterator[list[Row]]:
+    def _groups(self, rows: Sequence[ChainRow], *, shared: bool) -> Iterator[list[ChainRow]]:
         """Groups of rows that may share a forward; without copies the lengths of their pasts do not matter."""
         apart = [row for row in rows if row.fresh or not shared]
         yield from compatible_groups(apart, ragged=self.ragged)
         if len(apart) < len(rows):
             yield [row for row in rows if not row.fresh]
 
-    def _adapter_runs(self, step: Step, chain: Int64, start: int, stop: int) -> Iterator[slice]:
+    def _adapter_runs(self, step: ForwardStep, chain: Int64, start: int, stop: int) -> Iterator[slice]:
         """Cuts a part of a chain where the adapters change; with `stepwise` the runs after the first into single tokens."""
         runs = [(0, stop - start)] if step.stacks is None else step.stacks.part(chain[start:stop]).runs()
         for number, (first, last) in enumerate(runs):
             width = 1 if self.stepwise and number else last - first
             yield from (slice(start + at, start + at + width) for at in range(first, last, width))
 
-    def _batches(self, call: Call, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    def _batches(self, call: SplitCall, rows: Sequence[ChainRow]) -> Iterator[Sequence[ChainRow]]:
         """Batches of rows whose copies fit into `lent` bytes."""
         copied = 0 if call.attends_in_place(rows) else max(row.past + len(row.chain) for row in rows)
         at_once = max(self.lent // max(self.row_bytes(copied), 1), 1)
         for start in range(0, len(rows), at_once):
             yield rows[start : start + at_once]
 
-    def _push_rows(self, pack: P, call: Call, rows: Sequence[Row], part: slice) -> None:
+    def _push_rows(self, pack: P, call: SplitCall, rows: Sequence[ChainRow], part: slice) -> None:
         """Pushes a part of some chains, enters its wanted results, and advances each row."""
         indices = np.stack([row.chain[part] for row in rows])  # (rows, width)
         wanted = call.answer[indices].ravel()
@@ -701,7 +692,7 @@ class PackedBackend(ABC, Generic[P]):
             row.state, row.tip = state, int(call.step.slots[index])
 
     def _computed(
-        self, pack: P, call: Call, rows: Sequence[Row], indices: Int64, want: Int64
+        self, pack: P, call: SplitCall, rows: Sequence[ChainRow], indices: Int64, want: Int64
     ) -> tuple[Float32, Sequence[State | None]]:
         """One forward of rows ``(rows, width)``: the wanted results, and each row's state after it."""
         step = call.step
@@ -720,13 +711,13 @@ class PackedBackend(ABC, Generic[P]):
         paths = pack.tree.paths([row.tip for row in rows]) if self.looks_back(pack) else [slots[0, :0]] * len(rows)
         return self.push_rows(pack, Bucket(tokens, slots, positions, want, *padded_paths(paths), kept))
 
-    def _as_step(self, pack: P, call: Call, row: Row, indices: Int64) -> Step | None:
+    def _as_step(self, pack: P, call: SplitCall, row: ChainRow, indices: Int64) -> ForwardStep | None:
         """A part of one chain as a forward of its own, with an empty `want`; None where it has to be a row of a bucket."""
         step = call.step
         slots, positions = step.slots[indices], step.positions[indices]
         stacks = None if step.stacks is None else step.stacks.part(indices)
         none = indices[:0]
-        alone = Step(step.tokens[indices], slots, positions, none, state=row.state, read=step.read, stacks=stacks)
+        alone = ForwardStep(step.tokens[indices], slots, positions, none, state=row.state, read=step.read, stacks=stacks)
         follows = consecutive(slots)
         if not self.looks_back(pack) or (follows and positions[0] == slots[0]):  # in place: all earlier slots are its path
             return alone
@@ -740,7 +731,6 @@ class PackedBackend(ABC, Generic[P]):
     # ---- bytes and buffers --------------------------------------------------------------------------------------------------
 
     def capacity(self, pack: P) -> int:
-        """Slots that the pack's buffers have room for."""
         return pack.capacity
 
     @abstractmethod
@@ -833,12 +823,18 @@ def _undo(undos: Sequence[tuple[WorkingPack, Undo]]) -> None:
             del pack.states[slot]
 
 
-def _awaited(waiting: Callable[[], T], undos: Sequence[tuple[WorkingPack, Undo]]) -> T:
+@contextmanager
+def _undone_after_errors(undos: Sequence[tuple[WorkingPack, Undo]]) -> Iterator[None]:
     try:
-        return waiting()
+        yield
     except BaseException:
         _undo(undos)
         raise
+
+
+def _awaited(waiting: Callable[[], T], undos: Sequence[tuple[WorkingPack, Undo]]) -> T:
+    with _undone_after_errors(undos):
+        return waiting()
 
 
 def chain_parents(base: int, n: int, parent: int) -> Int64:

@@ -2,7 +2,7 @@
 
 A *branch* is a chain of slots; a token opens a new branch unless it follows the newest slot of its parent's branch.
 A slot sees a few branches, each up to some slot. numpy compares them over the whole pack at once, without a walk over
-single ancestors. A `Step` describes the tokens that one forward adds.
+single ancestors. A `ForwardStep` describes the tokens that one forward adds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ragged:
 
 
 @dataclass(slots=True)
-class Step:
+class ForwardStep:
     """One forward: new tokens, the slots of their keys and values, and what they see."""
 
     tokens: Int64  # (n,)
@@ -51,7 +51,7 @@ class Step:
     stacks: TokenStacks | None = None  # of each token; None: no adapters
 
 
-def merged(steps: Sequence[Step]) -> Step:
+def merged(steps: Sequence[ForwardStep]) -> ForwardStep:
     """Several forwards as one: their tokens in order, each with its own adapters."""
     start, tokens, slots, positions, want = 0, [], [], [], []
     stacks = list[TokenStacks | None]()
@@ -70,7 +70,9 @@ def merged(steps: Sequence[Step]) -> Step:
             of.append(own.of + len(table))
             table += own.table
         joint = TokenStacks(np.concatenate(of), tuple(table))
-    return Step(np.concatenate(tokens), np.concatenate(slots), np.concatenate(positions), np.concatenate(want), stacks=joint)
+    return ForwardStep(
+        np.concatenate(tokens), np.concatenate(slots), np.concatenate(positions), np.concatenate(want), stacks=joint
+    )
 
 
 @dataclass(slots=True)

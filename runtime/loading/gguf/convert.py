@@ -43,11 +43,9 @@ class CheckedGguf:
 
     @property
     def keepable(self) -> bool:
-        """Whether any tensor can stay quantised."""
         return any(kept_form(self.header, tensor) for tensor in self.tensors)
 
     def written_bytes(self, *, quantised: bool) -> int:
-        """Bytes of the converted weights."""
         return sum(part.nbytes for tensor in self.tensors for part in parts_of(self.header, tensor, quantised=quantised))
 
 

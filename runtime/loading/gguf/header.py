@@ -71,12 +71,10 @@ class TensorInfo:
 
     @property
     def values(self) -> int:
-        """Count of values."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
         return self.values // self.format.block * self.format.size
 
 
@@ -161,7 +159,6 @@ class _Reader:
         )
 
     def preamble(self) -> tuple[int, int]:
-        """Reads the counts of tensors and of metadata entries."""
         if self.size < len(MAGIC) or self.take(4, "the magic number") != MAGIC:
             raise ModelLoadError(f"{self.path}: not a GGUF file (it does not begin with 'GGUF')")
         if self.size < PREAMBLE_BYTES:

@@ -31,7 +31,7 @@ class Form(NamedTuple):
     group: int
 
 
-class Affine(NamedTuple):
+class AffineArrays(NamedTuple):
     """A matrix in affine form, ``scale * number + bias``, with groups along its rows."""
 
     words: Words  # ``(rows, columns * bits / 32) uint32``, numbers packed one after the other from the lowest bit on
@@ -45,7 +45,7 @@ def form_of(name: str) -> Form | None:
     return None if found is None else found[0]
 
 
-def affine(info: TensorInfo, data: Bytes) -> Affine:
+def affine(info: TensorInfo, data: Bytes) -> AffineArrays:
     """A matrix in affine form, equal in every value to the result of `dequantise`: scales stay float32, nothing is rounded.
 
     Args:
@@ -64,7 +64,7 @@ def affine(info: TensorInfo, data: Bytes) -> Affine:
         numbers, scales[part], biases[part] = split(blocks[part])
         words[part] = _packed(numbers, bits)
     rows = info.shape[0]
-    return Affine(words.reshape(rows, -1), scales.reshape(rows, -1), biases.reshape(rows, -1))
+    return AffineArrays(words.reshape(rows, -1), scales.reshape(rows, -1), biases.reshape(rows, -1))
 
 
 def dequantise(info: TensorInfo, data: Bytes) -> Floats:

@@ -202,7 +202,9 @@ def sentencepiece(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int
         raise fault(header, f"{len(unknown)} tokens stand for what is unknown; one is possible")
     model = models.BPE(
         vocab,
-        _merges(pieces),
+        # best piece first, and of one piece the longest left half: its splits have the same score, and where they compete
+        # (``aa a aa``) SentencePiece takes the leftmost
+        [(text[:cut], text[cut:]) for text in pieces for cut in _halves(text, pieces)],
         unk_token=unknown[0] if unknown else None,
         fuse_unk=True,
         byte_fallback=fallback,
@@ -238,14 +240,6 @@ def _pieces(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> 
     if any(len(text) > MAX_PIECE for text, _ in found):
         raise fault(header, f"a token is longer than {MAX_PIECE} characters")
     return {text: place for place, (text, _) in enumerate(found)}
-
-
-def _merges(pieces: dict[str, int]) -> list[tuple[str, str]]:
-    """All pairs of pieces that join to a piece, best piece first; for one piece, the longest left half first.
-
-    Two splits of a piece have the same score. Where they compete (``aa a aa``) SentencePiece takes the leftmost.
-    """
-    return [(text[:cut], text[cut:]) for text in pieces for cut in _halves(text, pieces)]
 
 
 def _halves(text: str, pieces: dict[str, int]) -> list[int]:
@@ -296,6 +290,8 @@ def build_tokenizer(header: GgufHeader) -> Tokenizer:
 def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
     """Content of tokenizer_config.json: the named tokens, and no clean-up of decoded text."""
     tokens, _ = tokens_and_kinds(header)
+    # As in llama.cpp, raw text begins with a bos with SentencePiece and Llama 3
+    usual = header.metadata.get("tokenizer.ggml.model") == "llama" or pre_tokenizer_of(header).adds_bos
     named = {
         f"{name}_token": tokens[i]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
@@ -303,7 +299,7 @@ def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
     }
     return {
         **named,
-        "add_bos_token": _adds_bos(header),
+        "add_bos_token": bool(header.metadata.get("tokenizer.ggml.add_bos_token", usual)),
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": header.metadata.get(f"{header.architecture}.context_length"),
@@ -330,9 +326,3 @@ def chat_template(header: GgufHeader) -> str | None:
     if template is not None and not isinstance(template, str):
         raise fault(header, "tokenizer.chat_template is no text")
     return template
-
-
-def _adds_bos(header: GgufHeader) -> bool:
-    """Whether raw text begins with a bos. By default as in llama.cpp: with SentencePiece and Llama 3."""
-    default = header.metadata.get("tokenizer.ggml.model") == "llama" or pre_tokenizer_of(header).adds_bos
-    return bool(header.metadata.get("tokenizer.ggml.add_bos_token", default))

@@ -25,7 +25,7 @@ _Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SafetensorsEntry:
     """One array of the safetensors file, with four bytes per element: float32, or words of packed numbers."""
 
     name: str
@@ -43,17 +43,17 @@ def kept_form(header: GgufHeader, tensor: Tensor) -> Form | None:
     return form_of(header.tensors[tensor.source].format.name) if len(tensor.shape) == 2 else None
 
 
-def parts_of(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[Part]:
+def parts_of(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[SafetensorsEntry]:
     """The arrays written for a tensor: float32, or words, scales and biases where it stays quantised."""
     form = kept_form(header, tensor) if quantised else None
     if form is None:
-        return [Part(tensor.target, "F32", tensor.shape)]
+        return [SafetensorsEntry(tensor.target, "F32", tensor.shape)]
     rows, columns = tensor.shape
     stem, groups = tensor.target.removesuffix(".weight"), (rows, columns // form.group)
     return [
-        Part(tensor.target, "U32", (rows, columns * form.bits // _WORD_BITS)),
-        Part(f"{stem}.scales", "F32", groups),
-        Part(f"{stem}.biases", "F32", groups),
+        SafetensorsEntry(tensor.target, "U32", (rows, columns * form.bits // _WORD_BITS)),
+        SafetensorsEntry(f"{stem}.scales", "F32", groups),
+        SafetensorsEntry(f"{stem}.biases", "F32", groups),
     ]
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from runtime.remote.dialect import Dialect
 from runtime.remote.dialects.llama_cpp import LlamaCpp
 from runtime.remote.dialects.mlx_lm import MlxLm
-from runtime.remote.dialects.openai import OpenAI
+from runtime.remote.dialects.openai import Dialect
 from runtime.remote.dialects.sglang import SGLang
 from runtime.remote.dialects.vllm import VLLM, Elsewise
 
@@ -17,6 +16,6 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
     SGLang(),
     LlamaCpp(),
     MlxLm(),
-    OpenAI(),  # last: it recognises every server that has /v1/models
+    Dialect(),  # last: it recognises every server that has /v1/models
 )
 BY_NAME: Final = {dialect.name: dialect for dialect in DIALECTS}

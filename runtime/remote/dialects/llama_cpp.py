@@ -17,17 +17,17 @@ import msgspec
 from runtime.errors import RemoteError, UnsupportedFeatureError
 from runtime.remote.dialect import (
     Abilities,
-    Alternatives,
-    Chunk,
-    CompletionRequest,
-    Facts,
-    Piece,
+    AnswerChunk,
+    AnswerToken,
     Probe,
     Prompt,
+    RemoteRequest,
+    ServedModel,
+    TokenAlternatives,
     checked_logprob,
     malformed,
 )
-from runtime.remote.dialects.openai import NEUTRAL, Id, OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.dialects.openai import NEUTRAL, Dialect, Id, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
 MOST_ALTERNATIVES: Final = 1000  # per position; the whole vocabulary was not tried
@@ -74,7 +74,7 @@ class _Prompt(msgspec.Struct):
     prompt: str
 
 
-class LlamaCpp(OpenAI):
+class LlamaCpp(Dialect):
     """A server of llama.cpp."""
 
     name = "llama.cpp"
@@ -83,14 +83,12 @@ class LlamaCpp(OpenAI):
     sampler = frozenset({"temperature", *NEUTRAL, "typical_p", "penalty_window", "logit_bias", "banned_tokens"})
 
     def recognise(self, probe: Probe) -> str | None:
-        """Recognises the server by the generation settings in ``/props``."""
         page = probe.pages.get("/props")
         if isinstance(page, dict) and "default_generation_settings" in page:
             return probe.version("/props", "build_info")
         return None
 
-    def facts(self, probe: Probe, model: str) -> Facts:
-        """Reads ``/props`` and ``/v1/models``."""
+    def facts(self, probe: Probe, model: str) -> ServedModel:
         entry = entry_of(probe, model)
         page = probe.pages.get("/props")
         props = page if isinstance(page, dict) else {}
@@ -99,7 +97,7 @@ class LlamaCpp(OpenAI):
         context = whole(settings.get("n_ctx")) if isinstance(settings, dict) else 0
         vocab = whole(meta.get("n_vocab")) if isinstance(meta, dict) else 0
         names = [props.get("model_path"), *names_of(entry)]
-        return Facts(
+        return ServedModel(
             model,
             context,
             tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name)),
@@ -107,8 +105,7 @@ class LlamaCpp(OpenAI):
             has_template=bool(props.get("chat_template")),
         )
 
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """Asks for one token with alternatives."""
+    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
         del probe
         found = Abilities(
             token_prompts=True,
@@ -125,12 +122,12 @@ class LlamaCpp(OpenAI):
         if not ids:
             raise malformed("no tokens of a word")
         found = replace(found, plain=ids[-1])
-        chunk = await self.ask(client, CompletionRequest(model=facts.model, prompt=Prompt(ids, "Hi"), alternatives=3), found)
+        chunk = await self.ask(client, RemoteRequest(model=facts.model, prompt=Prompt(ids, "Hi"), alternatives=3), found)
         if not chunk.pieces or chunk.pieces[0].alternatives is None:
             raise malformed("no alternatives for one token (n_probs)")
         return replace(found, embeddings=await self.has_embeddings(client, facts.model))
 
-    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """For ``/completion``. A temperature below 0 is greedy with the probabilities of a plain softmax."""
         body: dict[str, Any] = {"prompt": asked.prompt.ids, "n_predict": asked.max_tokens, "cache_prompt": True}
         sampling = self.sampling(asked, abilities)
@@ -152,7 +149,7 @@ class LlamaCpp(OpenAI):
             body["json_schema"] = json.loads(asked.grammar.source)
         return "/completion", body
 
-    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
+    def read(self, body: bytes, asked: RemoteRequest) -> AnswerChunk:
         """Reads an answer, or an event of a stream, where the finish reason has an event of its own."""
         answer = decoded(body, _Body)
         if answer.error is not None:
@@ -160,25 +157,23 @@ class LlamaCpp(OpenAI):
         probabilities = answer.completion_probabilities
         if probabilities and len(probabilities) != len(answer.tokens):
             raise malformed(f"{len(answer.tokens)} tokens, {len(probabilities)} probabilities")
-        pieces = [Piece(token, "", None, None) for token in answer.tokens]
+        pieces = [AnswerToken(token, "", None, None) for token in answer.tokens]
         if probabilities:
             pieces = [_piece(each, asked) for each in probabilities]
         finish = {"limit": "length", "eos": "eos"}.get(answer.stop_type, "stop") if answer.stop else None
         cached = None if answer.timings is None else answer.timings.cache_n
         counts = answer.tokens_evaluated, cached, answer.tokens_predicted
-        return Chunk(pieces, finish, None, None, *counts, text=answer.content)
+        return AnswerChunk(pieces, finish, None, None, *counts, text=answer.content)
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
         """Tokenises a text; control tokens that are spelt in it stay text."""
         return [token for token, _ in await self.tokens_of(client, model, text)]
 
     async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
-        """``/tokenize`` with the pieces."""
         del model
         return await _tokens(client, text, control=False)
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
-        """``/detokenize``."""
         del model
         return str(decoded(await client.post("/detokenize", {"tokens": list(ids)}), _Content).content)
 
@@ -190,7 +185,6 @@ class LlamaCpp(OpenAI):
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> list[int]:
-        """``/apply-template``, then ``/tokenize``."""
         del model
         if not add_generation_prompt:
             raise UnsupportedFeatureError(f"{client.address.host} renders conversations for an answer alone")
@@ -210,9 +204,9 @@ async def _tokens(client: HttpClient, text: str, *, control: bool) -> list[tuple
         raise malformed("a piece whose bytes are none") from None
 
 
-def _piece(token: _Probability, asked: CompletionRequest) -> Piece:
+def _piece(token: _Probability, asked: RemoteRequest) -> AnswerToken:
     if len(token.top_logprobs) > asked.alternatives + 1:
         raise malformed(f"{len(token.top_logprobs):,} alternatives where {asked.alternatives:,} were asked for")
     top = {each.id: checked_logprob(each.logprob) for each in token.top_logprobs}
     top.setdefault(token.id, checked_logprob(token.logprob))
-    return Piece(token.id, "", top[token.id], Alternatives(list(top), list(top.values())))
+    return AnswerToken(token.id, "", top[token.id], TokenAlternatives(list(top), list(top.values())))

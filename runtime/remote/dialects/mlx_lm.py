@@ -12,17 +12,17 @@ import msgspec
 
 from runtime.remote.dialect import (
     Abilities,
-    Alternatives,
-    Chunk,
-    CompletionRequest,
-    Facts,
-    Piece,
+    AnswerChunk,
+    AnswerToken,
     Probe,
     Prompt,
+    RemoteRequest,
+    ServedModel,
+    TokenAlternatives,
     checked_logprob,
     malformed,
 )
-from runtime.remote.dialects.openai import Id, OpenAI, Usage, decoded
+from runtime.remote.dialects.openai import Dialect, Id, TokenUsage, decoded
 from runtime.remote.http import HttpClient
 
 MOST_ALTERNATIVES: Final = 11  # of top_logprobs
@@ -49,10 +49,10 @@ class _Choice(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # requests ask for one
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
 
 
-class MlxLm(OpenAI):
+class MlxLm(Dialect):
     """A server of mlx_lm."""
 
     name = "mlx_lm"
@@ -70,17 +70,17 @@ class MlxLm(OpenAI):
             return "" if probe.pages.get("/health") == {"status": "ok"} else None
         return None
 
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
         """Asks for one token, which loads the model."""
         del probe
         found = Abilities(alternatives=MOST_ALTERNATIVES, cached_tokens=True, sampling=self.sampler)
-        asked = CompletionRequest(model=facts.model, prompt=Prompt([], "Hi"), alternatives=MOST_ALTERNATIVES)
+        asked = RemoteRequest(model=facts.model, prompt=Prompt([], "Hi"), alternatives=MOST_ALTERNATIVES)
         chunk = await self.ask(client, asked, found)
         if not chunk.pieces or chunk.pieces[0].alternatives is None:
             raise malformed("no alternatives for one token")
         return found
 
-    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """For ``/v1/completions``. Only whole answers have alternatives."""
         path, body = super().request(asked, Abilities(sampling=abilities.sampling), stream=stream)
         window = body.pop("penalty_window", 0)  # 0 is all tokens, also for the server, whose default is 20
@@ -90,24 +90,24 @@ class MlxLm(OpenAI):
             body |= {"logprobs": True, "top_logprobs": min(asked.alternatives, MOST_ALTERNATIVES)}
         return path, body
 
-    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
+    def read(self, body: bytes, asked: RemoteRequest) -> AnswerChunk:
         """Reads ``choices[0]``: the alternatives of its tokens, or its text."""
         answer = decoded(body, _Body)
-        usage = answer.usage or Usage()
+        usage = answer.usage or TokenUsage()
         if not answer.choices:
-            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
+            return AnswerChunk(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
         choice: _Choice = answer.choices[0]
         if choice.logprobs is None:
-            pieces = [Piece(None, choice.text, None, None)] if choice.text else []
+            pieces = [AnswerToken(None, choice.text, None, None)] if choice.text else []
         else:
             pieces = [_piece(content, asked) for content in choice.logprobs.content]
-        return Chunk(pieces, choice.finish_reason or None, None, None, usage.prompt_tokens, usage.cached_tokens)
+        return AnswerChunk(pieces, choice.finish_reason or None, None, None, usage.prompt_tokens, usage.cached_tokens)
 
 
-def _piece(content: _Content, asked: CompletionRequest) -> Piece:
+def _piece(content: _Content, asked: RemoteRequest) -> AnswerToken:
     if len(content.top_logprobs) > asked.alternatives:
         raise malformed(f"{len(content.top_logprobs)} alternatives where {asked.alternatives} were asked for")
-    found = Alternatives(
+    found = TokenAlternatives(
         [each.id for each in content.top_logprobs], [checked_logprob(each.logprob) for each in content.top_logprobs]
     )
-    return Piece(None, "", None, found)
+    return AnswerToken(None, "", None, found)

@@ -12,14 +12,14 @@ from runtime.options.generation import DEFAULTS, SAMPLER_STAGES
 from runtime.remote.dialect import (
     FULL,
     Abilities,
-    Alternatives,
-    Chunk,
-    CompletionRequest,
-    Facts,
-    Piece,
+    AnswerChunk,
+    AnswerToken,
     Probe,
     Prompt,
+    RemoteRequest,
     Scored,
+    ServedModel,
+    TokenAlternatives,
     checked_logprob,
     malformed,
 )
@@ -57,7 +57,7 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
     """Tokens of a request."""
 
     prompt_tokens: int | None = None
@@ -73,7 +73,7 @@ class CompletionBody(msgspec.Struct):
     """The answer of ``/v1/completions``, or one event of its stream."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # requests ask for one
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     error: Any = None
 
 
@@ -98,8 +98,18 @@ def decoded(body: bytes, kind: type[Any]) -> Any:
         raise malformed(str(fault)[:200]) from None
 
 
-class OpenAI:
-    """Any server with ``/v1/completions`` that is of no other known kind."""
+class Dialect:
+    """One kind of server: converts requests to JSON bodies, and bodies to `AnswerChunk`s. Stateless.
+
+    Other kinds inherit from this one, which is any server with ``/v1/completions`` that is of no other known kind.
+
+    Attributes:
+        name: As `connect` takes it.
+        pages: Paths, beside /v1/models, that identify this kind of server.
+        checks_ids: Whether it refuses ids that it does not have.
+        exact_bytes: Whether it supports `token_bytes`; other servers return only the texts of tokens.
+        returns_eos: Whether an answer includes the token that ended it, together with the reason.
+    """
 
     name = "openai"
     pages: tuple[str, ...] = ()
@@ -108,24 +118,24 @@ class OpenAI:
     returns_eos = False
 
     def recognise(self, probe: Probe) -> str | None:
-        """Recognises any server that lists models."""
+        """The server's version ("" where it reports none); None where the server is of another kind."""
         return "" if probe.models else None
 
-    def facts(self, probe: Probe, model: str) -> Facts:
-        """Reads the id, the context length if it is listed, and the names."""
+    def facts(self, probe: Probe, model: str) -> ServedModel:
+        """The facts about a model of ``/v1/models``."""
         entry = entry_of(probe, model)
-        return Facts(model, whole(entry.get("max_model_len") or entry.get("context_length")), names_of(entry))
+        return ServedModel(model, whole(entry.get("max_model_len") or entry.get("context_length")), names_of(entry))
 
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """Asks for one token, with five alternatives where the server has any."""
+    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
+        """The server's abilities, found by real requests where no page lists them. Afterwards the server is ready."""
         del probe
-        asked = CompletionRequest(model=facts.model, prompt=Prompt([], "Hi"), alternatives=5)
+        asked = RemoteRequest(model=facts.model, prompt=Prompt([], "Hi"), alternatives=5)
         try:
             chunk = await self.ask(client, asked, Abilities(alternatives=5))
         except (InvalidRequestError, RemoteError) as fault:
             if isinstance(fault, RemoteError) and fault.reason not in ("missing", "server"):
                 raise
-            chunk = await self.ask(client, CompletionRequest(model=facts.model, prompt=asked.prompt), Abilities())
+            chunk = await self.ask(client, RemoteRequest(model=facts.model, prompt=asked.prompt), Abilities())
         found = max((len(piece.alternatives.keys) for piece in chunk.pieces if piece.alternatives), default=0)
         return Abilities(
             alternatives=5 if found else 0,
@@ -140,14 +150,13 @@ class OpenAI:
         except RuntimeFault:
             return False
 
-    async def ask(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> Chunk:
-        """Requests a whole answer to a short prompt."""
+    async def ask(self, client: HttpClient, asked: RemoteRequest, abilities: Abilities) -> AnswerChunk:
         path, body = self.request(asked, abilities, stream=False)
         most = FULL_BYTES if asked.alternatives == FULL else MOST_SMALL_BYTES
         return client.cleanly(self.read, await client.post(path, body, most=most), asked)
 
-    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """For ``/v1/completions``."""
+    def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+        """The path and body of a request."""
         body: dict[str, Any] = {"model": asked.model, "prompt": asked.prompt.text, "max_tokens": asked.max_tokens}
         body |= self.sampling(asked, abilities)
         if asked.alternatives and abilities.alternatives:
@@ -156,7 +165,7 @@ class OpenAI:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return "/v1/completions", body
 
-    def sampling(self, asked: CompletionRequest, abilities: Abilities) -> dict[str, Any]:
+    def sampling(self, asked: RemoteRequest, abilities: Abilities) -> dict[str, Any]:
         """The settings of the sampler by the server's names.
 
         Raises:
@@ -185,18 +194,22 @@ class OpenAI:
         neutral = {name: DEFAULTS[name] for name in NEUTRAL if name in abilities.sampling and (name in EDITS or not greedy)}
         return neutral | body | settings
 
-    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
-        """Reads ``choices[0]``."""
+    def read(self, body: bytes, asked: RemoteRequest) -> AnswerChunk:
+        """Reads an answer, or the data of one event of a stream.
+
+        Raises:
+            RemoteError: "protocol": the body has another shape.
+        """
         answer = decoded(body, CompletionBody)
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
-        usage = answer.usage or Usage()
+        usage = answer.usage or TokenUsage()
         if not answer.choices:
-            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
+            return AnswerChunk(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
         choice: _Choice = answer.choices[0]
         stopped = choice.stop_reason if isinstance(choice.stop_reason, int) else None
         prompt = None if choice.prompt_logprobs is None else [_scored(entry, asked) for entry in choice.prompt_logprobs]
-        return Chunk(
+        return AnswerChunk(
             _pieces(choice, asked),
             choice.finish_reason or None,
             stopped,
@@ -207,17 +220,18 @@ class OpenAI:
         )
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
+        """Ids of a plain text, with a BOS in front where the server puts one."""
         del text
         raise UnsupportedFeatureError(
             f"{client.address.host} does not tokenise, and no tokenizer of {model} is on this machine"
         )
 
     async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
-        """`tokenize`, without bytes."""
+        """`tokenize` with the bytes of each token; None where the server does not return them."""
         return [(token, None) for token in await self.tokenize(client, model, text)]
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
-        """Refused: the server returns only the texts of tokens."""
+        """The bytes of each id, from servers with `exact_bytes`."""
         del model, ids
         raise client.wrong("says texts of tokens alone")
 
@@ -238,7 +252,6 @@ class OpenAI:
         )
 
     async def embed(self, client: HttpClient, model: str, paths: Sequence[Prompt]) -> list[list[float]]:
-        """Requests vectors from ``/v1/embeddings``."""
         body = {"model": model, "input": self.embedding_inputs(paths)}
         within = first_seconds(sum(len(path.ids) for path in paths))
         answer = decoded(await client.post("/v1/embeddings", body, within=within, most=FULL_BYTES), _Vectors)
@@ -248,7 +261,6 @@ class OpenAI:
         return [row.embedding for row in rows]
 
     def embedding_inputs(self, paths: Sequence[Prompt]) -> list[Any]:
-        """The texts, or ids."""
         return [path.text for path in paths]
 
 
@@ -257,41 +269,41 @@ NEUTRAL: Final = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_pen
 EDITS: Final = frozenset(each.name for spec in SAMPLER_STAGES if spec.kind is Kind.EDIT for each in spec.parameters)
 
 
-def _pieces(choice: _Choice, asked: CompletionRequest) -> list[Piece]:
+def _pieces(choice: _Choice, asked: RemoteRequest) -> list[AnswerToken]:
     """The tokens of a choice. Text without log-probabilities is one piece per id, or one piece where there are no ids."""
     ids, logprobs = choice.token_ids, choice.logprobs
     text = choice.text or ""
     if logprobs is None or not logprobs.token_logprobs:
         if ids is None:
-            return [Piece(None, text, None, None)] if text else []
-        return [Piece(token, "", None, None) for token in ids]
+            return [AnswerToken(None, text, None, None)] if text else []
+        return [AnswerToken(token, "", None, None) for token in ids]
     count = len(logprobs.token_logprobs)
     tops = logprobs.top_logprobs or [None] * count
     if len(tops) != count or (ids is not None and len(ids) != count) or (ids is None and len(logprobs.tokens) != count):
         raise malformed(f"{count} tokens, {len(tops)} lists of alternatives, {'no' if ids is None else len(ids)} ids")
-    pieces: list[Piece] = []
+    pieces: list[AnswerToken] = []
     for place, (own, top) in enumerate(zip(logprobs.token_logprobs, tops, strict=True)):
         token = None if ids is None else ids[place]
         word = logprobs.tokens[place] if place < len(logprobs.tokens) else ""
-        pieces.append(Piece(token, word, None if own is None else checked_logprob(own), _alternatives(top, asked)))
+        pieces.append(AnswerToken(token, word, None if own is None else checked_logprob(own), _alternatives(top, asked)))
     return pieces
 
 
-def _alternatives(top: dict[str, float] | None, asked: CompletionRequest) -> Alternatives | None:
+def _alternatives(top: dict[str, float] | None, asked: RemoteRequest) -> TokenAlternatives | None:
     if not top:
         return None
     if asked.alternatives != FULL and len(top) > asked.alternatives + len(asked.chosen) + 2:
         raise malformed(f"{len(top):,} alternatives where {asked.alternatives:,} were asked for")
     values = [checked_logprob(value) for value in top.values()]
     if not all(key.startswith(_ID) for key in top):
-        return Alternatives(list(top), values)
+        return TokenAlternatives(list(top), values)
     try:
-        return Alternatives([int(key[len(_ID) :]) for key in top], values)
+        return TokenAlternatives([int(key[len(_ID) :]) for key in top], values)
     except ValueError:
         raise malformed("the key of an alternative is no token id") from None
 
 
-def _scored(entry: dict[str, _PromptEntry] | None, asked: CompletionRequest) -> Scored | None:
+def _scored(entry: dict[str, _PromptEntry] | None, asked: RemoteRequest) -> Scored | None:
     if not entry:
         return None
     if len(entry) > (asked.scored or 0) + 2:

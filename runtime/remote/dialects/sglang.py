@@ -9,14 +9,14 @@ import msgspec
 
 from runtime.remote.dialect import (
     Abilities,
-    Alternatives,
-    Chunk,
-    CompletionRequest,
-    Facts,
-    Piece,
+    AnswerChunk,
+    AnswerToken,
     Probe,
     Prompt,
+    RemoteRequest,
     Scored,
+    ServedModel,
+    TokenAlternatives,
     checked_logprob,
     malformed,
 )
@@ -59,20 +59,17 @@ class SGLang(VLLM):
     pages: tuple[str, ...] = ("/get_model_info",)
 
     def recognise(self, probe: Probe) -> str | None:
-        """Recognises the server by the model path in ``/get_model_info``."""
         page = probe.pages.get("/get_model_info")
         return "" if isinstance(page, dict) and "model_path" in page else None
 
-    def facts(self, probe: Probe, model: str) -> Facts:
-        """Reads ``/v1/models`` and ``/get_model_info``."""
+    def facts(self, probe: Probe, model: str) -> ServedModel:
         found = super().facts(probe, model)
         found_page = probe.pages.get("/get_model_info")
         page = found_page if isinstance(found_page, dict) else {}
         names = names_of({"root": page.get("tokenizer_path"), "parent": page.get("model_path"), "id": model})
         return found._replace(names=tuple(dict.fromkeys((*names, *found.names))), vocab=whole(page.get("vocab_size")))
 
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """Asks for one token."""
+    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
         del probe
         found = Abilities(
             token_prompts=True,
@@ -85,7 +82,7 @@ class SGLang(VLLM):
             grammars=frozenset(_GRAMMARS),
             sampling=self.sampler,
         )
-        asked = CompletionRequest(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1)
+        asked = RemoteRequest(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1)
         path, body = self.request(asked, found, stream=False)
         del body["input_ids"]
         body["text"] = asked.prompt.text
@@ -93,8 +90,7 @@ class SGLang(VLLM):
             raise malformed("no token where one was asked for")
         return replace(found, tokenizer=await self._tokenizes(client, facts.model))
 
-    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """For ``/generate``."""
+    def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         sampling = {**self.sampling(asked, abilities), "max_new_tokens": asked.max_tokens}
         if "seed" in sampling:
             sampling["sampling_seed"] = sampling.pop("seed")
@@ -112,8 +108,8 @@ class SGLang(VLLM):
             body["token_ids_logprob"] = list(asked.chosen)
         return "/generate", body
 
-    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
-        """Reads ``meta_info``. An event of a stream may contain all tokens so far, which `Chunk.generated` counts."""
+    def read(self, body: bytes, asked: RemoteRequest) -> AnswerChunk:
+        """Reads ``meta_info``. An event of a stream may contain all tokens so far, which `AnswerChunk.generated` counts."""
         meta: _Meta = decoded(body, _Body).meta_info
         own = meta.output_token_logprobs or []
         tops = meta.output_top_logprobs or [None] * len(own)
@@ -125,16 +121,16 @@ class SGLang(VLLM):
             found = _by_id(
                 [token, *(top or ()), *(values or ())], max(asked.alternatives, asked.scored or 0) + len(asked.chosen)
             )
-            pieces.append(Piece(token[1], "", found.get(token[1]), Alternatives(list(found), list(found.values()))))
+            pieces.append(AnswerToken(token[1], "", found.get(token[1]), TokenAlternatives(list(found), list(found.values()))))
         finish = meta.finish_reason
         matched = finish.matched if finish is not None and isinstance(finish.matched, int) else None
         counts = meta.prompt_tokens, meta.cached_tokens
-        return Chunk(
+        return AnswerChunk(
             pieces, None if finish is None else finish.type, matched, _prompt(meta, asked), *counts, meta.completion_tokens
         )
 
 
-def _prompt(meta: _Meta, asked: CompletionRequest) -> list[Scored | None] | None:
+def _prompt(meta: _Meta, asked: RemoteRequest) -> list[Scored | None] | None:
     if asked.scored is None or meta.input_token_logprobs is None:
         return None
     own = meta.input_token_logprobs

@@ -18,8 +18,8 @@ import msgspec
 
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.options.priority import Priority
-from runtime.remote.dialect import FULL, Abilities, CompletionRequest, Facts, Probe, Prompt, malformed
-from runtime.remote.dialects.openai import NEUTRAL, Id, OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.dialect import FULL, Abilities, Probe, Prompt, RemoteRequest, ServedModel, malformed
+from runtime.remote.dialects.openai import NEUTRAL, CompletionBody, Dialect, Id, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
 CHOSEN_IDS: Final = 128  # of logprob_token_ids; the server refuses more
@@ -38,7 +38,7 @@ class _Pieces(msgspec.Struct):
     token_bytes: list[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]]
 
 
-class VLLM(OpenAI):
+class VLLM(Dialect):
     """A server of the vLLM project."""
 
     name = "vllm"
@@ -54,13 +54,13 @@ class VLLM(OpenAI):
             return probe.version("/version", "version")
         return None
 
-    def facts(self, probe: Probe, model: str) -> Facts:
+    def facts(self, probe: Probe, model: str) -> ServedModel:
         """Reads ``/v1/models``, where the `parent` of an adapter is its base."""
         entry = entry_of(probe, model)
         adapters = tuple(each["id"] for each in probe.models if each.get("parent") == model and each["id"] != model)
-        return Facts(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
+        return ServedModel(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
 
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
         """Sends four small requests and one for a full vector; the first warms the server up, which can take half a minute.
 
         A server with ``--runner pooling`` has only embeddings.
@@ -74,11 +74,11 @@ class VLLM(OpenAI):
             prompt_logprobs=True,
             sampling=self.sampler,
         )
-        ready = CompletionRequest(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1, scored=1)
+        ready = RemoteRequest(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1, scored=1)
         path, body = self.request(ready, most, stream=False)
         body["prompt"] = ready.prompt.text  # the answer has the ids
         try:
-            first = decoded(await client.post(path, body), _Readiness)
+            first = decoded(await client.post(path, body), CompletionBody)
         except RemoteError as fault:
             if fault.reason != "missing" or not await self.has_embeddings(client, facts.model):
                 raise
@@ -94,7 +94,7 @@ class VLLM(OpenAI):
                 "dialect='openai', or bring it up to date",
                 "missing",
             )
-        asked = CompletionRequest(model=facts.model, prompt=Prompt(ids, ""), alternatives=1)
+        asked = RemoteRequest(model=facts.model, prompt=Prompt(ids, ""), alternatives=1)
         (cap, full), priority, tokenizes, embeds = await asyncio.gather(
             self._cap(client, asked, most),
             self._takes_priority(client, asked, most),
@@ -116,7 +116,7 @@ class VLLM(OpenAI):
             embeddings=embeds,
         )
 
-    async def _cap(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> tuple[int, bool]:
+    async def _cap(self, client: HttpClient, asked: RemoteRequest, abilities: Abilities) -> tuple[int, bool]:
         """The most alternatives per position, and whether they are the whole vocabulary."""
         try:
             chunk = await self.ask(client, replace(asked, alternatives=FULL), abilities)
@@ -130,7 +130,7 @@ class VLLM(OpenAI):
             return max(count, 1), False
         return count, True
 
-    async def _takes_priority(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> bool:
+    async def _takes_priority(self, client: HttpClient, asked: RemoteRequest, abilities: Abilities) -> bool:
         """Whether requests may have a priority. vLLM 0.32 takes it, but uses it only with ``--scheduling-policy priority``."""
         try:
             await self.ask(client, replace(asked, priority=Priority.BACKGROUND), replace(abilities, priority=True))
@@ -144,7 +144,7 @@ class VLLM(OpenAI):
         except RuntimeFault:
             return False
 
-    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    def request(self, asked: RemoteRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """For ``/v1/completions`` with vLLM's extensions."""
         path, body = super().request(asked, abilities, stream=stream)
         body |= {"prompt": asked.prompt.ids, "return_tokens_as_token_ids": True, "return_token_ids": True}
@@ -163,7 +163,9 @@ class VLLM(OpenAI):
         if asked.grammar is not None:
             if asked.grammar.kind not in self.grammars:
                 raise UnsupportedFeatureError(f"this server enforces no {asked.grammar.label}; give a JSON schema or a regex")
-            body["structured_outputs"] = structured(asked.grammar.kind, asked.grammar.source)
+            name = {"json_schema": "json", "lark": "grammar"}.get(asked.grammar.kind, "regex")
+            source = asked.grammar.source
+            body["structured_outputs"] = {name: json.loads(source) if name == "json" else source}
         return path, body
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
@@ -171,7 +173,6 @@ class VLLM(OpenAI):
         return list(decoded(await client.post("/tokenize", {"model": model, "prompt": text}), _Tokens).tokens)
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
-        """``/detokenize``."""
         body = {"model": model, "tokens": list(ids)}
         return str(decoded(await client.post("/detokenize", body), _Text).prompt)
 
@@ -183,7 +184,6 @@ class VLLM(OpenAI):
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> list[int]:
-        """``/tokenize`` of messages."""
         body: dict[str, Any] = {"model": model, "messages": [dict(each) for each in messages]}
         body["add_generation_prompt"] = add_generation_prompt
         if tools:
@@ -191,7 +191,6 @@ class VLLM(OpenAI):
         return list(decoded(await client.post("/tokenize", body), _Tokens).tokens)
 
     def embedding_inputs(self, paths: Sequence[Prompt]) -> list[Any]:
-        """The ids where they are known, else the texts."""
         return [path.ids or path.text for path in paths]
 
 
@@ -202,12 +201,10 @@ class Elsewise(VLLM):
     exact_bytes = True
     grammars = frozenset({"json_schema", "regex", "lark"})
 
-    async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """The abilities of vLLM, and chosen ids."""
+    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
         return replace(await super().abilities(client, facts, probe), chosen_ids=CHOSEN_IDS)
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
-        """Uses ``/detokenize``, which returns the bytes of each token."""
         body = {"model": model, "tokens": list(ids), "return_token_bytes": True}
         found = decoded(await client.post("/detokenize", body), _Pieces).token_bytes
         if len(found) != len(ids):
@@ -215,41 +212,17 @@ class Elsewise(VLLM):
         return [bytes.fromhex(piece) for piece in found]
 
     def recognise(self, probe: Probe) -> str | None:
-        """Recognises the server by the owner of its models."""
         if any(entry.get("owned_by") == "elsewise" for entry in probe.models):
             return probe.version("/version", "version")
         return None
 
-    def facts(self, probe: Probe, model: str) -> Facts:
+    def facts(self, probe: Probe, model: str) -> ServedModel:
         """The facts of vLLM, with the vocabulary size, the tokenizer's digest and the eos ids."""
         entry = entry_of(probe, model)
         eos = entry.get("eos_token_ids")
-        return (
-            super()
-            .facts(probe, model)
-            ._replace(
-                vocab=whole(entry.get("vocab_size")),
-                tokenizer_digest=str(entry.get("tokenizer_digest") or ""),
-                eos=tuple(token for token in eos if token == 0 or whole(token)) if isinstance(eos, list) else (),
-            )
+        plain = super().facts(probe, model)
+        return plain._replace(
+            vocab=whole(entry.get("vocab_size")),
+            tokenizer_digest=str(entry.get("tokenizer_digest") or ""),
+            eos=tuple(token for token in eos if token == 0 or whole(token)) if isinstance(eos, list) else (),
         )
-
-
-class _ReadyChoice(msgspec.Struct):
-    token_ids: list[Id] | None = None
-    prompt_token_ids: list[Id] | None = None
-    prompt_logprobs: list[Any] | None = None
-
-
-class _ReadyUsage(msgspec.Struct):
-    prompt_tokens_details: Any = None
-
-
-class _Readiness(msgspec.Struct):
-    choices: Annotated[list[_ReadyChoice], msgspec.Meta(max_length=8)] = []  # requests ask for one
-    usage: _ReadyUsage | None = None
-
-
-def structured(kind: str, source: str) -> dict[str, Any]:
-    """A grammar in the form of ``structured_outputs``."""
-    return {"json": json.loads(source)} if kind == "json_schema" else {"regex" if kind == "regex" else "grammar": source}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.stacks import Tags
-from runtime.backends.base import ROOT, Part, Payload
+from runtime.backends.base import ROOT, PackTokens, Payload
 from runtime.backends.packs.packed import Backend
 from runtime.backends.packs.tree import count_chains
 from runtime.errors import MemoryBudgetError
@@ -182,7 +182,7 @@ class Prepared:
     request: RankRequest | None
     begin: Callable[[Slots], Fetch] | None  # None once dropped
 
-    def fits(self, parts: Sequence[PartialForward], arrays: Sequence[Part], request: RankRequest | None) -> bool:
+    def fits(self, parts: Sequence[PartialForward], arrays: Sequence[PackTokens], request: RankRequest | None) -> bool:
         """Whether it matches these parts."""
         if self.begin is None or self.request != request or [part.workspace for part in parts] != list(self.workspaces):
             return False
@@ -539,7 +539,7 @@ class Workspace:
         return self.where[slot] if slot < self.computed else slot - self.computed + self.held
 
 
-def forward(parts: Sequence[PartialForward], compute: Callable[[Sequence[Part]], T]) -> T:
+def forward(parts: Sequence[PartialForward], compute: Callable[[Sequence[PackTokens]], T]) -> T:
     """One forward over some workspaces, whose reserved slots it fills.
 
     Args:
@@ -609,7 +609,7 @@ def prepare(parts: Sequence[PartialForward], request: RankRequest | None = None)
             return
         pack_slots = np.array(part.parents, np.int64) - inflight.base + ws.held
         ids, stacks = ws.tags.untag(part.tokens) if ws.tags.several else (np.zeros(len(pack_slots), np.int64), None)
-        arrays.append(Part(ws.pack, ids, pack_slots, np.arange(len(pack_slots)), stacks))
+        arrays.append(PackTokens(ws.pack, ids, pack_slots, np.arange(len(pack_slots)), stacks))
     backend = parts[0].workspace.backend
     ready = backend.prepare(arrays, request)
     if ready is not None:
@@ -619,7 +619,7 @@ def prepare(parts: Sequence[PartialForward], request: RankRequest | None = None)
             part.workspace.prepared = prepared
 
 
-def _arrays(parts: Sequence[PartialForward], *, lent: bool = False) -> list[Part]:
+def _arrays(parts: Sequence[PartialForward], *, lent: bool = False) -> list[PackTokens]:
     """Makes room for a forward, including copies of its parallel chains, and builds the arguments of the backend.
 
     They are plain ids, pack slots, wanted rows, and adapters if any.
@@ -645,7 +645,7 @@ def _arrays(parts: Sequence[PartialForward], *, lent: bool = False) -> list[Part
         if workspace.tags.several:
             ids, stacks = workspace.tags.untag(part.tokens)
         pack_slots = np.array(part.parents, np.int64) if workspace.where is None else workspace.pack_slots(part.parents)
-        arrays.append(Part(workspace.pack, ids, pack_slots, np.array(part.want, np.int64), stacks))
+        arrays.append(PackTokens(workspace.pack, ids, pack_slots, np.array(part.want, np.int64), stacks))
     first = parts[0]
     if not lent and len(parts) == 1 and len(first.tokens) > 1 and first.workspace.borrow(arrays[0].parents, states):
         return _arrays(parts, lent=True)  # again: making room may have moved its slots

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend
-from runtime.backends.packs.chains import Bucket, Row, compatible_groups, levels, padded_paths, spans
+from runtime.backends.packs.chains import Bucket, ChainRow, compatible_groups, levels, padded_paths, spans
 from runtime.backends.packs.tree import Int64, count_chains, segments
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
@@ -25,8 +25,8 @@ NOTHING = np.empty(0, np.int64)
 # ---- which go together ------------------------------------------------------------------------------------------------
 
 
-def row(past: int, new: int) -> Row:
-    return Row(np.arange(new), past - 1, past, past - 1)
+def row(past: int, new: int) -> ChainRow:
+    return ChainRow(np.arange(new), past - 1, past, past - 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 900), st.integers(1, 9)), min_size=1, max_size=12), st.booleans(), st.booleans())

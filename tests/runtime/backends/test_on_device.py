@@ -30,7 +30,7 @@ from runtime import (
     TokenRecord,
     load,
 )
-from runtime.backends.base import ROOT, Part
+from runtime.backends.base import ROOT, PackTokens
 from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.mlx.logits import MlxLogits, as_on_host
 from runtime.backends.packs.logits import DeviceLogits
@@ -109,7 +109,7 @@ def test_a_forward_with_logits_on_the_device_equals_the_plain_one(name: str, lib
     one = Loaded(library, name)
     backend, texts = one.backend, [one.ids(1, 40), one.ids(2, 23)]
     packs = [backend.open_pack() for _ in texts]
-    parts = [Part(p, t, chain(0, len(t), ROOT), np.arange(len(t))) for p, t in zip(packs, texts, strict=True)]
+    parts = [PackTokens(p, t, chain(0, len(t), ROOT), np.arange(len(t))) for p, t in zip(packs, texts, strict=True)]
     logits = backend.forward_on_device(parts)
     # then rows and scores equal those of transformers' forward
     assert len(logits) == 63

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.backends.base import ROOT, Part
+from runtime.backends.base import ROOT, PackTokens
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.options.load import LoadOptions
@@ -33,10 +33,10 @@ def pack(loaded: Loaded) -> Iterator[Any]:
     loaded.backend.close(made)
 
 
-def due(pack: Any, parents: Any, tokens: Any = None) -> Part:
+def due(pack: Any, parents: Any, tokens: Any = None) -> PackTokens:
     """A part with one token after each of some slots; without `tokens`, the tokens are not yet known."""
     n = len(parents)
-    return Part(pack, np.zeros(n, np.int64) if tokens is None else tokens, parents, np.arange(n))
+    return PackTokens(pack, np.zeros(n, np.int64) if tokens is None else tokens, parents, np.arange(n))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from runtime.backends import selftest
 from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.backends.packs.chains import Bucket
-from runtime.backends.packs.tree import Step
+from runtime.backends.packs.tree import ForwardStep
 from runtime.backends.selftest import prove, self_test
 from runtime.backends.toy import ToyPack
 from runtime.errors import ModelLoadError
@@ -24,13 +24,13 @@ from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
 class Spoilt(FakeBackend):
     """A library whose steps are changed by `spoil`, so that it computes something wrong."""
 
-    def spoil(self, step: Step) -> None: ...
+    def spoil(self, step: ForwardStep) -> None: ...
 
-    def push(self, pack: ToyPack, step: Step) -> Any:
+    def push(self, pack: ToyPack, step: ForwardStep) -> Any:
         self.spoil(step)
         return super().push(pack, step)
 
-    def launch(self, packs: Sequence[ToyPack], steps: Sequence[Step], *rest: Any) -> Any:
+    def launch(self, packs: Sequence[ToyPack], steps: Sequence[ForwardStep], *rest: Any) -> Any:
         for step in steps:
             self.spoil(step)
         return super().launch(packs, steps, *rest)
@@ -39,7 +39,7 @@ class Spoilt(FakeBackend):
 class Leaky(Spoilt):
     """A library in which every token of a tree sees all earlier slots."""
 
-    def spoil(self, step: Step) -> None:
+    def spoil(self, step: ForwardStep) -> None:
         if step.mask is not None:
             step.mask[:] = np.arange(step.mask.shape[1]) <= step.slots[:, None]
 
@@ -47,7 +47,7 @@ class Leaky(Spoilt):
 class Forgetful(Spoilt):
     """A library in which a chain continues at the wrong position."""
 
-    def spoil(self, step: Step) -> None:
+    def spoil(self, step: ForwardStep) -> None:
         if step.positions[0]:
             step.positions[:] += 1
 
@@ -57,7 +57,7 @@ class ShortPieces(Spoilt):
 
     window = 24
 
-    def spoil(self, step: Step) -> None:
+    def spoil(self, step: ForwardStep) -> None:
         if step.positions[0] and len(step.tokens) > self.window:
             step.positions[:] += 1
 
@@ -65,7 +65,7 @@ class ShortPieces(Spoilt):
 class OneByOne(FakeBackend):
     """A library that loses the recurrent state when more than one token follows, as some do."""
 
-    def push(self, pack: ToyPack, step: Step) -> Any:
+    def push(self, pack: ToyPack, step: ForwardStep) -> Any:
         if len(step.tokens) > 1 and step.state is not None:
             step.state[:] = 0
         return super().push(pack, step)
@@ -94,7 +94,7 @@ class KeepsItInside(FakeBackend):
 
     inside: Any = None
 
-    def push(self, pack: ToyPack, step: Step) -> Any:
+    def push(self, pack: ToyPack, step: ForwardStep) -> Any:
         if step.state is not None:
             step = replace(step, state=self.inside)
         logits, self.inside = super().push(pack, step)
@@ -249,7 +249,9 @@ def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "broken"), [("hf", "hf.forward.Arguments._mask"), ("mlx", "mlx.masks.TreeMasks.of")])
+@pytest.mark.parametrize(
+    ("backend", "broken"), [("hf", "hf.forward.ForwardArguments._mask"), ("mlx", "mlx.masks.TreeMasks.of")]
+)
 def test_a_library_that_ignores_masks_is_detected_at_load(backend: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from runtime import load
-from runtime.backends.base import ROOT, Part
+from runtime.backends.base import ROOT, PackTokens
 from runtime.backends.packs.tree import Ragged
 from runtime.errors import InvalidRequestError
 from tests.fakes import engine_of, some_ids
@@ -40,7 +40,7 @@ class Text:
                 at = int(append(loaded.backend, self.pack, piece, at)[0][-1])
         starts = held + np.cumsum([0, *tails[:-1]])
         parents = np.concatenate([chain(int(s), len(t), at) for s, t in zip(starts, self.tails, strict=True)])
-        self.part = Part(self.pack, np.concatenate(self.tails), parents, np.arange(sum(tails)))
+        self.part = PackTokens(self.pack, np.concatenate(self.tails), parents, np.arange(sum(tails)))
 
     def check(self, loaded: Loaded, logits: Any) -> None:
         for rows, tail in zip(np.split(logits, np.cumsum([len(t) for t in self.tails])[:-1]), self.tails, strict=True):
@@ -84,7 +84,8 @@ def test_each_part_of_a_joint_forward_equals_its_text_alone(loaded: Loaded, text
 
 def test_only_wanted_rows_come_back(loaded: Loaded, texts: list[Text]) -> None:
     parts = [
-        Part(t.pack, t.part.tokens, t.part.parents, t.part.want[-1:] if i % 2 else t.part.want[:0]) for i, t in enumerate(texts)
+        PackTokens(t.pack, t.part.tokens, t.part.parents, t.part.want[-1:] if i % 2 else t.part.want[:0])
+        for i, t in enumerate(texts)
     ]
     logits = loaded.backend.begin(parts)()
     assert logits.shape == (3, loaded.backend.info.vocab_size)
@@ -95,7 +96,7 @@ def test_only_wanted_rows_come_back(loaded: Loaded, texts: list[Text]) -> None:
 
 def test_a_failure_leaves_every_pack_as_it_was(loaded: Loaded, texts: list[Text]) -> None:
     backend, sizes = loaded.backend, [loaded.backend.size(text.pack) for text in texts]
-    bad = Part(texts[-1].pack, np.array([10**6]), np.array([0]), np.array([0]))
+    bad = PackTokens(texts[-1].pack, np.array([10**6]), np.array([0]), np.array([0]))
     with pytest.raises(InvalidRequestError, match="vocabulary"):
         backend.begin([*(text.part for text in texts[:-1]), bad])
     assert [backend.size(text.pack) for text in texts] == sizes
@@ -108,7 +109,7 @@ def test_a_prepared_joint_forward_gives_the_same_numbers(loaded: Loaded, texts: 
     backend = loaded.backend
     for text in texts:
         backend.resize(text.pack, 64)
-    blank = [Part(t.pack, np.zeros(len(t.part.tokens), np.int64), t.part.parents, t.part.want) for t in texts]
+    blank = [PackTokens(t.pack, np.zeros(len(t.part.tokens), np.int64), t.part.parents, t.part.want) for t in texts]
     begin = backend.prepare(blank)
     assert (begin is not None) == backend.overlaps
     if begin is not None:

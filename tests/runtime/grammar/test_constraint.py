@@ -10,7 +10,7 @@ import pytest
 
 from runtime.errors import GrammarError, SessionClosedError
 from runtime.grammar.constraint import Constraint
-from runtime.grammar.grammars import Grammars, Vocabulary
+from runtime.grammar.grammars import Grammars, GrammarVocabulary
 from runtime.grammar.source import Grammar
 from runtime.text.tokenizer import Tokenizer
 from tests.runtime.grammar.judge import accepts, begins
@@ -21,9 +21,9 @@ PADDED = 24  # ids beyond the tokenizer's
 
 
 @functools.cache
-def vocabulary(width: int = VOCABULARY + PADDED) -> Vocabulary:
+def vocabulary(width: int = VOCABULARY + PADDED) -> GrammarVocabulary:
     tokenizer = Tokenizer(tiny_tokenizer(), eos_token_ids=(2, 0))
-    return Vocabulary(tokenizer.byte_vocab(width), (2, 0), frozenset(tokenizer.special_ids), tokenizer.encode)
+    return GrammarVocabulary(tokenizer.byte_vocab(width), (2, 0), frozenset(tokenizer.special_ids), tokenizer.encode)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_could_end_checks_replacement_text_without_changing_the_state(grammars: 
 
 def test_a_vocabulary_without_an_eos_ends_where_nothing_can_follow() -> None:
     whole = vocabulary()
-    grammars = Grammars(lambda: Vocabulary(whole.tokens, (), whole.special, whole.encode))
+    grammars = Grammars(lambda: GrammarVocabulary(whole.tokens, (), whole.special, whole.encode))
     constraint = grammars.constraint(Grammar.regex("a{2}"))
     assert constraint.allowed().shape == (len(whole.tokens),)
     walk(constraint, 0)

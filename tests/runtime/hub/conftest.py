@@ -14,7 +14,7 @@ from keyring.backend import KeyringBackend
 from runtime.errors import DownloadError
 from runtime.hub.child_protocol import DownloadProgress, HubId
 from runtime.hub.credentials import VARIABLES
-from runtime.hub.download import Download
+from runtime.hub.download import RepositoryDownload
 from runtime.hub.responses import limit_answers
 from runtime.shelf.model_shelf import ModelShelf
 from tests.runtime.hub.local_hub import Files, LocalHub, running
@@ -123,7 +123,7 @@ def fetch(hub: LocalHub, steps: list[DownloadProgress], waits: list[float]) -> F
         waits.append(seconds)
 
     def run(model: str = "org/tiny") -> str:
-        return Download(HubId.parse(model), steps.append, endpoint=hub.address, sleep=sleep).fetch()
+        return RepositoryDownload(HubId.parse(model), steps.append, endpoint=hub.address, sleep=sleep).fetch()
 
     return run
 

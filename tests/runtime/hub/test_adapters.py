@@ -13,7 +13,7 @@ from safetensors.numpy import load, save
 from runtime import DownloadError, ModelShelf, fetch_adapter, fetch_any, fetch_model, list_shelf_adapters, plan_download
 from runtime.adapters.convert import convert_adapter
 from runtime.hub.child_protocol import HubId
-from runtime.hub.download import Download
+from runtime.hub.download import RepositoryDownload
 from tests.fakes import fake_model
 from tests.runtime.adapters.toys import toy_adapter
 from tests.runtime.hub.conftest import Fetch
@@ -136,7 +136,7 @@ def test_a_model_fetched_as_an_adapter_or_the_reverse_is_refused_before_its_weig
         ("adapter", "org/tiny", "a model, no adapter"),
     ):
         with pytest.raises(DownloadError, match=f"{repository}@main: {said}; .*fetch_"):
-            Download(HubId.parse(repository), lambda _: None, wanted=wanted, endpoint=hub.address).fetch()  # type: ignore[arg-type]
+            RepositoryDownload(HubId.parse(repository), lambda _: None, wanted=wanted, endpoint=hub.address).fetch()  # type: ignore[arg-type]
     assert hub.fetched() == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import DownloadError
 from runtime.hub.child_protocol import DownloadPlan, HubId
-from runtime.hub.download import Download
+from runtime.hub.download import RepositoryDownload
 from runtime.shelf.catalogue import CatalogueModel, CatalogueVariant, catalogue
 from tests.runtime.hub.conftest import Fetch, failed
 from tests.runtime.hub.local_hub import Files, LocalHub, Request
@@ -18,7 +18,7 @@ EVERY = [(model, variant) for model in catalogue() for variant in model.variants
 
 
 def planned(hub: LocalHub, source: str, scratch: Path) -> DownloadPlan:
-    return Download(HubId.parse(source), lambda _progress: None, endpoint=hub.address).plan(scratch)
+    return RepositoryDownload(HubId.parse(source), lambda _progress: None, endpoint=hub.address).plan(scratch)
 
 
 @pytest.mark.sampled(2)

@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 
 from runtime.errors import DownloadError, ModelLoadError
 from runtime.hub.child_protocol import DownloadProgress, HubId
-from runtime.hub.download import Download
+from runtime.hub.download import RepositoryDownload
 from runtime.hub.partial_downloads import discard_download, unfinished_downloads
 from runtime.loading.integrity import read_manifest
 from runtime.shelf.model_shelf import ModelShelf
@@ -199,7 +199,7 @@ def test_a_plan_fetches_no_weights_and_leaves_nothing(hub: LocalHub, tiny: Files
     # given
     commit = hub.add("org/tiny", tiny)
     # when
-    plan = Download(HubId.parse("org/tiny"), lambda step: None, endpoint=hub.address).plan(tmp_path)
+    plan = RepositoryDownload(HubId.parse("org/tiny"), lambda step: None, endpoint=hub.address).plan(tmp_path)
     # then
     assert hub.fetched() == ["config.json"]
     assert {file.name: file.size for file in plan.files} == {name: len(tiny[name]) for name in TAKEN}
@@ -265,5 +265,5 @@ def test_the_licence_is_taken_from_the_tags_and_cleaned(
 ) -> None:
     hub.add("org/tiny", tiny)
     hub.tags = tags
-    plan = Download(HubId.parse("org/tiny"), steps.append, endpoint=hub.address).plan(tmp_path)
+    plan = RepositoryDownload(HubId.parse("org/tiny"), steps.append, endpoint=hub.address).plan(tmp_path)
     assert (plan.licence, plan.context) == (licence, 4096)

@@ -22,9 +22,9 @@ from runtime import (
     RemoteError,
     connect,
 )
-from runtime.remote.dialect import Facts, Probe
+from runtime.remote.dialect import Probe, ServedModel
 from runtime.remote.dialects.vllm import VLLM
-from runtime.remote.http import MOST_EVENT_BYTES, Address, HttpClient
+from runtime.remote.http import MOST_EVENT_BYTES, HttpClient, ServerAddress
 from tests.runtime.remote.servers import Raw, Server, event, send, serving, start_events
 
 MEBIBYTE = 1 << 20
@@ -427,9 +427,9 @@ def test_cookies_are_not_kept(server: Server, folder: Path) -> None:
 
 def test_the_cap_of_alternatives_is_not_read_from_the_host_s_name(model: LanguageModel) -> None:
     async def found(url: str) -> int:
-        client = HttpClient(Address(url, "mac-max:8000", loopback=True, secure=False))
+        client = HttpClient(ServerAddress(url, "mac-max:8000", loopback=True, secure=False))
         try:
-            return (await VLLM().abilities(client, Facts("tiny", 2048), Probe())).alternatives
+            return (await VLLM().abilities(client, ServedModel("tiny", 2048), Probe())).alternatives
         finally:
             await client.close()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from runtime import BeamOptions, GrammarError
-from runtime.grammar.grammars import Grammars, Vocabulary
+from runtime.grammar.grammars import Grammars, GrammarVocabulary
 from runtime.grammar.source import Grammar
 from runtime.numerics.ranking import Ranked
 from runtime.records import Finish, Float32
@@ -36,7 +36,7 @@ CASES: dict[str, Case] = {
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
     encode: Callable[[str], list[int]] = lambda text: [PIECES.index(bytes([byte])) for byte in text.encode()]  # noqa: E731  # short
-    made = Grammars(lambda: Vocabulary(PIECES, tuple(EOS), EOS, encode))
+    made = Grammars(lambda: GrammarVocabulary(PIECES, tuple(EOS), EOS, encode))
     yield made
     made.close()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runtime.hub.child_protocol import HubId
-from runtime.hub.download import Download
+from runtime.hub.download import RepositoryDownload
 from runtime.loading.paths import models_dir
 from runtime.shelf.importing import import_model
 from runtime.shelf.model_shelf import ModelShelf
@@ -65,7 +65,9 @@ def check_listed() -> None:
 def main() -> None:
     what, source = sys.argv[1:]
     work: Callable[[], object] = (
-        (lambda: import_model(source)) if what == "import" else Download(HubId.parse(source), lambda _progress: None).fetch
+        (lambda: import_model(source))
+        if what == "import"
+        else RepositoryDownload(HubId.parse(source), lambda _progress: None).fetch
     )
     change = 1
     while True:
