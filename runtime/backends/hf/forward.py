@@ -124,10 +124,16 @@ class ForwardArguments:
                     mask = _seen_by(pack, own, layer, self._device)
                     masks[window].append(self._with_folded(mask) if mask is not None and mask.shape[2] <= self._few else mask)
             joint.append(JointLayer(layers, lengths, masks[window], window is not None, ragged))
-        arguments = self._common(step.tokens[None], step.positions[None], Cache(layers=joint))
-        arguments["attention_mask"] = self._unread
+        arguments: dict[str, Any] = {
+            "input_ids": to_device(step.tokens, self._device)[None],
+            "position_ids": to_device(step.positions, self._device)[None],
+            "past_key_values": Cache(layers=joint),
+            "use_cache": True,
+            "attention_mask": self._unread,
+        }
         if "logits_to_keep" in self._takes:
-            arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
+            every = len(step.want) == len(step.tokens)
+            arguments["logits_to_keep"] = 0 if every else to_device(step.want, self._device)
         return arguments
 
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
