@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
@@ -429,9 +429,12 @@ class PackedBackend(ABC, Generic[P]):
             MemoryBudgetError: And other errors of `forward`; after any of them every pack is unchanged.
         """
         undos: list[tuple[P, Undo]] = []
-        with _undone_after_errors(undos):
+        try:
             packs, steps, by_chains = self._appended(parts, undos, read)
             return (self._chains if by_chains else self.launch)(packs, steps, request)()
+        except BaseException:
+            _undo(undos)
+            raise
 
     def begin(self, parts: Sequence[PackTokens], request: RankRequest | None = None) -> Callable[[], Any]:
         """`compute` in two halves. Where `overlaps` is False the first half does all the work.
@@ -441,9 +444,12 @@ class PackedBackend(ABC, Generic[P]):
             errors of `forward`; then every pack is unchanged.
         """
         undos: list[tuple[P, Undo]] = []
-        with _undone_after_errors(undos):
+        try:
             packs, steps, by_chains = self._appended(parts, undos)
             return partial(_awaited, (self._chains if by_chains else self.launch)(packs, steps, request), undos)
+        except BaseException:
+            _undo(undos)
+            raise
 
     def forward_on_device(self, parts: Sequence[PackTokens]) -> DeviceLogits:
         """`compute` without waiting, for a backend with `on_device`, with one part or more.
@@ -452,9 +458,12 @@ class PackedBackend(ABC, Generic[P]):
             MemoryBudgetError: And other errors of `forward`; after any of them every pack is unchanged.
         """
         undos: list[tuple[P, Undo]] = []
-        with _undone_after_errors(undos):
+        try:
             packs, steps, _ = self._appended(parts, undos)
             return self.launch_on_device(packs, steps)
+        except BaseException:
+            _undo(undos)
+            raise
 
     def prepare(
         self, parts: Sequence[PackTokens], request: RankRequest | None = None
@@ -478,8 +487,11 @@ class PackedBackend(ABC, Generic[P]):
             if tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
                 raise self._outside(tokens)
             undos = [(part.pack, part.pack.tree.append(part.parents)) for part in parts]
-            with _undone_after_errors(undos):
+            try:
                 return partial(_awaited, launch(tokens), undos)
+            except BaseException:
+                _undo(undos)
+                raise
 
         return begin
 
@@ -823,18 +835,12 @@ def _undo(undos: Sequence[tuple[WorkingPack, Undo]]) -> None:
             del pack.states[slot]
 
 
-@contextmanager
-def _undone_after_errors(undos: Sequence[tuple[WorkingPack, Undo]]) -> Iterator[None]:
+def _awaited(waiting: Callable[[], T], undos: Sequence[tuple[WorkingPack, Undo]]) -> T:
     try:
-        yield
+        return waiting()
     except BaseException:
         _undo(undos)
         raise
-
-
-def _awaited(waiting: Callable[[], T], undos: Sequence[tuple[WorkingPack, Undo]]) -> T:
-    with _undone_after_errors(undos):
-        return waiting()
 
 
 def chain_parents(base: int, n: int, parent: int) -> Int64:
