@@ -169,12 +169,12 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
     except BaseException:
         folder.cleanup()
         raise
-    assert isinstance(db.conn, Connection)
+    assert isinstance(db.conn, ForkSafeConnection)
     db.conn.folder = folder
     return db
 
 
-class Connection(sqlite3.Connection):
+class ForkSafeConnection(sqlite3.Connection):
     """A connection of the process that opened it: SQLite does not allow a forked child even to close it.
 
     The connection may own the folder of the copy that it reads.
@@ -196,7 +196,7 @@ class Connection(sqlite3.Connection):
             self.folder.cleanup()
 
 
-_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+_connections: weakref.WeakSet[ForkSafeConnection] = weakref.WeakSet()
 
 
 def _keep_connections() -> None:
@@ -210,7 +210,7 @@ os.register_at_fork(after_in_child=_keep_connections)
 
 def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqlite_utils.Database:
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
-    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, factory=Connection)
+    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, factory=ForkSafeConnection)
     try:
         # damaged text must reach the checksum instead of failing in the decoder
         conn.text_factory = lambda raw: raw.decode("utf-8", "replace")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from storage.blocks.errors import DamagedFileError, as_os_errors, foreign_errors
-from storage.database import Connection
+from storage.database import ForkSafeConnection
 from storage.files import ensure_file, free_name, keep_as, sidecar, sync_folder
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ def _survey(path: Path) -> None:
 def _connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite3.Connection:
     _check_regular(path)
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
-    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, factory=Connection)
+    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, factory=ForkSafeConnection)
     conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")

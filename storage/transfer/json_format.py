@@ -18,7 +18,7 @@ from storage.tables.token_chunks import MAX_TOKENS
 from storage.transfer import json_columns
 from storage.transfer.import_tree import MOST_AT_ONCE, Fields, ImportTree, node_part, session_part
 from storage.transfer.json_columns import to_json
-from storage.transfer.json_scanner import Piece, Scanner
+from storage.transfer.json_scanner import ScanEvent, Scanner
 from storage.transfer.parts import (
     FORMAT,
     NODE_FIELDS,
@@ -165,20 +165,20 @@ class JsonFile:
             InvalidFileError: The file is invalid; the message has the line and the node or message.
             StoreNewerError: The file has our own format of a newer version.
         """
-        pieces = self._scanner.pieces()
+        events = self._scanner.events()
         messages: Messages | None = None  # for files with a message per line
         found = False
-        for piece in pieces:
-            inner = piece if piece.kind == "list" else next(pieces)
+        for event in events:
+            inner = event if event.kind == "list" else next(events)
             if messages is None and inner.kind == "list":
-                yield from self._list(pieces)
+                yield from self._list(events)
             elif messages is None and inner.kind == "member" and inner.key == "format":
-                yield from self._ours(inner, pieces)
+                yield from self._ours(inner, events)
             else:
-                message = self._head(inner, pieces, started=messages is not None)
+                message = self._head(inner, events, started=messages is not None)
                 if isinstance(message, dict):
                     messages = messages or Messages(self._name, self._stem)
-                    yield from messages.take(message, piece.line)
+                    yield from messages.take(message, event.line)
                 else:
                     yield from message
             found = True
@@ -189,51 +189,51 @@ class JsonFile:
 
     # ---- messages -----------------------------------------------------------------------------------------------------
 
-    def _list(self, pieces: Iterator[Piece]) -> Iterator[ImportPart]:
-        messages, piece = Messages(self._name, self._stem), None
-        for piece in pieces:
-            if piece.kind == "end":
+    def _list(self, events: Iterator[ScanEvent]) -> Iterator[ImportPart]:
+        messages, event = Messages(self._name, self._stem), None
+        for event in events:
+            if event.kind == "end":
                 break
-            yield from messages.take(piece.value, piece.line)
-        yield from messages.end(piece.line if piece else None)
+            yield from messages.take(event.value, event.line)
+        yield from messages.end(event.line if event else None)
 
-    def _head(self, first: Piece, pieces: Iterator[Piece], *, started: bool) -> dict[str, Any] | Iterator[ImportPart]:
+    def _head(self, first: ScanEvent, events: Iterator[ScanEvent], *, started: bool) -> dict[str, Any] | Iterator[ImportPart]:
         """Reads an object of another format: returns a message as it is, or the parts of an object with messages."""
         members: dict[str, Any] = {}
-        piece, count = first, 0
-        while piece.kind == "member" and count < MOST_MEMBERS:
+        event, count = first, 0
+        while event.kind == "member" and count < MOST_MEMBERS:
             count += 1
-            if piece.key in _USED:  # other members may be of any length
-                members[piece.key] = piece.value
-            piece = next(pieces)
-        if piece.kind == "items" and piece.key == "messages" and not started:
-            return self._conversation(members.get("title"), pieces)
-        if piece.kind == "end" and "role" in members:
+            if event.key in _USED:  # other members may be of any length
+                members[event.key] = event.value
+            event = next(events)
+        if event.kind == "items" and event.key == "messages" and not started:
+            return self._conversation(members.get("title"), events)
+        if event.kind == "end" and "role" in members:
             return members
-        line, what = piece.line, "it is no session of ours ('format' comes first), no message and no object with messages"
+        line, what = event.line, "it is no session of ours ('format' comes first), no message and no object with messages"
         raise InvalidFileError(self._name, what, line=line)
 
-    def _conversation(self, title: Any, pieces: Iterator[Piece]) -> Iterator[ImportPart]:
+    def _conversation(self, title: Any, events: Iterator[ScanEvent]) -> Iterator[ImportPart]:
         messages = Messages(self._name, self._stem, title=title if isinstance(title, str) else "")
-        for piece in pieces:
-            if piece.kind == "element" and piece.key == "messages":
-                yield from messages.take(piece.value, piece.line)
-            elif piece.kind == "end":
-                yield from messages.end(piece.line)
+        for event in events:
+            if event.kind == "element" and event.key == "messages":
+                yield from messages.take(event.value, event.line)
+            elif event.kind == "end":
+                yield from messages.end(event.line)
                 return
 
     # ---- our own format -----------------------------------------------------------------------------------------------
 
-    def _ours(self, first: Piece, pieces: Iterator[Piece]) -> Iterator[ImportPart]:
+    def _ours(self, first: ScanEvent, events: Iterator[ScanEvent]) -> Iterator[ImportPart]:
         if first.value != FORMAT:
             raise InvalidFileError(self._name, f"the format {first.value!r:.60} is not known, only {FORMAT!r}", line=first.line)
-        self._check_version(next(pieces))
-        tree, shown, begun, piece = ImportTree(), None, False, first
-        for piece in pieces:
-            fields = Fields(piece.value if piece.kind == "element" else {}, self._name, piece.line, _place(piece))
-            match piece.kind, piece.key:
+        self._check_version(next(events))
+        tree, shown, begun = ImportTree(), None, False
+        for event in events:
+            fields = Fields(event.value if event.kind == "element" else {}, self._name, event.line, _place(event))
+            match event.kind, event.key:
                 case "member", "session" if not begun:
-                    fields = Fields(piece.value, self._name, piece.line, "the session", _SESSION)
+                    fields = Fields(event.value, self._name, event.line, "the session", _SESSION)
                     shown, begun = fields.maybe_whole("current"), True
                     yield session_part(fields)
                     if setup := portable_setup(fields.mapping("setup")):  # validated where it is used
@@ -241,7 +241,7 @@ class JsonFile:
                 case "element", "models" if begun:
                     yield ModelPart(clean(fields.text("kv_fingerprint")), text_of_json(fields.mapping("info")))
                 case "element", "nodes" if begun:
-                    yield self._node(piece, tree)
+                    yield self._node(event, tree)
                 case "element", "tokens" if begun:
                     yield self._tokens(fields, tree)
                 case ("items", "models" | "nodes" | "tokens") if begun:
@@ -250,23 +250,23 @@ class JsonFile:
                     yield tree.end(shown, fields.fault)
                     return
                 case "end", _:
-                    raise InvalidFileError(self._name, "the session itself is missing", line=piece.line)
+                    raise InvalidFileError(self._name, "the session itself is missing", line=event.line)
                 case _:
-                    raise InvalidFileError(self._name, f"{piece.key!r:.60} is not expected here", line=piece.line)
+                    raise InvalidFileError(self._name, f"{event.key!r:.60} is not expected here", line=event.line)
 
-    def _check_version(self, piece: Piece) -> None:
-        version = piece.value
-        if piece.kind != "member" or piece.key != "version" or type(version) is not int or version < 1:
-            raise InvalidFileError(self._name, "after the format comes its version, a number", line=piece.line)
+    def _check_version(self, event: ScanEvent) -> None:
+        version = event.value
+        if event.kind != "member" or event.key != "version" or type(version) is not int or version < 1:
+            raise InvalidFileError(self._name, "after the format comes its version, a number", line=event.line)
         if version > VERSION:
             raise StoreNewerError(
                 f"{self._name} has version {version!s:.20} of the format, this Elsewise reads up to {VERSION}; update the app"
             )
 
-    def _node(self, piece: Piece, tree: ImportTree) -> NodePart:
-        fields = Fields(piece.value, self._name, piece.line, _place(piece), {*NODE_FIELDS, "id", "parent", "more"})
+    def _node(self, event: ScanEvent, tree: ImportTree) -> NodePart:
+        fields = Fields(event.value, self._name, event.line, _place(event), {*NODE_FIELDS, "id", "parent", "more"})
         key = fields.whole("id")
-        named = Fields(piece.value, self._name, piece.line, f"node {key}")
+        named = Fields(event.value, self._name, event.line, f"node {key}")
         node = node_part(named, tree)
         tree.add(key, node, named.fault)
         return node
@@ -282,8 +282,8 @@ class JsonFile:
         return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
 
 
-def _place(piece: Piece) -> str:
-    return f"{piece.key} {piece.index + 1:,}" if piece.kind == "element" else ""
+def _place(event: ScanEvent) -> str:
+    return f"{event.key} {event.index + 1:,}" if event.kind == "element" else ""
 
 
 class Messages:
