@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import sqlite_utils
 
@@ -45,6 +45,8 @@ _PRAGMAS = (
 # On macOS only F_FULLFSYNC reaches the disk; on other systems fsync does.
 _PRAGMAS_MACOS = ("fullfsync = ON", "checkpoint_fullfsync = ON")
 _BUSY_SECONDS = 5.0
+HEADER_BYTES: Final = 100  # of any SQLite file
+MAGIC: Final = b"SQLite format 3\0"  # its first bytes
 _NO_FILES_BESIDE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
@@ -132,7 +134,7 @@ class Database:
     def _disconnect(self) -> None:
         db, self._db = self._db, None
         if db is not None:
-            db.conn.close()
+            db.close()
 
 
 def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite_utils.Database:
@@ -208,12 +210,18 @@ def _keep_connections() -> None:
 os.register_at_fork(after_in_child=_keep_connections)
 
 
-def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqlite_utils.Database:
+def open_connection(path: Path, *, read_only: bool = False, immutable: bool = False, **options: Any) -> ForkSafeConnection:
+    """A connection to an existing SQLite file, ours or not; `options` are those of `sqlite3.connect`."""
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
-    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, factory=ForkSafeConnection)
+    conn = sqlite3.connect(uri, uri=True, factory=ForkSafeConnection, **options)
+    # damaged text must reach the checksum instead of failing in the decoder
+    conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return conn
+
+
+def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqlite_utils.Database:
+    conn = open_connection(path, read_only=read_only, immutable=immutable, timeout=_BUSY_SECONDS)
     try:
-        # damaged text must reach the checksum instead of failing in the decoder
-        conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
         db = sqlite_utils.Database(conn, execute_plugins=False)
         for pragma in _PRAGMAS + (_PRAGMAS_MACOS if sys.platform == "darwin" else ()):
             db.execute(f"PRAGMA {pragma}")

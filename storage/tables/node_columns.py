@@ -56,9 +56,7 @@ class NodeStub(NodeRow):
         raise LookupError(f"how node {self.id} was made was not read yet")
 
     @classmethod
-    def make(
-        cls, session_id: int, numbers: tuple[int, int | None, int | None, int | None, int, int], kind: NodeKind
-    ) -> NodeStub:
+    def make(cls, session_id: int, numbers: tuple[int, int | None, int | None, int | None, int, int], kind: NodeKind) -> Self:
         """A run from its columns id, parent, at_token, at_byte, token_count, seq, and its kind."""
         stub = cls.__new__(cls)
         values = (session_id, *numbers, *kind)

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import sqlite_utils
 
 from resources.files import open_regular
-from storage.database import Database, fetch, scalar
+from storage.database import MAGIC, Database, fetch, scalar
 from storage.errors import InvalidFileError
 from storage.rows import Imported, SessionCopy
 from storage.tables import checksums, key_value, places, search, sessions
@@ -33,7 +33,7 @@ from storage.transfer.parts import (
     TokensPart,
     VocabularyPart,
 )
-from storage.transfer.portable import MAGIC, PortableFile
+from storage.transfer.portable import PortableFile
 from storage.transfer.session_reader import SessionSource
 
 T = TypeVar("T")

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
+from storage.database import open_connection
 from storage.errors import InvalidFileError, StoreDamagedError, StoreNewerError
 from storage.files import draft_of
 from storage.tables import columns
@@ -53,7 +54,6 @@ TABLES: Final[Mapping[str, tuple[str, ...]]] = {
 _SLICE: Final = 512  # rows
 _SCHEMA_STEPS: Final = 1 << 20  # most virtual machine steps of SQLite for reading a schema; ours takes some hundred
 _LEAST_ROW: Final = 32  # the fewest bytes of a row: its checksum
-MAGIC: Final = b"SQLite format 3\0"
 _vocabulary = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -304,9 +304,8 @@ class PortableFile:
 
 def open_foreign(path: Path) -> sqlite3.Connection:
     """A read-only connection to a SQLite file that is not trusted; neither reads nor makes other files."""
-    conn = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    conn = open_connection(path, read_only=True, immutable=True, isolation_level=None)
     try:
-        conn.text_factory = lambda raw: raw.decode("utf-8", "replace")  # damaged text must reach the checksum
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 4 * LIMIT)  # bytes of one value
         conn.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON", "mmap_size = 0"):

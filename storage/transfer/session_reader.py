@@ -75,11 +75,8 @@ class StoredSession:
         Raises:
             StoreDamagedError: Some of it fails its checksum.
         """
-        for row in self._db.execute("SELECT id FROM token_chunks WHERE node_id = ? ORDER BY id", [node_id]).fetchall():
-            [chunk] = fetch(self._db, "SELECT * FROM token_chunks WHERE id = ?", [row[0]])
-            found = token_chunks.read_chunk(chunk)
-            if found is None:
-                raise StoreDamagedError(_damaged(f"the tokens of node {node_id} from {chunk['first']}"))
+        for chunk in self.chunks(node_id):
+            found = columns.decode(chunk["columns"])
             for start in range(0, chunk["count"], PIECE):
                 stop = min(start + PIECE, chunk["count"])
                 yield chunk["kv_fingerprint"], chunk["first"] + start, stop - start, columns.cut(found, start, stop)
@@ -155,13 +152,9 @@ class StoredSession:
 @contextmanager
 def stored_session(store: Path, session_id: int) -> Iterator[StoredSession]:
     """The session at the present moment, on a connection of the calling thread."""
-    with typed_errors(store):
-        db = open_sessions(store, read_only=True)
-        try:
-            db.execute("BEGIN")
-            yield StoredSession(db, session_id)
-        finally:
-            db.conn.close()
+    with typed_errors(store), open_sessions(store, read_only=True) as db:
+        db.execute("BEGIN")
+        yield StoredSession(db, session_id)
 
 
 def _damaged(what: str) -> str:
