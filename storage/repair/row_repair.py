@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 import sqlite_utils
 
-from storage.database import connect, dictionaries, fetch
+from storage.database import HEADER_BYTES, MAGIC, connect, dictionaries, fetch, open_connection
 from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
 from storage.files import free_name, keep_as, sidecar, sync_folder
 from storage.repair import integrity
@@ -40,8 +40,6 @@ _MOVED: Final[tuple[tuple[str, DamageKind, str], ...]] = (  # rows that the stor
     ("settings", "setting", "key"),
     ("places", "place", "id"),
 )
-HEADER_BYTES: Final = 100  # of any SQLite file
-MAGIC: Final = b"SQLite format 3\0"
 PAGE_BYTES: Final = 4096  # of ours
 LARGEST: Final = 1 << 40  # bytes; limits the file size from a damaged number
 TABLES: Final = ("sessions", "nodes", "token_chunks", "vocabularies", "models", "settings", "folders", "places", "quarantine")
@@ -56,7 +54,10 @@ TITLE_LENGTH: Final = 60
 
 def quarantined(db: sqlite_utils.Database) -> list[DamageRow]:
     """All damage in quarantine, in the order in which it was found."""
-    return [_damage_row(row) for row in fetch(db, "SELECT * FROM quarantine ORDER BY id")]
+    return [
+        DamageRow(row["kind"], str(row["detail"]), row["session_id"], row["title"], row["node_id"], row["turn"])
+        for row in fetch(db, "SELECT * FROM quarantine ORDER BY id")
+    ]
 
 
 def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
@@ -74,7 +75,8 @@ def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
     for row in fetch(db, "SELECT * FROM folders"):
         if not checksums.intact("folders", row):
             found.append(_quarantine(db, DamageRow("folder", f"{str(row['name'])!r:.60} failed its checksum"), "folders", row))
-            checksums.renew(db, "folders", row, {"name": clean(str(row["name"])), "place": _whole_number(row["place"])})
+            row |= {"name": clean(str(row["name"])), "place": _whole_number(row["place"])}
+            checksums.renew(db, "folders", row)
     for row in fetch(db, "SELECT * FROM places WHERE folder_id IS NOT NULL AND folder_id NOT IN (SELECT id FROM folders)"):
         checksums.update(db, "places", row, {"folder_id": None})
     for table, sql, kind in (
@@ -219,11 +221,11 @@ class _SessionRepair:
         if self.row["current_node"] not in self.runs:
             changes["current_node"] = max(tips, default=None)
         self.row.update(changes | counted)
-        checksums.renew(self.db, "sessions", self.row, {})
+        checksums.renew(self.db, "sessions", self.row)
 
     def _renew(self, row: Row, changes: Mapping[str, Any]) -> None:
         row.update(changes)
-        checksums.renew(self.db, "nodes", row, {})
+        checksums.renew(self.db, "nodes", row)
 
     def _note(self, source: str, kind: DamageKind, detail: str, row: Row, run: Row | None = None) -> None:
         turn = None if run is None else integrity.turn_of(run, self.runs)
@@ -249,15 +251,9 @@ def _valid_fields(row: Row) -> Row:
 
 def _quarantine(db: sqlite_utils.Database, damage: DamageRow, source: str, row: Row) -> DamageRow:
     content = {name: value for name, value in row.items() if name != "_row"}
-    values = {name: getattr(damage, name) for name in ("kind", "detail", "session_id", "title", "node_id", "turn")}
     more = {"source": source, "content": msgspec.msgpack.encode(content), "found": time.time()}
-    checksums.insert(db, "quarantine", {**values, **more})
+    checksums.insert(db, "quarantine", msgspec.structs.asdict(damage) | more)
     return damage
-
-
-def _damage_row(row: Row) -> DamageRow:
-    kind = cast("DamageKind", row["kind"])
-    return DamageRow(kind, str(row["detail"]), row["session_id"], row["title"], row["node_id"], row["turn"])
 
 
 def _owner(table: str, row: Row) -> tuple[int | None]:
@@ -342,8 +338,7 @@ def _open_copy(path: Path, folder: Path) -> sqlite3.Connection:
 
 
 def _connect(copy: Path) -> sqlite3.Connection:
-    conn = sqlite3.connect(copy)
-    conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    conn = open_connection(copy)
     conn.execute("PRAGMA writable_schema = ON")  # makes SQLite skip definitions that it cannot parse
     return conn
 
@@ -355,9 +350,8 @@ def _repair_header(copy: Path, folder: Path) -> None:
         if not header.startswith(MAGIC) or int.from_bytes(header[16:18], "big") != PAGE_BYTES:
             fresh = folder / "fresh.db"
             create(fresh)
-            header = (
-                fresh.read_bytes()[:24] + bytes(8) + fresh.read_bytes()[32:HEADER_BYTES]
-            )  # zeros: SQLite takes the counters from the file's length
+            header = fresh.read_bytes()[:HEADER_BYTES]
+            header = header[:24] + bytes(8) + header[32:]  # zeros: SQLite takes the counters from the file's length
             file.seek(0)
             file.write(header)
         whole = int.from_bytes(header[28:32], "big") * PAGE_BYTES
@@ -420,9 +414,9 @@ def _ranges(
 
 def _put_in_place(path: Path, draft: Path) -> Path:
     """Links the damaged file under another name, then replaces it by the new file, so that `path` always exists."""
-    with closing(connect(draft).conn) as conn:
-        found = findings(conn)
-        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with connect(draft) as db:
+        found = findings(db.conn)
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     if found != ["ok"]:
         raise StoreDamagedError(f"{path}: the recovered file would be damaged, nothing was changed: {'; '.join(found)}")
     kept = free_name(path.with_stem(f"{path.stem}.damaged"))
@@ -473,7 +467,7 @@ class SalvageWriter:
         return len(self._sessions), len(self._nodes), lost
 
     def close(self) -> None:
-        self._db.conn.close()
+        self._db.close()
 
     def _take(self, table: str, row: dict[str, Any]) -> bool:
         match table:
@@ -517,14 +511,8 @@ class SalvageWriter:
         search.index_node(self._db, row["session_id"], row["id"], clean(str(row["text"])))
 
     def _add_placeholder(self, session_id: int) -> None:
-        values: dict[str, Any] = {
-            "id": int(session_id),
-            "title": PLACEHOLDER_TITLE,
-            "created": 0.0,
-            "updated": 0.0,
-            "touched": 0,
-        }
-        values |= {"pinned": 0, "is_sample": 0, "branches": 0, "node_count": 0, "importing": 0}
+        values: dict[str, Any] = {"id": int(session_id), "title": PLACEHOLDER_TITLE, "created": 0.0, "updated": 0.0}
+        values |= {"touched": 0, "pinned": 0, "is_sample": 0, "branches": 0, "node_count": 0, "importing": 0}
         checksums.insert(self._db, "sessions", values)
         self._sessions.add(session_id)
         self._placeholders.add(session_id)

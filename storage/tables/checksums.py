@@ -65,12 +65,11 @@ def update(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], change
     db.execute(sql, [*changes.values(), sha, row["id"]])
 
 
-def renew(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Changes a damaged row that was copied to quarantine, with a new checksum, so that it counts as intact."""
-    values = {**row, **changes}
+def renew(db: sqlite_utils.Database, table: str, row: Mapping[str, Any]) -> None:
+    """Saves the new values of a damaged row that was copied to quarantine, with a new checksum: it counts as intact."""
     sets = ", ".join(f"{name} = ?" for name in COVERED[table])
     sql = f"UPDATE {table} SET {sets}, sha256 = ? WHERE id = ?"  # noqa: S608  # our own names
-    db.execute(sql, [*(values[name] for name in COVERED[table]), checksum(table, values), row["id"]])
+    db.execute(sql, [*(row[name] for name in COVERED[table]), checksum(table, row), row["id"]])
 
 
 def put(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> None:
