@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -12,12 +13,9 @@ import msgspec
 from resources.files import open_regular
 from storage.errors import InvalidFileError, StoreNewerError
 from storage.files import written
-from storage.tables.text import clean, from_json
-from storage.tables.text import to_json as text_of_json
-from storage.tables.token_chunks import MAX_TOKENS
+from storage.tables.text import clean, from_json, to_json
 from storage.transfer import json_columns
-from storage.transfer.import_tree import MOST_AT_ONCE, Fields, ImportTree, node_part, session_part
-from storage.transfer.json_columns import to_json
+from storage.transfer.import_tree import Fields, ImportTree, node_part, session_part, tokens_part
 from storage.transfer.json_scanner import ScanEvent, Scanner
 from storage.transfer.parts import (
     FORMAT,
@@ -32,11 +30,10 @@ from storage.transfer.parts import (
     NodePart,
     SessionPart,
     SetupPart,
-    TokensPart,
     portable_setup,
     without_folders,
 )
-from storage.transfer.session_reader import Row, StoredSession, stored_session
+from storage.transfer.session_reader import OnProgress, Row, StoredSession, stored_session
 
 _SESSION: Final = {*SESSION_FIELDS, "current", "setup", "more"}
 STREAMED: Final = ("models", "nodes", "tokens", "messages")
@@ -44,7 +41,6 @@ _USED: Final = frozenset({"title", "role", "content", "tool_calls"})  # members 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 MOST_MEMBERS: Final = 1_000  # of an object of another format, before its messages
 TITLE_CHARACTERS: Final = 60
-OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
 
 
 def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) -> None:
@@ -64,13 +60,12 @@ def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) 
     with stored_session(store, session_id) as session:
         session.require_whole()
         with written(path) as file:
-            total = 2 * session.node_count
             file.write(f'{{"format": "{FORMAT}", "version": {VERSION},\n"session": '.encode())
             setup = portable_setup(session.setup())
             file.write(msgspec.json.encode(session_record(session.row) | ({"setup": setup} if setup else {})))
-            _list(file, "models", (model_record(row) for row in session.models()))
-            _list(file, "nodes", _counted((node_record(row) for row in session.nodes()), 0, total, progress))
-            _list(file, "tokens", _tokens(session, session.node_count, total, progress))
+            _list(file, "models", map(model_record, session.models()))
+            _list(file, "nodes", map(node_record, session.counted(progress)))
+            _list(file, "tokens", _tokens(session, progress))
             file.write(b"}\n")
 
 
@@ -93,36 +88,20 @@ def model_record(row: Row) -> dict[str, Any]:
 
 def node_record(row: Row) -> dict[str, Any]:
     """A row of the store as an object of the format."""
-    return {
-        "id": row["id"],
-        "parent": row["parent_id"],
-        "at_token": row["at_token"],
-        "at_byte": row["at_byte"],
-        "role": row["role"],
+    record = {"id": row["id"], "parent": row["parent_id"], **{name: row[name] for name in NODE_FIELDS}}
+    return record | {
         "turn_start": bool(row["turn_start"]),
-        "text": row["text"],
-        "status": row["status"],
-        "finish_reason": row["finish_reason"],
-        "token_count": row["token_count"],
         "kv_fingerprint": row["kv_fingerprint"] if row["token_count"] else None,
         "stats": without_folders(from_json(row["stats"])),
-        "created": row["created"],
         "more": {name: row[name] for name in sorted(NODE_MORE)},
     }
 
 
-def _tokens(session: StoredSession, before: int, total: int, progress: OnProgress) -> Iterator[dict[str, Any]]:
-    for done, row in enumerate(session.nodes(), before):
+def _tokens(session: StoredSession, progress: OnProgress) -> Iterator[dict[str, Any]]:
+    for row in session.counted(progress, session.node_count):
         for fingerprint, first, count, columns in session.ranges(row["id"]):
             head = {"node": row["id"], "kv_fingerprint": fingerprint, "first": first, "count": count}
-            yield {**head, "columns": to_json(columns)}
-        progress(done + 1, total)
-
-
-def _counted(records: Iterable[Any], before: int, total: int, progress: OnProgress) -> Iterator[Any]:
-    for done, record in enumerate(records, before):
-        yield record
-        progress(done + 1, total)
+            yield {**head, "columns": json_columns.to_json(columns)}
 
 
 def _list(file: BinaryIO, name: str, records: Iterable[Any]) -> None:
@@ -237,13 +216,13 @@ class JsonFile:
                     shown, begun = fields.maybe_whole("current"), True
                     yield session_part(fields)
                     if setup := portable_setup(fields.mapping("setup")):  # validated where it is used
-                        yield SetupPart(text_of_json(setup))
+                        yield SetupPart(to_json(setup))
                 case "element", "models" if begun:
-                    yield ModelPart(clean(fields.text("kv_fingerprint")), text_of_json(fields.mapping("info")))
+                    yield ModelPart(fields.text("kv_fingerprint"), to_json(fields.mapping("info")))
                 case "element", "nodes" if begun:
                     yield self._node(event, tree)
                 case "element", "tokens" if begun:
-                    yield self._tokens(fields, tree)
+                    yield tokens_part(fields, tree, partial(json_columns.from_json, fields.mapping("columns")))
                 case ("items", "models" | "nodes" | "tokens") if begun:
                     pass
                 case "end", _ if begun:
@@ -270,16 +249,6 @@ class JsonFile:
         node = node_part(named, tree)
         tree.add(key, node, named.fault)
         return node
-
-    def _tokens(self, fields: Fields, tree: ImportTree) -> TokensPart:
-        node = tree.place(fields.whole("node"), fields.fault, "node")
-        assert node is not None  # the key is a number, not None
-        first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MOST_AT_ONCE)
-        try:
-            found = json_columns.from_json(fields.mapping("columns"))
-        except ValueError as wrong:
-            raise fields.fault(str(wrong)) from wrong
-        return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
 
 
 def _place(event: ScanEvent) -> str:

@@ -17,27 +17,26 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from storage.database import open_connection
-from storage.errors import InvalidFileError, StoreDamagedError, StoreNewerError
+from storage.errors import InvalidFileError, StoreNewerError
 from storage.files import draft_of
 from storage.tables import columns
 from storage.tables.key_value import vocabulary_digest
 from storage.tables.text import clean, to_json
-from storage.tables.token_chunks import MAX_TOKENS
-from storage.transfer.import_tree import MOST_AT_ONCE, Fields, ImportTree, node_part, session_part
+from storage.transfer.import_tree import Fields, ImportTree, node_part, session_part, tokens_part
 from storage.transfer.json_format import model_record, node_record, session_record
 from storage.transfer.json_scanner import LIMIT, decode_strict
-from storage.transfer.parts import ImportPart, ModelPart, SetupPart, TokensPart, VocabularyPart, portable_setup
-from storage.transfer.session_reader import StoredSession, stored_session
+from storage.transfer.parts import ImportPart, ModelPart, SetupPart, VocabularyPart, portable_setup
+from storage.transfer.session_reader import OnProgress, StoredSession, stored_session
 
-OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
 APPLICATION_ID: Final = 0x454C5350  # "ELSP"
 PORTABLE_VERSION: Final = 1
 TABLES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -110,20 +109,18 @@ def export_portable(
 
 
 def _nodes(session: StoredSession, progress: OnProgress) -> Iterator[list[Any]]:
-    for done, row in enumerate(session.nodes()):
+    for row in session.counted(progress):
         record = node_record(row)
         record |= {name: to_json(record[name]) for name in ("stats", "more")}
         yield [int(value) if isinstance(value := record[name], bool) else value for name in names("nodes")]
-        progress(done + 1, 2 * session.node_count)
 
 
 def _tokens(session: StoredSession, progress: OnProgress) -> Iterator[list[Any]]:
     number = 0
-    for done, row in enumerate(session.nodes(), session.node_count):
+    for row in session.counted(progress, session.node_count):
         for fingerprint, first, count, found in session.ranges(row["id"]):
             number += 1
             yield [number, row["id"], fingerprint, first, count, columns.encode(found)]
-        progress(done + 1, 2 * session.node_count)
 
 
 def _write(conn: sqlite3.Connection, table: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -212,18 +209,9 @@ class PortableFile:
             tree.add(node.whole("id"), part, node.fault)
             yield part
         for row in self._rows("tokens"):
-            yield self._tokens(Fields(row, self._name, None, f"tokens {row['id']!r:.20}"), row, tree)
+            part_fields = Fields(row, self._name, None, f"tokens {row['id']!r:.20}")
+            yield tokens_part(part_fields, tree, partial(columns.decode, row["columns"]))
         yield tree.end(current, fields.fault)
-
-    def _tokens(self, fields: Fields, row: dict[str, Any], tree: ImportTree) -> TokensPart:
-        node = tree.place(fields.whole("node"), fields.fault, "node")
-        assert node is not None  # the key is a number, not None
-        first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MOST_AT_ONCE)
-        try:
-            found = columns.decode(row["columns"])
-        except (StoreDamagedError, TypeError, ValueError) as wrong:
-            raise fields.fault(f"its columns cannot be read: {wrong}") from wrong
-        return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
 
     def _vocabulary(self, row: dict[str, Any]) -> Iterator[VocabularyPart]:
         """A vocabulary, only if it matches its digest: a forged one would be used for all sessions from then on."""

@@ -5,7 +5,7 @@ It does not use the store's thread, and does not see later writes (it is a read 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from storage.transfer.parts import (
 )
 
 Row = dict[str, Any]
+OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
 PIECE = 1024  # most tokens of one range
 
 
@@ -68,6 +69,12 @@ class StoredSession:
                     raise StoreDamagedError(_damaged(f"node {row['id']}"))
                 yield self._ended(row) if row["status"] == "open" else row
             last = rows[-1]["seq"]
+
+    def counted(self, progress: OnProgress, before: int = 0) -> Iterator[Row]:
+        """As `nodes`; reports the nodes done, after `before` earlier ones: each counts twice, for itself and its tokens."""
+        for done, row in enumerate(self.nodes(), before + 1):
+            yield row
+            progress(done, 2 * self.node_count)
 
     def ranges(self, node_id: int) -> Iterator[tuple[str, int, int, Columns]]:
         """All stored tokens of a node, the newest last: model, first token, count, columns.
