@@ -66,11 +66,8 @@ def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
     for table, kind, key in _MOVED:
         for row in fetch(db, f"SELECT rowid AS _row, * FROM {table}"):  # noqa: S608  # our own names
             if not checksums.intact(table, row):
-                found.append(
-                    _quarantine(
-                        db, DamageRow(kind, f"{str(row[key])!r:.60} failed its checksum", *_owner(table, row)), table, row
-                    )
-                )
+                damage = DamageRow(kind, f"{str(row[key])!r:.60} failed its checksum", _owner(table, row))
+                found.append(_quarantine(db, damage, table, row))
                 db.execute(f"DELETE FROM {table} WHERE rowid = ?", [row["_row"]])  # noqa: S608  # our own names
     for row in fetch(db, "SELECT * FROM folders"):
         if not checksums.intact("folders", row):
@@ -256,12 +253,12 @@ def _quarantine(db: sqlite_utils.Database, damage: DamageRow, source: str, row: 
     return damage
 
 
-def _owner(table: str, row: Row) -> tuple[int | None]:
+def _owner(table: str, row: Row) -> int | None:
     """The id of the session that a row belongs to, if any."""
     if table == "places":
-        return (int(row["id"]),)
+        return int(row["id"])
     number = str(row["key"]).removeprefix(key_value.session_key("")) if table == "settings" else ""
-    return (int(number) if number.isdecimal() else None,)
+    return int(number) if number.isdecimal() else None
 
 
 def _whole_number(value: object) -> int:
@@ -314,13 +311,9 @@ def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -
 def _read_anew(source: Path, draft: Path, progress: OnProgress) -> tuple[int, int, list[str]]:
     """Writes the readable rows to the draft; returns the numbers of sessions and turns, and the losses."""
     create(draft)
-    refill = SalvageWriter(draft)
-    try:
-        with closing(_open_copy(source, draft.parent)) as damaged:
-            lost = _read_into(refill, damaged, progress)
+    with closing(SalvageWriter(draft)) as refill, closing(_open_copy(source, draft.parent)) as damaged:
+        lost = _read_into(refill, damaged, progress)
         sessions_found, turns, left_out = refill.finish()
-    finally:
-        refill.close()
     return sessions_found, turns, [*lost, *left_out]
 
 
