@@ -26,6 +26,7 @@ from storage.errors import (
     StoreDamagedError,
     StoreForkedError,
     StoreMissingError,
+    UnknownRowError,
     is_write_fault,
     typed_errors,
 )
@@ -236,6 +237,17 @@ def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqli
 def fetch(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> Rows:
     """All rows of a query, as dictionaries. Errors of reading are raised, and never taken for "no rows"."""
     return list(dictionaries(db.execute(sql, parameters)))
+
+
+def require(db: sqlite_utils.Database, table: str, row_id: int) -> dict[str, Any]:
+    """The row of a table by its id.
+
+    Raises:
+        UnknownRowError: There is no such row.
+    """
+    for row in fetch(db, f"SELECT * FROM {table} WHERE id = ?", [row_id]):  # noqa: S608  # our own names
+        return row
+    raise UnknownRowError(f"there is no {table.removesuffix('s')} {row_id}")
 
 
 def dictionaries(cursor: sqlite3.Cursor) -> Iterator[dict[str, Any]]:

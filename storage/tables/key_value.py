@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import sqlite_utils
 
-from storage.database import fetch
+from storage.database import fetch, require
 from storage.errors import StoreDamagedError
-from storage.tables import checksums, sessions
+from storage.tables import checksums
 from storage.tables.text import clean, from_json, to_json
 
 _vocabulary = msgspec.msgpack.Decoder(list[bytes])
@@ -58,7 +58,7 @@ def setting(db: sqlite_utils.Database, key: str) -> Any:
 
 def set_session_setup(db: sqlite_utils.Database, session_id: int, value: Any) -> None:
     """Saves the setup of a session."""
-    sessions.require(db, session_id)
+    require(db, "sessions", session_id)
     set_setting(db, session_key(session_id), value)
 
 
@@ -74,7 +74,7 @@ def ends_key(session_id: int) -> str:
 
 def set_saved_ends(db: sqlite_utils.Database, session_id: int, ends: Mapping[int, int]) -> None:
     """Saves the lengths of paths with saved KV: tokens by last node."""
-    sessions.require(db, session_id)
+    require(db, "sessions", session_id)
     set_setting(db, ends_key(session_id), [[node, tokens] for node, tokens in ends.items()])
 
 

@@ -9,8 +9,7 @@ from typing import Any, Final
 import msgspec
 import sqlite_utils
 
-from storage.database import fetch, scalar
-from storage.errors import UnknownRowError
+from storage.database import fetch, require, scalar
 from storage.rows import SessionRow
 from storage.tables import checksums, search
 from storage.tables.text import clean, from_json, to_json
@@ -44,18 +43,6 @@ def create(db: sqlite_utils.Database, title: str, *, is_sample: bool) -> int:
     return session_id
 
 
-def require(db: sqlite_utils.Database, session_id: int) -> dict[str, Any]:
-    """The row as a dictionary.
-
-    Raises:
-        UnknownRowError: There is no such session.
-    """
-    rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
-    if not rows:
-        raise UnknownRowError(f"there is no session {session_id}")
-    return rows[0]
-
-
 def listing(db: sqlite_utils.Database, query: str) -> list[SessionRow]:
     """Sessions to show: pinned first, then the last touched. Omits trashed and unfinished ones, unless they are damaged.
 
@@ -84,7 +71,7 @@ def is_unfinished(row: dict[str, Any]) -> bool:
 
 def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
     """Sets columns of one session."""
-    checksums.update(db, "sessions", require(db, session_id), changes)
+    checksums.update(db, "sessions", require(db, "sessions", session_id), changes)
 
 
 def rename(db: sqlite_utils.Database, session_id: int, title: str) -> None:

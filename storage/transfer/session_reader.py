@@ -12,11 +12,11 @@ from typing import Any
 
 import sqlite_utils
 
-from storage.database import fetch, scalar
+from storage.database import fetch, require, scalar
 from storage.errors import StoreDamagedError, UnknownRowError, typed_errors
 from storage.rows import Columns, NodeRow
 from storage.schema import open_sessions
-from storage.tables import checksums, columns, key_value, nodes, sessions, token_chunks
+from storage.tables import checksums, columns, key_value, nodes, token_chunks
 from storage.tables.text import clean, from_json
 from storage.transfer.parts import (
     NODE_FIELDS,
@@ -40,7 +40,7 @@ class StoredSession:
 
     def __init__(self, db: sqlite_utils.Database, session_id: int) -> None:
         self._db = db
-        self.row = sessions.require(db, session_id)
+        self.row = require(db, "sessions", session_id)
         if self.row["importing"]:
             raise UnknownRowError(f"there is no session {session_id}")
         self.id = session_id
@@ -100,34 +100,27 @@ class StoredSession:
                 raise StoreDamagedError(_damaged(f"the tokens of node {node_id} from {chunk['first']}"))
             yield chunk
 
-    def models(self) -> Iterator[Row]:
+    def models(self) -> list[Row]:
         """The saved models of the session's tokens."""
-        sql = """SELECT * FROM models WHERE kv_fingerprint IN (
-                   SELECT DISTINCT c.kv_fingerprint FROM token_chunks c JOIN nodes n ON n.id = c.node_id WHERE n.session_id = ?)
-                 ORDER BY kv_fingerprint"""
-        for row in fetch(self._db, sql, [self.id]):
-            if checksums.intact("models", row):
-                yield row
+        where = """kv_fingerprint IN (
+                     SELECT c.kv_fingerprint FROM token_chunks c JOIN nodes n ON n.id = c.node_id WHERE n.session_id = ?)
+                   ORDER BY kv_fingerprint"""
+        return self._intact("models", where, self.id)
 
     def vocabularies(self) -> Iterator[Row]:
         """The saved vocabularies of the session's models."""
         digests = [from_json(row["info"]).get("vocabulary") for row in self.models()]
         for digest in dict.fromkeys(each for each in digests if isinstance(each, str)):
-            for row in fetch(self._db, "SELECT * FROM vocabularies WHERE digest = ?", [digest]):
-                if checksums.intact("vocabularies", row):
-                    yield row
+            yield from self._intact("vocabularies", "digest = ?", digest)
 
     def setup(self) -> object:
         """The setup of the session; None without one, or if it fails its checksum."""
-        for row in fetch(self._db, "SELECT * FROM settings WHERE key = ?", [key_value.session_key(self.id)]):
-            if checksums.intact("settings", row):
-                return from_json(row["value"])
-        return None
+        rows = self._intact("settings", "key = ?", key_value.session_key(self.id))
+        return from_json(rows[0]["value"]) if rows else None
 
     def place(self) -> list[Row]:
         """The row of the session's place; empty if it is missing or damaged."""
-        rows = fetch(self._db, "SELECT * FROM places WHERE id = ?", [self.id])
-        return [row for row in rows if checksums.intact("places", row)]
+        return self._intact("places", "id = ?", self.id)
 
     def path(self, tip: int | None) -> list[tuple[NodeRow, int | None, int | None]]:
         """The path from the root to the end of a node: its nodes, with the number of tokens and bytes on the path (None: all).
@@ -149,6 +142,10 @@ class StoredSession:
         """The tokens of a node under its own model: first token, model, columns, and whether they are damaged."""
         for tile in token_chunks.load(self._db, [node_id], None).get(node_id, []):
             yield tile.first, tile.kv_fingerprint, tile.columns, tile.damaged
+
+    def _intact(self, table: str, where: str, value: int | str) -> list[Row]:
+        rows = fetch(self._db, f"SELECT * FROM {table} WHERE {where}", [value])  # noqa: S608  # our own names
+        return [row for row in rows if checksums.intact(table, row)]
 
     def _ended(self, row: Row) -> Row:
         """The row of an open run as if the run ended now."""
