@@ -31,7 +31,7 @@ from storage.repair.backup import RECOVERING, daily_backups, findings, keep_dail
 from storage.rows import DamageKind, DamageRow, Role, Salvage
 from storage.schema import create, definitions
 from storage.tables import checksums, key_value, nodes, search, sessions, token_chunks
-from storage.tables.text import clean, from_json
+from storage.tables.text import clean
 
 Row = dict[str, Any]
 _MOVED: Final[tuple[tuple[str, DamageKind, str], ...]] = (  # rows that the store can do without
@@ -234,7 +234,7 @@ class _SessionRepair:
 def _valid_fields(row: Row) -> Row:
     """The fields of a damaged run, with invalid values replaced."""
     try:
-        stats = row["stats"] if isinstance(from_json(str(row["stats"])), dict) else "{}"
+        stats = row["stats"] if isinstance(msgspec.json.decode(str(row["stats"])), dict) else "{}"
     except msgspec.DecodeError:
         stats = "{}"
     places: Row = {name: row[name] if _whole_number(row[name]) == row[name] else None for name in ("at_token", "at_byte")}

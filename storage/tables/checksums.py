@@ -27,14 +27,14 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+def digest_of(values: Sequence[Any]) -> bytes:
+    """SHA-256 of the values of a row, packed by msgpack, which preserves their types and borders."""
+    return hashlib.sha256(msgspec.msgpack.encode(values)).digest()
+
+
 def checksum(table: str, row: Mapping[str, Any]) -> bytes:
-    """SHA-256 of the covered fields of `row`, packed by msgpack, which preserves their types and borders."""
-    return hashlib.sha256(msgspec.msgpack.encode([row[column] for column in COVERED[table]])).digest()
-
-
-def intact_values(values: Sequence[Any], sha256: object) -> bool:
-    """As `intact`, for covered fields in order; used for long lists."""
-    return bool(hashlib.sha256(msgspec.msgpack.encode(values)).digest() == sha256)
+    """SHA-256 of the covered fields of `row`."""
+    return digest_of([row[column] for column in COVERED[table]])
 
 
 def intact(table: str, row: Mapping[str, Any]) -> bool:

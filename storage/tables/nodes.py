@@ -17,7 +17,7 @@ from storage.errors import InvalidRowError, UnknownRowError
 from storage.rows import NewChunk, NewNode, NodeRow, Role, SessionTree, Status
 from storage.tables import checksums, search, sessions, token_chunks
 from storage.tables.node_columns import NodeColumns, SessionShape
-from storage.tables.text import clean, from_json, to_json
+from storage.tables.text import clean, to_json
 
 DAMAGED: Final = "damaged"  # finish reason of a run with tokens in quarantine, see `storage.repair.row_repair`
 _COMPLETE: Final = (None, "eos", "stop", "grammar")  # finish reasons of complete answers; all others are partial
@@ -80,7 +80,7 @@ def finish(
         "finish_reason": finish_reason,
         "text": clean(text),
         "token_count": token_chunks.saved_end(db, node_id, row["kv_fingerprint"]),
-        "stats": to_json({**from_json(row["stats"]), **stats}),
+        "stats": to_json({**msgspec.json.decode(row["stats"]), **stats}),
     }
     checksums.update(db, "nodes", row, changes)
     search.index_node(db, row["session_id"], node_id, clean(text))
@@ -155,7 +155,7 @@ def _views(db: sqlite_utils.Database, session_id: int, some: str | None, after: 
 def _view(row: dict[str, Any], saved: int) -> NodeRow:
     damaged = not checksums.intact("nodes", row)
     try:
-        stats = from_json(str(row["stats"]))
+        stats = msgspec.json.decode(str(row["stats"]))
     except msgspec.DecodeError:
         stats, damaged = {}, True
     still_open = row["status"] == "open"

@@ -13,7 +13,7 @@ import msgspec
 from resources.files import open_regular
 from storage.errors import InvalidFileError, StoreNewerError
 from storage.files import written
-from storage.tables.text import clean, from_json, to_json
+from storage.tables.text import clean, to_json
 from storage.transfer import json_columns
 from storage.transfer.import_tree import Fields, ImportTree, node_part, session_part, tokens_part
 from storage.transfer.json_scanner import ScanEvent, Scanner
@@ -83,7 +83,7 @@ def session_record(row: Row) -> dict[str, Any]:
 
 def model_record(row: Row) -> dict[str, Any]:
     """A row of the store as an object of the format."""
-    return {"kv_fingerprint": row["kv_fingerprint"], "info": from_json(row["info"])}
+    return {"kv_fingerprint": row["kv_fingerprint"], "info": msgspec.json.decode(row["info"])}
 
 
 def node_record(row: Row) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def node_record(row: Row) -> dict[str, Any]:
     return record | {
         "turn_start": bool(row["turn_start"]),
         "kv_fingerprint": row["kv_fingerprint"] if row["token_count"] else None,
-        "stats": without_folders(from_json(row["stats"])),
+        "stats": without_folders(msgspec.json.decode(row["stats"])),
         "more": {name: row[name] for name in sorted(NODE_MORE)},
     }
 

@@ -15,7 +15,6 @@ into the file (`BlockStore.copy_to`), in the tables of a block file.
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -29,6 +28,7 @@ from storage.database import open_connection
 from storage.errors import InvalidFileError, StoreNewerError
 from storage.files import draft_of
 from storage.tables import columns
+from storage.tables.checksums import digest_of
 from storage.tables.key_value import vocabulary_digest
 from storage.tables.text import clean, to_json
 from storage.transfer.import_tree import Fields, ImportTree, node_part, session_part, tokens_part
@@ -64,11 +64,6 @@ def definition(table: str) -> str:
 def names(table: str) -> list[str]:
     """The columns of a table without the checksum."""
     return [column.split()[0] for column in TABLES[table]]
-
-
-def checksum(values: Sequence[Any]) -> bytes:
-    """SHA-256 of a row's values, packed by msgpack, which preserves their types and borders."""
-    return hashlib.sha256(msgspec.msgpack.encode(list(values))).digest()
 
 
 def export_portable(
@@ -128,7 +123,7 @@ def _write(conn: sqlite3.Connection, table: str, rows: Iterable[Sequence[Any]]) 
     sql = f"INSERT INTO {table} VALUES ({places})"  # noqa: S608  # our own names
     waiting: list[list[Any]] = []
     for row in rows:
-        waiting.append([*row, checksum(row)])
+        waiting.append([*row, digest_of(row)])
         if len(waiting) == _SLICE:
             _commit(conn, sql, waiting)
     _commit(conn, sql, waiting)
@@ -257,7 +252,7 @@ class PortableFile:
                 raise self._fault(f"row {values[0]!r:.40} of {table} stands there again, or out of order: it is damaged")
             before = number
             try:
-                sound = sha == checksum(values)
+                sound = sha == digest_of(values)
             except (TypeError, OverflowError, UnicodeEncodeError):
                 sound = False
             if not sound:

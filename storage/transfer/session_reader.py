@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import sqlite_utils
 
 from storage.database import fetch, require, scalar
@@ -17,7 +18,7 @@ from storage.errors import StoreDamagedError, UnknownRowError, typed_errors
 from storage.rows import Columns, NodeRow
 from storage.schema import open_sessions
 from storage.tables import checksums, columns, key_value, nodes, token_chunks
-from storage.tables.text import clean, from_json
+from storage.tables.text import clean
 from storage.transfer.parts import (
     NODE_FIELDS,
     NODE_MORE,
@@ -109,14 +110,14 @@ class StoredSession:
 
     def vocabularies(self) -> Iterator[Row]:
         """The saved vocabularies of the session's models."""
-        digests = [from_json(row["info"]).get("vocabulary") for row in self.models()]
+        digests = [msgspec.json.decode(row["info"]).get("vocabulary") for row in self.models()]
         for digest in dict.fromkeys(each for each in digests if isinstance(each, str)):
             yield from self._intact("vocabularies", "digest = ?", digest)
 
     def setup(self) -> object:
         """The setup of the session; None without one, or if it fails its checksum."""
         rows = self._intact("settings", "key = ?", key_value.session_key(self.id))
-        return from_json(rows[0]["value"]) if rows else None
+        return msgspec.json.decode(rows[0]["value"]) if rows else None
 
     def place(self) -> list[Row]:
         """The row of the session's place; empty if it is missing or damaged."""
