@@ -150,7 +150,7 @@ class JsonFile:
         for event in events:
             inner = event if event.kind == "list" else next(events)
             if messages is None and inner.kind == "list":
-                yield from self._list(events)
+                yield from self._conversation(events)
             elif messages is None and inner.kind == "member" and inner.key == "format":
                 yield from self._ours(inner, events)
             else:
@@ -168,14 +168,6 @@ class JsonFile:
 
     # ---- messages -----------------------------------------------------------------------------------------------------
 
-    def _list(self, events: Iterator[ScanEvent]) -> Iterator[ImportPart]:
-        messages, event = Messages(self._name, self._stem), None
-        for event in events:
-            if event.kind == "end":
-                break
-            yield from messages.take(event.value, event.line)
-        yield from messages.end(event.line if event else None)
-
     def _head(self, first: ScanEvent, events: Iterator[ScanEvent], *, started: bool) -> dict[str, Any] | Iterator[ImportPart]:
         """Reads an object of another format: returns a message as it is, or the parts of an object with messages."""
         members: dict[str, Any] = {}
@@ -186,16 +178,17 @@ class JsonFile:
                 members[event.key] = event.value
             event = next(events)
         if event.kind == "items" and event.key == "messages" and not started:
-            return self._conversation(members.get("title"), events)
+            return self._conversation(events, members.get("title"))
         if event.kind == "end" and "role" in members:
             return members
         line, what = event.line, "it is no session of ours ('format' comes first), no message and no object with messages"
         raise InvalidFileError(self._name, what, line=line)
 
-    def _conversation(self, title: Any, events: Iterator[ScanEvent]) -> Iterator[ImportPart]:
+    def _conversation(self, events: Iterator[ScanEvent], title: Any = None) -> Iterator[ImportPart]:
+        """The session of a list of messages, or of the messages of an object."""
         messages = Messages(self._name, self._stem, title=title if isinstance(title, str) else "")
         for event in events:
-            if event.kind == "element" and event.key == "messages":
+            if event.kind == "element" and event.key in ("", "messages"):
                 yield from messages.take(event.value, event.line)
             elif event.kind == "end":
                 yield from messages.end(event.line)
