@@ -287,14 +287,14 @@ def session_part(fields: Fields) -> SessionPart:
 
 
 def node_part(fields: Fields, tree: ImportTree) -> NodePart:
-    """A node after its parent in the file; it is not added to the tree.
+    """A node after its parent in the file, added to the tree.
 
     Raises:
         InvalidFileError: A field is missing or invalid, or the node's place is not in the tree.
     """
     parent = tree.place(fields.maybe_whole("parent"), fields.fault, "its parent")
     at_token, at_byte = fields.maybe_whole("at_token", 0, MAX_TOKENS), fields.maybe_whole("at_byte")
-    return NodePart(
+    node = NodePart(
         parent=parent,
         role=fields.text("role"),
         text=fields.text("text"),
@@ -310,6 +310,8 @@ def node_part(fields: Fields, tree: ImportTree) -> NodePart:
         created=fields.moment("created"),
         more=_more(fields, NODE_MORE),
     )
+    tree.add(fields.whole("id"), node, fields.fault)
+    return node
 
 
 def tokens_part(fields: Fields, tree: ImportTree, decode: Callable[[], Columns]) -> TokensPart:

@@ -237,11 +237,7 @@ class JsonFile:
 
     def _node(self, event: ScanEvent, tree: ImportTree) -> NodePart:
         fields = Fields(event.value, self._name, event.line, _place(event), {*NODE_FIELDS, "id", "parent", "more"})
-        key = fields.whole("id")
-        named = Fields(event.value, self._name, event.line, f"node {key}")
-        node = node_part(named, tree)
-        tree.add(key, node, named.fault)
-        return node
+        return node_part(Fields(event.value, self._name, event.line, f"node {fields.whole('id')}"), tree)
 
 
 def _place(event: ScanEvent) -> str:

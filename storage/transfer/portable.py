@@ -199,13 +199,10 @@ class PortableFile:
             place = f"node {row['id']!r:.20}"
             plain = {**row, "stats": self._json(row["stats"], place), "more": self._json(row["more"], place)}
             plain["turn_start"] = {0: False, 1: True}.get(row["turn_start"], row["turn_start"])
-            node = Fields(plain, self._name, None, place)
-            part = node_part(node, tree)
-            tree.add(node.whole("id"), part, node.fault)
-            yield part
+            yield node_part(Fields(plain, self._name, None, place), tree)
         for row in self._rows("tokens"):
-            part_fields = Fields(row, self._name, None, f"tokens {row['id']!r:.20}")
-            yield tokens_part(part_fields, tree, partial(columns.decode, row["columns"]))
+            place = f"tokens {row['id']!r:.20}"
+            yield tokens_part(Fields(row, self._name, None, place), tree, partial(columns.decode, row["columns"]))
         yield tree.end(current, fields.fault)
 
     def _vocabulary(self, row: dict[str, Any]) -> Iterator[VocabularyPart]:
