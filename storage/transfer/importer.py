@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import sqlite_utils
+from msgspec.structs import asdict
 
 from resources.files import open_regular
 from storage.database import MAGIC, Database, fetch, require, scalar
@@ -78,10 +79,7 @@ def fill(db: sqlite_utils.Database, state: ImportState, parts: Sequence[ImportPa
 def publish(db: sqlite_utils.Database, state: ImportState) -> None:
     """Shows the imported sessions, the first one on top of the list, and saves their models and vocabularies."""
     for part in state.known:
-        if isinstance(part, ModelPart):
-            _put_new(db, "models", {"kv_fingerprint": part.kv_fingerprint, "info": part.info})
-        else:
-            _put_new(db, "vocabularies", {"digest": part.digest, "tokens": part.tokens})
+        _put_new(db, "models" if isinstance(part, ModelPart) else "vocabularies", asdict(part))
     for session_id in reversed(state.sessions):
         row = require(db, "sessions", session_id)
         checksums.update(db, "sessions", row, {"importing": 0, "touched": sessions.next_touch(db)})
