@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import sqlite_utils
 
@@ -26,6 +26,7 @@ from storage.errors import (
     StoreDamagedError,
     StoreForkedError,
     StoreMissingError,
+    UnknownRowError,
     is_write_fault,
     typed_errors,
 )
@@ -45,6 +46,8 @@ _PRAGMAS = (
 # On macOS only F_FULLFSYNC reaches the disk; on other systems fsync does.
 _PRAGMAS_MACOS = ("fullfsync = ON", "checkpoint_fullfsync = ON")
 _BUSY_SECONDS = 5.0
+HEADER_BYTES: Final = 100  # of any SQLite file
+MAGIC: Final = b"SQLite format 3\0"  # its first bytes
 _NO_FILES_BESIDE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
@@ -132,7 +135,7 @@ class Database:
     def _disconnect(self) -> None:
         db, self._db = self._db, None
         if db is not None:
-            db.conn.close()
+            db.close()
 
 
 def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite_utils.Database:
@@ -169,12 +172,12 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
     except BaseException:
         folder.cleanup()
         raise
-    assert isinstance(db.conn, Connection)
+    assert isinstance(db.conn, ForkSafeConnection)
     db.conn.folder = folder
     return db
 
 
-class Connection(sqlite3.Connection):
+class ForkSafeConnection(sqlite3.Connection):
     """A connection of the process that opened it: SQLite does not allow a forked child even to close it.
 
     The connection may own the folder of the copy that it reads.
@@ -196,7 +199,7 @@ class Connection(sqlite3.Connection):
             self.folder.cleanup()
 
 
-_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+_connections: weakref.WeakSet[ForkSafeConnection] = weakref.WeakSet()
 
 
 def _keep_connections() -> None:
@@ -208,12 +211,18 @@ def _keep_connections() -> None:
 os.register_at_fork(after_in_child=_keep_connections)
 
 
-def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqlite_utils.Database:
+def open_connection(path: Path, *, read_only: bool = False, immutable: bool = False, **options: Any) -> ForkSafeConnection:
+    """A connection to an existing SQLite file, ours or not; `options` are those of `sqlite3.connect`."""
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
-    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, factory=Connection)
+    conn = sqlite3.connect(uri, uri=True, factory=ForkSafeConnection, **options)
+    # damaged text must reach the checksum instead of failing in the decoder
+    conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return conn
+
+
+def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqlite_utils.Database:
+    conn = open_connection(path, read_only=read_only, immutable=immutable, timeout=_BUSY_SECONDS)
     try:
-        # damaged text must reach the checksum instead of failing in the decoder
-        conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
         db = sqlite_utils.Database(conn, execute_plugins=False)
         for pragma in _PRAGMAS + (_PRAGMAS_MACOS if sys.platform == "darwin" else ()):
             db.execute(f"PRAGMA {pragma}")
@@ -228,6 +237,17 @@ def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqli
 def fetch(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> Rows:
     """All rows of a query, as dictionaries. Errors of reading are raised, and never taken for "no rows"."""
     return list(dictionaries(db.execute(sql, parameters)))
+
+
+def require(db: sqlite_utils.Database, table: str, row_id: int) -> dict[str, Any]:
+    """The row of a table by its id.
+
+    Raises:
+        UnknownRowError: There is no such row.
+    """
+    for row in fetch(db, f"SELECT * FROM {table} WHERE id = ?", [row_id]):  # noqa: S608  # our own names
+        return row
+    raise UnknownRowError(f"there is no {table.removesuffix('s')} {row_id}")
 
 
 def dictionaries(cursor: sqlite3.Cursor) -> Iterator[dict[str, Any]]:

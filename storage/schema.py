@@ -6,21 +6,18 @@ The `application_id` identifies our files; a migration that is unknown here iden
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import sqlite_utils
 
-from storage.database import connect, fetch, scalar, transaction
+from storage.database import HEADER_BYTES, connect, fetch, scalar, transaction
 from storage.errors import StoreDamagedError, StoreMissingError, StoreNewerError, StoreReadOnlyError
 from storage.files import ensure_file, journal_of, sidecar, sync_folder
 from storage.migrations import APPLICATION_ID, migrations
 from storage.repair.backup import back_up_before, clear_drafts
 from storage.tables.sessions import LISTED
 from storage.tables.views import VIEWS
-
-_HEADER_BYTES: Final = 100  # of any SQLite file
 
 _DEFINITIONS: Final = r"""
 SELECT name, sql FROM sqlite_schema
@@ -58,7 +55,7 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
         if not read_only:
             _bring_up_to_date(db, path, pending=known[len(applied) :])
     except BaseException:
-        db.conn.close()
+        db.close()
         raise
     return db
 
@@ -71,8 +68,7 @@ def create(path: Path) -> None:
     for leftover in (draft, journal_of(draft)):
         leftover.unlink(missing_ok=True)
     ensure_file(draft)
-    with closing(connect(draft).conn) as conn:
-        db = sqlite_utils.Database(conn, execute_plugins=False)
+    with connect(draft) as db:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # must come before the first page is written
         migrations.apply(db)
         fetch(db, "PRAGMA journal_mode = WAL")
@@ -83,11 +79,10 @@ def create(path: Path) -> None:
 def _survey(path: Path, *, to_write: bool) -> list[str]:
     """The applied migrations of a file, read without changing it (a connection that may write would merge its WAL)."""
     size, alone = _size(path), not _size(journal_of(path))
-    if path.is_file() and size < _HEADER_BYTES:  # SQLite would take it for a new database
+    if path.is_file() and size < HEADER_BYTES:  # SQLite would take it for a new database
         raise StoreDamagedError(f"{path} has {size} bytes and is not a database")
     # without a WAL there is no writer; an immutable connection makes no files
-    with closing(connect(path, read_only=True, immutable=alone).conn) as conn:
-        db = sqlite_utils.Database(conn, execute_plugins=False)
+    with connect(path, read_only=True, immutable=alone) as db:
         whole = scalar(db, "PRAGMA page_count") * scalar(db, "PRAGMA page_size")
         if alone and size < whole:  # SQLite does not notice that part of the last page is missing
             raise StoreDamagedError(f"{path} is cut short: {size:,} of {whole:,} bytes are there")
@@ -124,8 +119,7 @@ def changed_definitions(db: sqlite_utils.Database) -> list[str]:
 
 def definitions(applied: Collection[str] | None = None) -> dict[str, str]:
     """The SQL of our tables, indexes and views by name after these migrations; None: after all."""
-    fresh = sqlite_utils.Database(memory=True, execute_plugins=False)
-    with closing(fresh.conn):
+    with sqlite_utils.Database(memory=True, execute_plugins=False) as fresh:
         pending = [migration.name for migration in migrations.pending(fresh)]
         later = [] if applied is None else [name for name in pending if name not in applied]
         migrations.apply(fresh, stop_before=later)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from storage.database import Database, transaction
+from storage.database import Database, require, transaction
 from storage.errors import StoreDamagedError
 from storage.repair import integrity, row_repair
 from storage.repair.backup import back_up_daily, back_up_now
@@ -210,7 +210,7 @@ class SessionStore:
         Raises:
             InvalidRowError: The chunk does not follow the saved tokens, has other ids, or the run is finished.
         """
-        await self._database.write(lambda db: token_chunks.append(db, nodes.require(db, node_id), chunk))
+        await self._database.write(lambda db: token_chunks.append(db, require(db, "nodes", node_id), chunk))
 
     async def rescore(self, node_id: int, chunk: NewChunk) -> None:
         """Saves another set of columns for tokens of a run, or for its bytes as another model tokenizes them.
@@ -220,7 +220,7 @@ class SessionStore:
         Raises:
             InvalidRowError: The ids differ from those of the run, or the range is beyond its tokens (or those of that model).
         """
-        await self._database.write(lambda db: token_chunks.rescore(db, nodes.require(db, node_id), chunk))
+        await self._database.write(lambda db: token_chunks.rescore(db, require(db, "nodes", node_id), chunk))
 
     async def finish_node(
         self, node_id: int, *, finish_reason: str | None, incomplete: bool = False, stats: Mapping[str, Any], text: str

@@ -39,7 +39,8 @@ def speed(backend: str) -> Iterator[Finding]:
             folder = there.path
         command = child_command("app.doctor.child", "bare", backend, str(folder))
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe) as library, load(folder, backend) as model:
+        # the library begins after the load, so that it has the huge pages that the load switches on
+        with load(folder, backend) as model, subprocess.Popen(command, stdin=pipe, stdout=pipe) as library:
             which, needed = f"{model.info.name}, {model.info.dtype} on {model.info.device}", "elsewise models get smollm2"
             small = f"too small for bars on shares of time: {needed}"
             yield Finding("model", which, SMOLLM2, "ok" if there else "skipped", "" if there else small)

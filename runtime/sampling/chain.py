@@ -156,7 +156,7 @@ class Sampler:
 
         Raises:
             GrammarError: The grammar allows no token, or only banned ones.
-            InvalidRequestError: All tokens are banned.
+            InvalidRequestError: All tokens are banned, or an id of the settings is outside the row.
         """
         if self.greedy and allowed is None:
             if not isinstance(logprobs, Ranked):
@@ -219,7 +219,11 @@ class Sampler:
                 _require_tokens(pool, allowed)
             changed = spec.kind is Kind.EDIT
             u = float("nan") if spec.draws is None else number(spec.draws)
-            kernel(pool, history, u)
+            try:
+                kernel(pool, history, u)
+            except IndexError:
+                self.settings.check(len(pool.row))  # names an id outside the vocabulary
+                raise
             if steps is not None:
                 if changed:
                     _require_tokens(pool, allowed)

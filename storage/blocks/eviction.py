@@ -17,7 +17,7 @@ _LATEST: Final = 1 << 60  # a larger sequence number is the result of a flipped 
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangeCounts:
     """Counts of the changes in a transaction."""
 
     written: int = 0  # blocks
@@ -37,10 +37,10 @@ def held(conn: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[BlockRow]:
         yield row
 
 
-def drop_cycles(conn: sqlite3.Connection) -> Change:
+def drop_cycles(conn: sqlite3.Connection) -> ChangeCounts:
     """Deletes blocks, pinned or not, that no path reaches because damage has made a cycle of their parents."""
     dropped = cyclic(rows.everything(conn))
-    return Change(freed=rows.delete(conn, dropped), damaged=len(dropped))
+    return ChangeCounts(freed=rows.delete(conn, dropped), damaged=len(dropped))
 
 
 def repair_use_sequence(conn: sqlite3.Connection) -> int:
@@ -62,7 +62,7 @@ def put(
     pinned: bool,
     budget: int,
     tick: int,
-) -> Change:
+) -> ChangeCounts:
     """Stores the blocks that fit; see `BlockFile.put`."""
     sizes = {block.key: rows.size_of(block) for block in blocks}
     stored, damaged = _stored(conn, blocks)
@@ -84,7 +84,7 @@ def put(
         freed += rows.delete(conn, evicted)
     for block in new:
         rows.insert(conn, block, tick)
-    return Change(len(new), len(evicted), freed, len(damaged))
+    return ChangeCounts(len(new), len(evicted), freed, len(damaged))
 
 
 def pin(conn: sqlite3.Connection, name: str, keys: Sequence[bytes]) -> None:
@@ -98,10 +98,10 @@ def pins(conn: sqlite3.Connection) -> set[bytes]:
     return {row[0] for row in conn.execute("SELECT key FROM kv_pins")}
 
 
-def evict(conn: sqlite3.Connection, nbytes: int) -> Change:
+def evict(conn: sqlite3.Connection, nbytes: int) -> ChangeCounts:
     """Evicts blocks that are not pinned until at least `nbytes` are freed, or all of them."""
     evicted = _first(eviction_order(rows.everything(conn), pins(conn)), nbytes) if nbytes > 0 else []
-    return Change(evicted=len(evicted), freed=rows.delete(conn, evicted))
+    return ChangeCounts(evicted=len(evicted), freed=rows.delete(conn, evicted))
 
 
 def drop(conn: sqlite3.Connection, row: BlockRow, key: bytes) -> None:

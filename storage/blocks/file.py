@@ -14,7 +14,6 @@ from typing import Final, Self, TypeVar
 
 from storage.blocks import eviction, rows, schema
 from storage.blocks.errors import DamagedFileError, as_os_errors, foreign_errors
-from storage.blocks.eviction import Change
 from storage.blocks.rows import BlockRow, NewBlock
 
 logger = logging.getLogger(__name__)
@@ -115,7 +114,7 @@ class BlockFile:
 
         The file on the disk shrinks too.
         """
-        change: Change = self._write(lambda conn: eviction.evict(conn, nbytes))
+        change = self._write(lambda conn: eviction.evict(conn, nbytes))
         self._evicted += change.evicted
         self._shrink(slack=1 << 30)
         return change.freed

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from storage.blocks.errors import DamagedFileError, as_os_errors, foreign_errors
-from storage.database import Connection
+from storage.database import HEADER_BYTES, open_connection
 from storage.files import ensure_file, free_name, keep_as, sidecar, sync_folder
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 APPLICATION_ID: Final = 0x454C4B56  # "ELKV"
 VERSION: Final = 1
 PAGE_BYTES: Final = 16_384  # for rows of 1 MiB: writing takes a third less time than with 4,096; little waste for tiny models
-_HEADER_BYTES: Final = 100  # of any SQLite file
 _WAL_BYTES: Final = 67_108_864  # of the WAL file after a checkpoint
 _BUSY_SECONDS: Final = 0.2  # no other process should have it open
 
@@ -168,7 +167,7 @@ def _survey(path: Path) -> None:
     """Refuses a file that this version cannot open, without changing it."""
     _check_regular(path)
     size, alone = path.stat().st_size, not any(leftover.exists() for leftover in _sidecars(path))
-    if size < _HEADER_BYTES:  # SQLite would take it for a new database
+    if size < HEADER_BYTES:  # SQLite would take it for a new database
         raise DamagedFileError(errno.EIO, f"it has {size} bytes and is not a database", str(path))
     if _is_ours(path) and sidecar(path, "-journal").exists():  # which no reader may roll back
         raise DamagedFileError(errno.EIO, "it was left half changed by a program that was killed", str(path))
@@ -190,9 +189,7 @@ def _survey(path: Path) -> None:
 
 def _connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite3.Connection:
     _check_regular(path)
-    uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
-    conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, factory=Connection)
-    conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    conn = open_connection(path, read_only=read_only, immutable=immutable, timeout=_BUSY_SECONDS, isolation_level=None)
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")
     return conn
@@ -211,8 +208,8 @@ def _check_regular(path: Path) -> None:
 def _is_ours(path: Path) -> bool:
     """Whether bytes 68 to 72 of the header have our application id, or the file is too short for a header."""
     with path.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
-    return header[68:72] == APPLICATION_ID.to_bytes(4, "big") or os.path.getsize(path) < _HEADER_BYTES  # noqa: PTH202  # symmetric
+        header = file.read(HEADER_BYTES)
+    return header[68:72] == APPLICATION_ID.to_bytes(4, "big") or os.path.getsize(path) < HEADER_BYTES  # noqa: PTH202  # symmetric
 
 
 def _sidecars(path: Path) -> tuple[Path, ...]:

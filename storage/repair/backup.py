@@ -84,8 +84,8 @@ def back_up_before(db: sqlite_utils.Database, path: Path, change: str) -> Path:
     """
     made = back_up(db, path.parent / FOLDER / f"{path.stem}.before-{change}{path.suffix}")
     try:
-        with closing(connect(made, read_only=True, immutable=True).conn) as conn:
-            bad = set(_damaged(sqlite_utils.Database(conn, execute_plugins=False)))
+        with connect(made, read_only=True, immutable=True) as copy:
+            bad = set(_damaged(copy))
         if bad and (changed := bad - set(_damaged(db))):
             words = f"{len(changed):,} rows of the backup {made.name} are not what they are in the original"
             raise StoreDamagedError(f"{words}; nothing was changed. Is the disk sound?")
@@ -150,19 +150,20 @@ def back_up_now(path: Path, stop: threading.Event) -> Path | None:
 
 def _verified_copy(path: Path, mark: str, stop: threading.Event) -> Path | None:
     """A copy with `mark` in its name, verified row by row; None if it was stopped."""
-    with typed_errors(path), closing(connect(path, read_only=True).conn) as conn:
+    with typed_errors(path), connect(path, read_only=True) as db:
         _check_room(path)
-        db = sqlite_utils.Database(conn, execute_plugins=False)
         made = back_up(db, path.parent / FOLDER / f"{path.stem}.{mark}{path.suffix}")
         try:
-            bad = _damaged_rows(made, stop)
+            with connect(made, read_only=True, immutable=True) as copy:
+                bad = next(_damaged(copy, stop), None)
         except BaseException:
             made.unlink()
             raise
         if bad or stop.is_set():
             made.unlink()
         if bad:
-            raise StoreDamagedError(f"{path}: no backup was made, {bad}; `elsewise sessions verify` says where")
+            words = f"no backup was made, rows of {bad[0].replace('_', ' ')} are damaged"
+            raise StoreDamagedError(f"{path}: {words}; `elsewise sessions verify` says where")
     return None if stop.is_set() else made
 
 
@@ -172,8 +173,8 @@ def _check_room(path: Path) -> None:
     Raises:
         StoreFullError: Too little room would be left.
     """
-    folder, journal = path.parent / FOLDER, journal_of(path)
-    size = path.stat().st_size + (journal.stat().st_size if journal.exists() else 0)
+    folder = path.parent / FOLDER
+    size = sum(file.stat().st_size for file in (path, journal_of(path)) if file.exists())
     free = shutil.disk_usage(folder if folder.exists() else path.parent).free
     if free < size + max(size // 10, SPARE):
         raise StoreFullError(
@@ -216,14 +217,6 @@ def findings(conn: sqlite3.Connection) -> list[str]:
         return [row[0] for row in conn.execute("PRAGMA integrity_check(3)")]
     except sqlite3.DatabaseError as error:  # pages may be too broken for a report
         return [str(error)]
-
-
-def _damaged_rows(copy: Path, stop: threading.Event) -> str:
-    """The table of the first row of a copy that fails its checksum; "" if all rows are intact."""
-    with closing(connect(copy, read_only=True, immutable=True).conn) as conn:
-        for table, _ in _damaged(sqlite_utils.Database(conn, execute_plugins=False), stop):
-            return f"rows of {table.replace('_', ' ')} are damaged"
-    return ""
 
 
 def _damaged(db: sqlite_utils.Database, stop: threading.Event | None = None) -> Iterator[tuple[str, int]]:

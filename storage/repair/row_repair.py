@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 import sqlite_utils
 
-from storage.database import connect, dictionaries, fetch
+from storage.database import HEADER_BYTES, MAGIC, connect, dictionaries, fetch, open_connection
 from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
 from storage.files import free_name, keep_as, sidecar, sync_folder
 from storage.repair import integrity
@@ -31,7 +31,7 @@ from storage.repair.backup import RECOVERING, daily_backups, findings, keep_dail
 from storage.rows import DamageKind, DamageRow, Role, Salvage
 from storage.schema import create, definitions
 from storage.tables import checksums, key_value, nodes, search, sessions, token_chunks
-from storage.tables.text import clean, from_json
+from storage.tables.text import clean
 
 Row = dict[str, Any]
 _MOVED: Final[tuple[tuple[str, DamageKind, str], ...]] = (  # rows that the store can do without
@@ -40,8 +40,6 @@ _MOVED: Final[tuple[tuple[str, DamageKind, str], ...]] = (  # rows that the stor
     ("settings", "setting", "key"),
     ("places", "place", "id"),
 )
-HEADER_BYTES: Final = 100  # of any SQLite file
-MAGIC: Final = b"SQLite format 3\0"
 PAGE_BYTES: Final = 4096  # of ours
 LARGEST: Final = 1 << 40  # bytes; limits the file size from a damaged number
 TABLES: Final = ("sessions", "nodes", "token_chunks", "vocabularies", "models", "settings", "folders", "places", "quarantine")
@@ -56,7 +54,10 @@ TITLE_LENGTH: Final = 60
 
 def quarantined(db: sqlite_utils.Database) -> list[DamageRow]:
     """All damage in quarantine, in the order in which it was found."""
-    return [_damage_row(row) for row in fetch(db, "SELECT * FROM quarantine ORDER BY id")]
+    return [
+        DamageRow(row["kind"], str(row["detail"]), row["session_id"], row["title"], row["node_id"], row["turn"])
+        for row in fetch(db, "SELECT * FROM quarantine ORDER BY id")
+    ]
 
 
 def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
@@ -65,16 +66,14 @@ def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
     for table, kind, key in _MOVED:
         for row in fetch(db, f"SELECT rowid AS _row, * FROM {table}"):  # noqa: S608  # our own names
             if not checksums.intact(table, row):
-                found.append(
-                    _quarantine(
-                        db, DamageRow(kind, f"{str(row[key])!r:.60} failed its checksum", *_owner(table, row)), table, row
-                    )
-                )
+                damage = DamageRow(kind, f"{str(row[key])!r:.60} failed its checksum", _owner(table, row))
+                found.append(_quarantine(db, damage, table, row))
                 db.execute(f"DELETE FROM {table} WHERE rowid = ?", [row["_row"]])  # noqa: S608  # our own names
     for row in fetch(db, "SELECT * FROM folders"):
         if not checksums.intact("folders", row):
             found.append(_quarantine(db, DamageRow("folder", f"{str(row['name'])!r:.60} failed its checksum"), "folders", row))
-            checksums.renew(db, "folders", row, {"name": clean(str(row["name"])), "place": _whole_number(row["place"])})
+            row |= {"name": clean(str(row["name"])), "place": _whole_number(row["place"])}
+            checksums.renew(db, "folders", row)
     for row in fetch(db, "SELECT * FROM places WHERE folder_id IS NOT NULL AND folder_id NOT IN (SELECT id FROM folders)"):
         checksums.update(db, "places", row, {"folder_id": None})
     for table, sql, kind in (
@@ -219,11 +218,11 @@ class _SessionRepair:
         if self.row["current_node"] not in self.runs:
             changes["current_node"] = max(tips, default=None)
         self.row.update(changes | counted)
-        checksums.renew(self.db, "sessions", self.row, {})
+        checksums.renew(self.db, "sessions", self.row)
 
     def _renew(self, row: Row, changes: Mapping[str, Any]) -> None:
         row.update(changes)
-        checksums.renew(self.db, "nodes", row, {})
+        checksums.renew(self.db, "nodes", row)
 
     def _note(self, source: str, kind: DamageKind, detail: str, row: Row, run: Row | None = None) -> None:
         turn = None if run is None else integrity.turn_of(run, self.runs)
@@ -235,7 +234,7 @@ class _SessionRepair:
 def _valid_fields(row: Row) -> Row:
     """The fields of a damaged run, with invalid values replaced."""
     try:
-        stats = row["stats"] if isinstance(from_json(str(row["stats"])), dict) else "{}"
+        stats = row["stats"] if isinstance(msgspec.json.decode(str(row["stats"])), dict) else "{}"
     except msgspec.DecodeError:
         stats = "{}"
     places: Row = {name: row[name] if _whole_number(row[name]) == row[name] else None for name in ("at_token", "at_byte")}
@@ -249,23 +248,17 @@ def _valid_fields(row: Row) -> Row:
 
 def _quarantine(db: sqlite_utils.Database, damage: DamageRow, source: str, row: Row) -> DamageRow:
     content = {name: value for name, value in row.items() if name != "_row"}
-    values = {name: getattr(damage, name) for name in ("kind", "detail", "session_id", "title", "node_id", "turn")}
     more = {"source": source, "content": msgspec.msgpack.encode(content), "found": time.time()}
-    checksums.insert(db, "quarantine", {**values, **more})
+    checksums.insert(db, "quarantine", msgspec.structs.asdict(damage) | more)
     return damage
 
 
-def _damage_row(row: Row) -> DamageRow:
-    kind = cast("DamageKind", row["kind"])
-    return DamageRow(kind, str(row["detail"]), row["session_id"], row["title"], row["node_id"], row["turn"])
-
-
-def _owner(table: str, row: Row) -> tuple[int | None]:
+def _owner(table: str, row: Row) -> int | None:
     """The id of the session that a row belongs to, if any."""
     if table == "places":
-        return (int(row["id"]),)
+        return int(row["id"])
     number = str(row["key"]).removeprefix(key_value.session_key("")) if table == "settings" else ""
-    return (int(number) if number.isdecimal() else None,)
+    return int(number) if number.isdecimal() else None
 
 
 def _whole_number(value: object) -> int:
@@ -318,13 +311,9 @@ def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -
 def _read_anew(source: Path, draft: Path, progress: OnProgress) -> tuple[int, int, list[str]]:
     """Writes the readable rows to the draft; returns the numbers of sessions and turns, and the losses."""
     create(draft)
-    refill = SalvageWriter(draft)
-    try:
-        with closing(_open_copy(source, draft.parent)) as damaged:
-            lost = _read_into(refill, damaged, progress)
+    with closing(SalvageWriter(draft)) as refill, closing(_open_copy(source, draft.parent)) as damaged:
+        lost = _read_into(refill, damaged, progress)
         sessions_found, turns, left_out = refill.finish()
-    finally:
-        refill.close()
     return sessions_found, turns, [*lost, *left_out]
 
 
@@ -342,8 +331,7 @@ def _open_copy(path: Path, folder: Path) -> sqlite3.Connection:
 
 
 def _connect(copy: Path) -> sqlite3.Connection:
-    conn = sqlite3.connect(copy)
-    conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    conn = open_connection(copy)
     conn.execute("PRAGMA writable_schema = ON")  # makes SQLite skip definitions that it cannot parse
     return conn
 
@@ -355,9 +343,8 @@ def _repair_header(copy: Path, folder: Path) -> None:
         if not header.startswith(MAGIC) or int.from_bytes(header[16:18], "big") != PAGE_BYTES:
             fresh = folder / "fresh.db"
             create(fresh)
-            header = (
-                fresh.read_bytes()[:24] + bytes(8) + fresh.read_bytes()[32:HEADER_BYTES]
-            )  # zeros: SQLite takes the counters from the file's length
+            header = fresh.read_bytes()[:HEADER_BYTES]
+            header = header[:24] + bytes(8) + header[32:]  # zeros: SQLite takes the counters from the file's length
             file.seek(0)
             file.write(header)
         whole = int.from_bytes(header[28:32], "big") * PAGE_BYTES
@@ -420,9 +407,9 @@ def _ranges(
 
 def _put_in_place(path: Path, draft: Path) -> Path:
     """Links the damaged file under another name, then replaces it by the new file, so that `path` always exists."""
-    with closing(connect(draft).conn) as conn:
-        found = findings(conn)
-        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with connect(draft) as db:
+        found = findings(db.conn)
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     if found != ["ok"]:
         raise StoreDamagedError(f"{path}: the recovered file would be damaged, nothing was changed: {'; '.join(found)}")
     kept = free_name(path.with_stem(f"{path.stem}.damaged"))
@@ -473,7 +460,7 @@ class SalvageWriter:
         return len(self._sessions), len(self._nodes), lost
 
     def close(self) -> None:
-        self._db.conn.close()
+        self._db.close()
 
     def _take(self, table: str, row: dict[str, Any]) -> bool:
         match table:
@@ -517,14 +504,8 @@ class SalvageWriter:
         search.index_node(self._db, row["session_id"], row["id"], clean(str(row["text"])))
 
     def _add_placeholder(self, session_id: int) -> None:
-        values: dict[str, Any] = {
-            "id": int(session_id),
-            "title": PLACEHOLDER_TITLE,
-            "created": 0.0,
-            "updated": 0.0,
-            "touched": 0,
-        }
-        values |= {"pinned": 0, "is_sample": 0, "branches": 0, "node_count": 0, "importing": 0}
+        values: dict[str, Any] = {"id": int(session_id), "title": PLACEHOLDER_TITLE, "created": 0.0, "updated": 0.0}
+        values |= {"touched": 0, "pinned": 0, "is_sample": 0, "branches": 0, "node_count": 0, "importing": 0}
         checksums.insert(self._db, "sessions", values)
         self._sessions.add(session_id)
         self._placeholders.add(session_id)

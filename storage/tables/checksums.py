@@ -27,14 +27,14 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+def digest_of(values: Sequence[Any]) -> bytes:
+    """SHA-256 of the values of a row, packed by msgpack, which preserves their types and borders."""
+    return hashlib.sha256(msgspec.msgpack.encode(values)).digest()
+
+
 def checksum(table: str, row: Mapping[str, Any]) -> bytes:
-    """SHA-256 of the covered fields of `row`, packed by msgpack, which preserves their types and borders."""
-    return hashlib.sha256(msgspec.msgpack.encode([row[column] for column in COVERED[table]])).digest()
-
-
-def intact_values(values: Sequence[Any], sha256: object) -> bool:
-    """As `intact`, for covered fields in order; used for long lists."""
-    return bool(hashlib.sha256(msgspec.msgpack.encode(values)).digest() == sha256)
+    """SHA-256 of the covered fields of `row`."""
+    return digest_of([row[column] for column in COVERED[table]])
 
 
 def intact(table: str, row: Mapping[str, Any]) -> bool:
@@ -65,12 +65,11 @@ def update(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], change
     db.execute(sql, [*changes.values(), sha, row["id"]])
 
 
-def renew(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Changes a damaged row that was copied to quarantine, with a new checksum, so that it counts as intact."""
-    values = {**row, **changes}
+def renew(db: sqlite_utils.Database, table: str, row: Mapping[str, Any]) -> None:
+    """Saves the new values of a damaged row that was copied to quarantine, with a new checksum: it counts as intact."""
     sets = ", ".join(f"{name} = ?" for name in COVERED[table])
     sql = f"UPDATE {table} SET {sets}, sha256 = ? WHERE id = ?"  # noqa: S608  # our own names
-    db.execute(sql, [*(values[name] for name in COVERED[table]), checksum(table, values), row["id"]])
+    db.execute(sql, [*(row[name] for name in COVERED[table]), checksum(table, row), row["id"]])
 
 
 def put(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import sqlite_utils
 
-from storage.database import fetch
+from storage.database import fetch, require
 from storage.errors import StoreDamagedError
-from storage.tables import checksums, sessions
-from storage.tables.text import clean, from_json, to_json
+from storage.tables import checksums
+from storage.tables.text import clean, to_json
 
 _vocabulary = msgspec.msgpack.Decoder(list[bytes])
 
@@ -42,7 +42,7 @@ def save_model(db: sqlite_utils.Database, kv_fingerprint: str, info: Mapping[str
 def model(db: sqlite_utils.Database, kv_fingerprint: str) -> dict[str, Any] | None:
     """The model of a fingerprint; None if it was never saved."""
     row = _require_intact(db, "models", kv_fingerprint)
-    return None if row is None else from_json(row["info"])
+    return None if row is None else msgspec.json.decode(row["info"])
 
 
 def set_setting(db: sqlite_utils.Database, key: str, value: Any) -> None:
@@ -53,12 +53,12 @@ def set_setting(db: sqlite_utils.Database, key: str, value: Any) -> None:
 def setting(db: sqlite_utils.Database, key: str) -> Any:
     """The value of a setting; None if it was never set."""
     row = _require_intact(db, "settings", key)
-    return None if row is None else from_json(row["value"])
+    return None if row is None else msgspec.json.decode(row["value"])
 
 
 def set_session_setup(db: sqlite_utils.Database, session_id: int, value: Any) -> None:
     """Saves the setup of a session."""
-    sessions.require(db, session_id)
+    require(db, "sessions", session_id)
     set_setting(db, session_key(session_id), value)
 
 
@@ -74,7 +74,7 @@ def ends_key(session_id: int) -> str:
 
 def set_saved_ends(db: sqlite_utils.Database, session_id: int, ends: Mapping[int, int]) -> None:
     """Saves the lengths of paths with saved KV: tokens by last node."""
-    sessions.require(db, session_id)
+    require(db, "sessions", session_id)
     set_setting(db, ends_key(session_id), [[node, tokens] for node, tokens in ends.items()])
 
 

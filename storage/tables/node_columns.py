@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from storage.rows import NodeRow, SessionRow
 
 
-class Kind(NamedTuple):
+class NodeKind(NamedTuple):
     """Values that many runs have in common."""
 
     role: str
@@ -56,7 +56,7 @@ class NodeStub(NodeRow):
         raise LookupError(f"how node {self.id} was made was not read yet")
 
     @classmethod
-    def make(cls, session_id: int, numbers: tuple[int, int | None, int | None, int | None, int, int], kind: Kind) -> NodeStub:
+    def make(cls, session_id: int, numbers: tuple[int, int | None, int | None, int | None, int, int], kind: NodeKind) -> Self:
         """A run from its columns id, parent, at_token, at_byte, token_count, seq, and its kind."""
         stub = cls.__new__(cls)
         values = (session_id, *numbers, *kind)
@@ -86,8 +86,8 @@ class NodeColumns:
     token_count: array[int] = field(default_factory=_numbers)
     seq: array[int] = field(default_factory=_numbers)
     kind: array[int] = field(default_factory=lambda: array("i"))  # index into `kinds`
-    kinds: list[Kind] = field(default_factory=list)
-    _known: dict[Kind, int] = field(default_factory=dict)
+    kinds: list[NodeKind] = field(default_factory=list)
+    _known: dict[NodeKind, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.id)
@@ -115,7 +115,7 @@ class NodeColumns:
         return NodeStub.make(self.session_id, numbers, self.kinds[self.kind[place]])
 
     def _code(self, node: NodeRow) -> int:
-        kind = Kind(
+        kind = NodeKind(
             node.role, node.turn_start, node.status, node.finish_reason, node.kv_fingerprint, node.damaged, node.has_text
         )
         code = self._known.setdefault(kind, len(self.kinds))

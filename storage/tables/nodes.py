@@ -12,12 +12,12 @@ import msgspec
 import sqlite_utils
 from msgspec.structs import replace
 
-from storage.database import dictionaries, fetch, scalar
+from storage.database import dictionaries, fetch, require, scalar
 from storage.errors import InvalidRowError, UnknownRowError
 from storage.rows import NewChunk, NewNode, NodeRow, Role, SessionTree, Status
 from storage.tables import checksums, search, sessions, token_chunks
 from storage.tables.node_columns import NodeColumns, SessionShape
-from storage.tables.text import clean, from_json, to_json
+from storage.tables.text import clean, to_json
 
 DAMAGED: Final = "damaged"  # finish reason of a run with tokens in quarantine, see `storage.repair.row_repair`
 _COMPLETE: Final = (None, "eos", "stop", "grammar")  # finish reasons of complete answers; all others are partial
@@ -32,7 +32,7 @@ ORDER BY n.seq
 
 def add(db: sqlite_utils.Database, new: NewNode, chunk: NewChunk | None, *, current: bool) -> int:
     """Adds a run with its first tokens, if any; returns its id."""
-    session = sessions.require(db, new.session_id)
+    session = require(db, "sessions", new.session_id)
     if new.role not in get_args(Role) or new.status not in get_args(Status):
         raise InvalidRowError(f"role {new.role!r} with status {new.status!r} is not one the store knows")
     at_end = _leaves_at_end(db, new)
@@ -56,22 +56,10 @@ def add(db: sqlite_utils.Database, new: NewNode, chunk: NewChunk | None, *, curr
     }
     node_id = checksums.insert(db, "nodes", values)
     if chunk is not None:
-        token_chunks.append(db, require(db, node_id), chunk)
+        token_chunks.append(db, require(db, "nodes", node_id), chunk)
     search.index_node(db, new.session_id, node_id, text)
     sessions.touch(db, session, nodes=1, tips=0 if grows_a_tip else 1, **({"current_node": node_id} if current else {}))
     return node_id
-
-
-def require(db: sqlite_utils.Database, node_id: int) -> dict[str, Any]:
-    """The row as a dictionary.
-
-    Raises:
-        UnknownRowError: There is no such node.
-    """
-    rows = fetch(db, "SELECT * FROM nodes WHERE id = ?", [node_id])
-    if not rows:
-        raise UnknownRowError(f"there is no node {node_id}")
-    return rows[0]
 
 
 def finish(
@@ -84,7 +72,7 @@ def finish(
     text: str,
 ) -> None:
     """Ends an open run: counts its tokens and makes the row final."""
-    row = require(db, node_id)
+    row = require(db, "nodes", node_id)
     if row["status"] != "open":
         raise InvalidRowError(f"node {node_id} is already {row['status']} and does not change any more")
     changes = {
@@ -92,23 +80,23 @@ def finish(
         "finish_reason": finish_reason,
         "text": clean(text),
         "token_count": token_chunks.saved_end(db, node_id, row["kv_fingerprint"]),
-        "stats": to_json({**from_json(row["stats"]), **stats}),
+        "stats": to_json({**msgspec.json.decode(row["stats"]), **stats}),
     }
     checksums.update(db, "nodes", row, changes)
     search.index_node(db, row["session_id"], node_id, clean(text))
-    sessions.touch(db, sessions.require(db, row["session_id"]))
+    sessions.touch(db, require(db, "sessions", row["session_id"]))
 
 
 def set_current(db: sqlite_utils.Database, session_id: int, node_id: int | None) -> None:
     """Makes `node_id` the tip of the path that is shown."""
-    if node_id is not None and require(db, node_id)["session_id"] != session_id:
+    if node_id is not None and require(db, "nodes", node_id)["session_id"] != session_id:
         raise InvalidRowError(f"node {node_id} does not belong to session {session_id}")
     sessions.change(db, session_id, current_node=node_id)
 
 
 def tree(db: sqlite_utils.Database, session_id: int) -> SessionTree:
     """A session and all its runs, without tokens."""
-    session = sessions.require(db, session_id)
+    session = require(db, "sessions", session_id)
     rows = fetch(db, "SELECT * FROM nodes WHERE session_id = ? ORDER BY seq", [session_id])
     ends = token_chunks.saved_ends(db, session_id)
     view = sessions.view(session)
@@ -119,7 +107,7 @@ def tree(db: sqlite_utils.Database, session_id: int) -> SessionTree:
 
 def shape(db: sqlite_utils.Database, session_id: int) -> SessionShape:
     """A session and the tree of its runs; reads and checks one row at a time."""
-    session = sessions.require(db, session_id)
+    session = require(db, "sessions", session_id)
     columns = NodeColumns(session_id)
     for node in _views(db, session_id, None, 0):
         columns.append(node)
@@ -139,7 +127,7 @@ def one(db: sqlite_utils.Database, session_id: int, node_id: int) -> NodeRow:
     Raises:
         UnknownRowError: The session has no run with that id.
     """
-    row = require(db, node_id)
+    row = require(db, "nodes", node_id)
     if row["session_id"] != session_id:
         raise UnknownRowError(f"there is no node {node_id} in session {session_id}")
     return _view(row, token_chunks.saved_end(db, node_id, row["kv_fingerprint"]))
@@ -167,7 +155,7 @@ def _views(db: sqlite_utils.Database, session_id: int, some: str | None, after: 
 def _view(row: dict[str, Any], saved: int) -> NodeRow:
     damaged = not checksums.intact("nodes", row)
     try:
-        stats = from_json(str(row["stats"]))
+        stats = msgspec.json.decode(str(row["stats"]))
     except msgspec.DecodeError:
         stats, damaged = {}, True
     still_open = row["status"] == "open"
@@ -198,7 +186,7 @@ def _leaves_at_end(db: sqlite_utils.Database, new: NewNode) -> bool:
         if new.at_token is not None:
             raise InvalidRowError(f"a root has no parent to leave at token {new.at_token}")
         return True
-    parent = require(db, new.parent_id)
+    parent = require(db, "nodes", new.parent_id)
     if parent["session_id"] != new.session_id:
         raise InvalidRowError(f"parent {new.parent_id} belongs to session {parent['session_id']}, not {new.session_id}")
     if new.at_token is None:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage.database import Database, fetch, scalar
-from storage.errors import InvalidRowError, StoreDamagedError, UnknownRowError
+from storage.database import Database, fetch, require, scalar
+from storage.errors import InvalidRowError, StoreDamagedError
 from storage.rows import FolderRow
 from storage.tables import checksums, sessions
 from storage.tables.text import clean, to_json
@@ -84,13 +84,13 @@ def _create_folder(db: sqlite_utils.Database, name: str) -> int:
 
 def _rename_folder(db: sqlite_utils.Database, folder_id: int, name: str) -> None:
     """Renames a folder, which repairs a damaged one."""
-    row = _folder(db, folder_id)
+    row = require(db, "folders", folder_id)
     place = row["place"] if isinstance(row["place"], int) else 0
     checksums.put(db, "folders", {"id": folder_id, "place": place, "name": _named(name)})
 
 
 def _remove_folder(db: sqlite_utils.Database, folder_id: int) -> None:
-    _folder(db, folder_id)
+    require(db, "folders", folder_id)
     for row in fetch(db, "SELECT id FROM places WHERE folder_id = ?", [folder_id]):
         change(db, row["id"], folder_id=None, place=None)
     db.execute("DELETE FROM folders WHERE id = ?", [folder_id])
@@ -103,7 +103,7 @@ def _arrange(db: sqlite_utils.Database, session_ids: Sequence[int]) -> None:
 
 def _move(db: sqlite_utils.Database, session_id: int, folder_id: int | None) -> None:
     if folder_id is not None:
-        _folder(db, folder_id)
+        require(db, "folders", folder_id)
     for row in _place(db, session_id):
         if not checksums.intact("places", row):  # a move would have no effect, or silently lose its tags
             raise StoreDamagedError(f"where session {session_id} stands is damaged; set its tags anew, then it can be moved")
@@ -123,7 +123,7 @@ def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
     The wrong column of a damaged row is unknown: the row counts as missing, and is reported until the tags are set again, which
     repairs it.
     """
-    sessions.require(db, session_id)
+    require(db, "sessions", session_id)
     rows = _place(db, session_id)
     if not rows or ("tags" in changes and not checksums.intact("places", rows[0])):
         checksums.put(db, "places", {"id": session_id, **_NOWHERE, **changes})
@@ -133,13 +133,6 @@ def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
 
 def _place(db: sqlite_utils.Database, session_id: int) -> list[dict[str, Any]]:
     return fetch(db, "SELECT * FROM places WHERE id = ?", [session_id])
-
-
-def _folder(db: sqlite_utils.Database, folder_id: int) -> dict[str, Any]:
-    rows = fetch(db, "SELECT * FROM folders WHERE id = ?", [folder_id])
-    if not rows:
-        raise UnknownRowError(f"there is no folder {folder_id}")
-    return rows[0]
 
 
 def _named(name: str) -> str:

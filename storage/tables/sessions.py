@@ -9,11 +9,10 @@ from typing import Any, Final
 import msgspec
 import sqlite_utils
 
-from storage.database import fetch, scalar
-from storage.errors import UnknownRowError
+from storage.database import fetch, require, scalar
 from storage.rows import SessionRow
 from storage.tables import checksums, search
-from storage.tables.text import clean, from_json, to_json
+from storage.tables.text import clean, to_json
 
 _COUNT: Final = len(checksums.COVERED["sessions"])
 _OWN: Final = ", ".join(f"s.{name}" for name in checksums.COVERED["sessions"])
@@ -44,18 +43,6 @@ def create(db: sqlite_utils.Database, title: str, *, is_sample: bool) -> int:
     return session_id
 
 
-def require(db: sqlite_utils.Database, session_id: int) -> dict[str, Any]:
-    """The row as a dictionary.
-
-    Raises:
-        UnknownRowError: There is no such session.
-    """
-    rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
-    if not rows:
-        raise UnknownRowError(f"there is no session {session_id}")
-    return rows[0]
-
-
 def listing(db: sqlite_utils.Database, query: str) -> list[SessionRow]:
     """Sessions to show: pinned first, then the last touched. Omits trashed and unfinished ones, unless they are damaged.
 
@@ -84,7 +71,7 @@ def is_unfinished(row: dict[str, Any]) -> bool:
 
 def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
     """Sets columns of one session."""
-    checksums.update(db, "sessions", require(db, session_id), changes)
+    checksums.update(db, "sessions", require(db, "sessions", session_id), changes)
 
 
 def rename(db: sqlite_utils.Database, session_id: int, title: str) -> None:
@@ -112,7 +99,7 @@ def view(row: dict[str, Any]) -> SessionRow:
 def tags_of(text: object) -> tuple[str, ...]:
     """The tags of a row; none where they cannot be read."""
     try:
-        found = from_json(str(text))
+        found = msgspec.json.decode(str(text))
     except msgspec.DecodeError:
         return ()
     return tuple(tag for tag in found if isinstance(tag, str)) if isinstance(found, list) else ()
@@ -122,10 +109,10 @@ def _listed(row: tuple[Any, ...]) -> SessionRow | None:
     """A row of `LISTED`; None if it is hidden. Written in plain Python for speed with thousands of rows."""
     own, sha256, place, place_sha256 = row[:_COUNT], row[_COUNT], row[_COUNT + 1 : -1], row[-1]
     trashed, importing = own[-2:]
-    damaged = not checksums.intact_values(own, sha256)
+    damaged = checksums.digest_of(own) != sha256
     if (trashed is not None or importing) and not damaged:
         return None
-    placed = place_sha256 is not None and checksums.intact_values(place, place_sha256)
+    placed = place_sha256 is not None and checksums.digest_of(place) == place_sha256
     return _view(own, damaged, place[1] if placed else None, tags_of(place[3]) if placed else ())
 
 

@@ -34,11 +34,6 @@ def to_json(value: Any) -> str:
         raise InvalidRowError(f"cannot be saved as JSON: {error}") from error
 
 
-def from_json(text: str) -> Any:
-    """The inverse of `to_json`. Raises `msgspec.DecodeError` if the text is not JSON."""
-    return msgspec.json.decode(text)
-
-
 def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import sqlite_utils
 
-from storage.database import fetch, scalar
+from storage.database import fetch, require, scalar
 from storage.errors import InvalidRowError, StoreDamagedError
 from storage.tables import checksums, key_value, nodes, search, sessions
 
@@ -110,12 +110,12 @@ def discard(db: sqlite_utils.Database, node_id: int) -> None:
     Raises:
         InvalidRowError: The run has text, is open, or another run continues it.
     """
-    node = nodes.require(db, node_id)
+    node = require(db, "nodes", node_id)
     if node["role"] != "assistant" or node["status"] != "partial" or node["text"] or not checksums.intact("nodes", node):
         raise InvalidRowError(f"node {node_id} is not an answer that failed before it began; it stays")
     if scalar(db, "SELECT EXISTS (SELECT 1 FROM nodes WHERE parent_id = ?)", [node_id]):
         raise InvalidRowError(f"something goes on from node {node_id}; it stays")
-    session = sessions.require(db, node["session_id"])
+    session = require(db, "sessions", node["session_id"])
     search.index_node(db, node["session_id"], node_id, "")
     changes: dict[str, Any] = {"node_count": session["node_count"] - 1}
     if session["current_node"] == node_id:

@@ -10,11 +10,10 @@ from typing import Any, Final, get_args
 
 import numpy as np
 
-from storage.errors import InvalidFileError, InvalidRowError, StoreError
+from storage.errors import InvalidFileError, InvalidRowError, StoreDamagedError, StoreError
 from storage.rows import Columns, Role, Status
 from storage.tables import columns
-from storage.tables.text import clean
-from storage.tables.text import to_json as text_of_json
+from storage.tables.text import clean, to_json
 from storage.tables.token_chunks import MAX_TOKENS
 from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, NodePart, SessionPart, TokensPart, without_folders
 
@@ -52,14 +51,12 @@ class Fields:
         """The error `what`, with the place of the object."""
         return InvalidFileError(self._name, what, line=self._line, place=self._place)
 
-    def text(self, field: str, among: Collection[str] | None = None) -> str:
-        """A text; with `among`, one of these."""
+    def text(self, field: str) -> str:
+        """A text, cleaned."""
         found = self._need(field)
         if not isinstance(found, str):
             raise self.fault(f"{field} should be a text, not {_kind(found)}")
-        if among is not None and found not in among:
-            raise self.fault(f"{field} is one of {', '.join(sorted(among))}, not {found!r:.60}")
-        return found
+        return clean(found)
 
     def maybe_text(self, field: str) -> str | None:
         """A text, or None if missing or null."""
@@ -281,7 +278,7 @@ def check_known(found: Columns) -> None:
 def session_part(fields: Fields) -> SessionPart:
     """The fields of the session itself."""
     return SessionPart(
-        title=clean(fields.text("title")),
+        title=fields.text("title"),
         created=fields.moment("created"),
         updated=fields.moment("updated"),
         pinned=fields.flag("pinned"),
@@ -290,29 +287,47 @@ def session_part(fields: Fields) -> SessionPart:
 
 
 def node_part(fields: Fields, tree: ImportTree) -> NodePart:
-    """A node after its parent in the file; it is not added to the tree.
+    """A node after its parent in the file, added to the tree.
 
     Raises:
         InvalidFileError: A field is missing or invalid, or the node's place is not in the tree.
     """
     parent = tree.place(fields.maybe_whole("parent"), fields.fault, "its parent")
     at_token, at_byte = fields.maybe_whole("at_token", 0, MAX_TOKENS), fields.maybe_whole("at_byte")
-    return NodePart(
+    node = NodePart(
         parent=parent,
         role=fields.text("role"),
-        text=clean(fields.text("text")),
+        text=fields.text("text"),
         at_token=at_token,
         at_byte=at_byte,
         at_end=tree.leaves_at_end(parent, at_token, at_byte, fields.fault),
         turn_start=fields.flag("turn_start"),
         status=fields.text("status"),
-        finish_reason=_cleaned(fields.maybe_text("finish_reason")),
+        finish_reason=fields.maybe_text("finish_reason"),
         token_count=fields.whole("token_count", 0, MAX_TOKENS),
-        kv_fingerprint=_cleaned(fields.maybe_text("kv_fingerprint")),
-        stats=text_of_json(without_folders(fields.mapping("stats"))),  # folders of another machine mean nothing here
+        kv_fingerprint=fields.maybe_text("kv_fingerprint"),
+        stats=to_json(without_folders(fields.mapping("stats"))),  # folders of another machine mean nothing here
         created=fields.moment("created"),
         more=_more(fields, NODE_MORE),
     )
+    tree.add(fields.whole("id"), node, fields.fault)
+    return node
+
+
+def tokens_part(fields: Fields, tree: ImportTree, decode: Callable[[], Columns]) -> TokensPart:
+    """A range of tokens after its node in the file; `decode` reads its columns.
+
+    Raises:
+        InvalidFileError: A field is missing or invalid, or the range does not belong to the tree.
+    """
+    node = tree.place(fields.whole("node"), fields.fault, "node")
+    assert node is not None  # the key is a number, not None
+    first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MOST_AT_ONCE)
+    try:
+        found = decode()
+    except (StoreDamagedError, TypeError, ValueError) as wrong:
+        raise fields.fault(f"its columns cannot be read: {wrong}") from wrong
+    return tree.tokens(node, fields.text("kv_fingerprint"), first, count, found, fields.fault)
 
 
 def _more(fields: Fields, known: frozenset[str]) -> dict[str, Any]:
@@ -324,7 +339,3 @@ def _more(fields: Fields, known: frozenset[str]) -> dict[str, Any]:
         if isinstance(value, int) and abs(value) >= 1 << 63:
             raise fields.fault(f"{name} in 'more' is too large a number")
     return {name: clean(value) if isinstance(value, str) else value for name, value in found.items()}
-
-
-def _cleaned(text: str | None) -> str | None:
-    return None if text is None else clean(text)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import sqlite_utils
+from msgspec.structs import asdict
 
 from resources.files import open_regular
-from storage.database import Database, fetch, scalar
+from storage.database import MAGIC, Database, fetch, require, scalar
 from storage.errors import InvalidFileError
 from storage.rows import Imported, SessionCopy
 from storage.tables import checksums, key_value, places, search, sessions
@@ -33,7 +34,7 @@ from storage.transfer.parts import (
     TokensPart,
     VocabularyPart,
 )
-from storage.transfer.portable import MAGIC, PortableFile
+from storage.transfer.portable import PortableFile
 from storage.transfer.session_reader import SessionSource
 
 T = TypeVar("T")
@@ -78,12 +79,9 @@ def fill(db: sqlite_utils.Database, state: ImportState, parts: Sequence[ImportPa
 def publish(db: sqlite_utils.Database, state: ImportState) -> None:
     """Shows the imported sessions, the first one on top of the list, and saves their models and vocabularies."""
     for part in state.known:
-        if isinstance(part, ModelPart):
-            _put_new(db, "models", {"kv_fingerprint": part.kv_fingerprint, "info": part.info})
-        else:
-            _put_new(db, "vocabularies", {"digest": part.digest, "tokens": part.tokens})
+        _put_new(db, "models" if isinstance(part, ModelPart) else "vocabularies", asdict(part))
     for session_id in reversed(state.sessions):
-        row = sessions.require(db, session_id)
+        row = require(db, "sessions", session_id)
         checksums.update(db, "sessions", row, {"importing": 0, "touched": sessions.next_touch(db)})
 
 
@@ -113,13 +111,13 @@ def _write(db: sqlite_utils.Database, state: ImportState, part: ImportPart) -> I
         case EndPart():
             current = None if part.current is None else state.nodes[part.current]
             changes = {"current_node": current, "branches": part.branches, "node_count": state.count}
-            checksums.update(db, "sessions", sessions.require(db, state.sessions[-1]), changes)
+            checksums.update(db, "sessions", require(db, "sessions", state.sessions[-1]), changes)
     return state
 
 
 def _begin(db: sqlite_utils.Database, state: ImportState, part: SessionPart) -> ImportState:
     session_id = sessions.create(db, part.title, is_sample=False)
-    row = sessions.require(db, session_id)
+    row = require(db, "sessions", session_id)
     created = row["created"] if part.created is None else part.created
     updated = row["updated"] if part.updated is None else part.updated
     changes = {**part.more, "created": created, "updated": updated, "pinned": int(part.pinned), "importing": 1}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -12,13 +13,10 @@ import msgspec
 from resources.files import open_regular
 from storage.errors import InvalidFileError, StoreNewerError
 from storage.files import written
-from storage.tables.text import clean, from_json
-from storage.tables.text import to_json as text_of_json
-from storage.tables.token_chunks import MAX_TOKENS
+from storage.tables.text import clean, to_json
 from storage.transfer import json_columns
-from storage.transfer.import_tree import MOST_AT_ONCE, Fields, ImportTree, node_part, session_part
-from storage.transfer.json_columns import to_json
-from storage.transfer.json_scanner import Piece, Scanner
+from storage.transfer.import_tree import Fields, ImportTree, node_part, session_part, tokens_part
+from storage.transfer.json_scanner import ScanEvent, Scanner
 from storage.transfer.parts import (
     FORMAT,
     NODE_FIELDS,
@@ -32,11 +30,10 @@ from storage.transfer.parts import (
     NodePart,
     SessionPart,
     SetupPart,
-    TokensPart,
     portable_setup,
     without_folders,
 )
-from storage.transfer.session_reader import Row, StoredSession, stored_session
+from storage.transfer.session_reader import OnProgress, Row, StoredSession, stored_session
 
 _SESSION: Final = {*SESSION_FIELDS, "current", "setup", "more"}
 STREAMED: Final = ("models", "nodes", "tokens", "messages")
@@ -44,7 +41,6 @@ _USED: Final = frozenset({"title", "role", "content", "tool_calls"})  # members 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 MOST_MEMBERS: Final = 1_000  # of an object of another format, before its messages
 TITLE_CHARACTERS: Final = 60
-OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
 
 
 def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) -> None:
@@ -64,13 +60,12 @@ def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) 
     with stored_session(store, session_id) as session:
         session.require_whole()
         with written(path) as file:
-            total = 2 * session.node_count
             file.write(f'{{"format": "{FORMAT}", "version": {VERSION},\n"session": '.encode())
             setup = portable_setup(session.setup())
             file.write(msgspec.json.encode(session_record(session.row) | ({"setup": setup} if setup else {})))
-            _list(file, "models", (model_record(row) for row in session.models()))
-            _list(file, "nodes", _counted((node_record(row) for row in session.nodes()), 0, total, progress))
-            _list(file, "tokens", _tokens(session, session.node_count, total, progress))
+            _list(file, "models", map(model_record, session.models()))
+            _list(file, "nodes", map(node_record, session.counted(progress)))
+            _list(file, "tokens", _tokens(session, progress))
             file.write(b"}\n")
 
 
@@ -88,41 +83,25 @@ def session_record(row: Row) -> dict[str, Any]:
 
 def model_record(row: Row) -> dict[str, Any]:
     """A row of the store as an object of the format."""
-    return {"kv_fingerprint": row["kv_fingerprint"], "info": from_json(row["info"])}
+    return {"kv_fingerprint": row["kv_fingerprint"], "info": msgspec.json.decode(row["info"])}
 
 
 def node_record(row: Row) -> dict[str, Any]:
     """A row of the store as an object of the format."""
-    return {
-        "id": row["id"],
-        "parent": row["parent_id"],
-        "at_token": row["at_token"],
-        "at_byte": row["at_byte"],
-        "role": row["role"],
+    record = {"id": row["id"], "parent": row["parent_id"], **{name: row[name] for name in NODE_FIELDS}}
+    return record | {
         "turn_start": bool(row["turn_start"]),
-        "text": row["text"],
-        "status": row["status"],
-        "finish_reason": row["finish_reason"],
-        "token_count": row["token_count"],
         "kv_fingerprint": row["kv_fingerprint"] if row["token_count"] else None,
-        "stats": without_folders(from_json(row["stats"])),
-        "created": row["created"],
+        "stats": without_folders(msgspec.json.decode(row["stats"])),
         "more": {name: row[name] for name in sorted(NODE_MORE)},
     }
 
 
-def _tokens(session: StoredSession, before: int, total: int, progress: OnProgress) -> Iterator[dict[str, Any]]:
-    for done, row in enumerate(session.nodes(), before):
+def _tokens(session: StoredSession, progress: OnProgress) -> Iterator[dict[str, Any]]:
+    for row in session.counted(progress, session.node_count):
         for fingerprint, first, count, columns in session.ranges(row["id"]):
             head = {"node": row["id"], "kv_fingerprint": fingerprint, "first": first, "count": count}
-            yield {**head, "columns": to_json(columns)}
-        progress(done + 1, total)
-
-
-def _counted(records: Iterable[Any], before: int, total: int, progress: OnProgress) -> Iterator[Any]:
-    for done, record in enumerate(records, before):
-        yield record
-        progress(done + 1, total)
+            yield {**head, "columns": json_columns.to_json(columns)}
 
 
 def _list(file: BinaryIO, name: str, records: Iterable[Any]) -> None:
@@ -165,20 +144,20 @@ class JsonFile:
             InvalidFileError: The file is invalid; the message has the line and the node or message.
             StoreNewerError: The file has our own format of a newer version.
         """
-        pieces = self._scanner.pieces()
+        events = self._scanner.events()
         messages: Messages | None = None  # for files with a message per line
         found = False
-        for piece in pieces:
-            inner = piece if piece.kind == "list" else next(pieces)
+        for event in events:
+            inner = event if event.kind == "list" else next(events)
             if messages is None and inner.kind == "list":
-                yield from self._list(pieces)
+                yield from self._conversation(events)
             elif messages is None and inner.kind == "member" and inner.key == "format":
-                yield from self._ours(inner, pieces)
+                yield from self._ours(inner, events)
             else:
-                message = self._head(inner, pieces, started=messages is not None)
+                message = self._head(inner, events, started=messages is not None)
                 if isinstance(message, dict):
                     messages = messages or Messages(self._name, self._stem)
-                    yield from messages.take(message, piece.line)
+                    yield from messages.take(message, event.line)
                 else:
                     yield from message
             found = True
@@ -189,101 +168,80 @@ class JsonFile:
 
     # ---- messages -----------------------------------------------------------------------------------------------------
 
-    def _list(self, pieces: Iterator[Piece]) -> Iterator[ImportPart]:
-        messages, piece = Messages(self._name, self._stem), None
-        for piece in pieces:
-            if piece.kind == "end":
-                break
-            yield from messages.take(piece.value, piece.line)
-        yield from messages.end(piece.line if piece else None)
-
-    def _head(self, first: Piece, pieces: Iterator[Piece], *, started: bool) -> dict[str, Any] | Iterator[ImportPart]:
+    def _head(self, first: ScanEvent, events: Iterator[ScanEvent], *, started: bool) -> dict[str, Any] | Iterator[ImportPart]:
         """Reads an object of another format: returns a message as it is, or the parts of an object with messages."""
         members: dict[str, Any] = {}
-        piece, count = first, 0
-        while piece.kind == "member" and count < MOST_MEMBERS:
+        event, count = first, 0
+        while event.kind == "member" and count < MOST_MEMBERS:
             count += 1
-            if piece.key in _USED:  # other members may be of any length
-                members[piece.key] = piece.value
-            piece = next(pieces)
-        if piece.kind == "items" and piece.key == "messages" and not started:
-            return self._conversation(members.get("title"), pieces)
-        if piece.kind == "end" and "role" in members:
+            if event.key in _USED:  # other members may be of any length
+                members[event.key] = event.value
+            event = next(events)
+        if event.kind == "items" and event.key == "messages" and not started:
+            return self._conversation(events, members.get("title"))
+        if event.kind == "end" and "role" in members:
             return members
-        line, what = piece.line, "it is no session of ours ('format' comes first), no message and no object with messages"
+        line, what = event.line, "it is no session of ours ('format' comes first), no message and no object with messages"
         raise InvalidFileError(self._name, what, line=line)
 
-    def _conversation(self, title: Any, pieces: Iterator[Piece]) -> Iterator[ImportPart]:
+    def _conversation(self, events: Iterator[ScanEvent], title: Any = None) -> Iterator[ImportPart]:
+        """The session of a list of messages, or of the messages of an object."""
         messages = Messages(self._name, self._stem, title=title if isinstance(title, str) else "")
-        for piece in pieces:
-            if piece.kind == "element" and piece.key == "messages":
-                yield from messages.take(piece.value, piece.line)
-            elif piece.kind == "end":
-                yield from messages.end(piece.line)
+        for event in events:
+            if event.kind == "element" and event.key in ("", "messages"):
+                yield from messages.take(event.value, event.line)
+            elif event.kind == "end":
+                yield from messages.end(event.line)
                 return
 
     # ---- our own format -----------------------------------------------------------------------------------------------
 
-    def _ours(self, first: Piece, pieces: Iterator[Piece]) -> Iterator[ImportPart]:
+    def _ours(self, first: ScanEvent, events: Iterator[ScanEvent]) -> Iterator[ImportPart]:
         if first.value != FORMAT:
             raise InvalidFileError(self._name, f"the format {first.value!r:.60} is not known, only {FORMAT!r}", line=first.line)
-        self._check_version(next(pieces))
-        tree, shown, begun, piece = ImportTree(), None, False, first
-        for piece in pieces:
-            fields = Fields(piece.value if piece.kind == "element" else {}, self._name, piece.line, _place(piece))
-            match piece.kind, piece.key:
+        self._check_version(next(events))
+        tree, shown, begun = ImportTree(), None, False
+        for event in events:
+            fields = Fields(event.value if event.kind == "element" else {}, self._name, event.line, _place(event))
+            match event.kind, event.key:
                 case "member", "session" if not begun:
-                    fields = Fields(piece.value, self._name, piece.line, "the session", _SESSION)
+                    fields = Fields(event.value, self._name, event.line, "the session", _SESSION)
                     shown, begun = fields.maybe_whole("current"), True
                     yield session_part(fields)
                     if setup := portable_setup(fields.mapping("setup")):  # validated where it is used
-                        yield SetupPart(text_of_json(setup))
+                        yield SetupPart(to_json(setup))
                 case "element", "models" if begun:
-                    yield ModelPart(clean(fields.text("kv_fingerprint")), text_of_json(fields.mapping("info")))
+                    yield ModelPart(fields.text("kv_fingerprint"), to_json(fields.mapping("info")))
                 case "element", "nodes" if begun:
-                    yield self._node(piece, tree)
+                    yield self._node(event, tree)
                 case "element", "tokens" if begun:
-                    yield self._tokens(fields, tree)
+                    yield tokens_part(fields, tree, partial(json_columns.from_json, fields.mapping("columns")))
                 case ("items", "models" | "nodes" | "tokens") if begun:
                     pass
                 case "end", _ if begun:
                     yield tree.end(shown, fields.fault)
                     return
                 case "end", _:
-                    raise InvalidFileError(self._name, "the session itself is missing", line=piece.line)
+                    raise InvalidFileError(self._name, "the session itself is missing", line=event.line)
                 case _:
-                    raise InvalidFileError(self._name, f"{piece.key!r:.60} is not expected here", line=piece.line)
+                    raise InvalidFileError(self._name, f"{event.key!r:.60} is not expected here", line=event.line)
 
-    def _check_version(self, piece: Piece) -> None:
-        version = piece.value
-        if piece.kind != "member" or piece.key != "version" or type(version) is not int or version < 1:
-            raise InvalidFileError(self._name, "after the format comes its version, a number", line=piece.line)
+    def _check_version(self, event: ScanEvent) -> None:
+        version = event.value
+        if event.kind != "member" or event.key != "version" or type(version) is not int or version < 1:
+            raise InvalidFileError(self._name, "after the format comes its version, a number", line=event.line)
         if version > VERSION:
             raise StoreNewerError(
                 f"{self._name} has version {version!s:.20} of the format, this Elsewise reads up to {VERSION}; update the app"
             )
 
-    def _node(self, piece: Piece, tree: ImportTree) -> NodePart:
-        fields = Fields(piece.value, self._name, piece.line, _place(piece), {*NODE_FIELDS, "id", "parent", "more"})
-        key = fields.whole("id")
-        named = Fields(piece.value, self._name, piece.line, f"node {key}")
-        node = node_part(named, tree)
-        tree.add(key, node, named.fault)
-        return node
-
-    def _tokens(self, fields: Fields, tree: ImportTree) -> TokensPart:
-        node = tree.place(fields.whole("node"), fields.fault, "node")
-        assert node is not None  # the key is a number, not None
-        first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MOST_AT_ONCE)
-        try:
-            found = json_columns.from_json(fields.mapping("columns"))
-        except ValueError as wrong:
-            raise fields.fault(str(wrong)) from wrong
-        return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
+    def _node(self, event: ScanEvent, tree: ImportTree) -> NodePart:
+        fields = Fields(event.value, self._name, event.line, _place(event), {*NODE_FIELDS, "id", "parent", "more"})
+        return node_part(Fields(event.value, self._name, event.line, f"node {fields.whole('id')}"), tree)
 
 
-def _place(piece: Piece) -> str:
-    return f"{piece.key} {piece.index + 1:,}" if piece.kind == "element" else ""
+def _place(event: ScanEvent) -> str:
+    return f"{event.key} {event.index + 1:,}" if event.kind == "element" else ""
 
 
 class Messages:

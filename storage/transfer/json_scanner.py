@@ -1,4 +1,4 @@
-"""A scanner that reads JSON piece by piece: only one element of a list is in memory, whatever the length of the file.
+"""A scanner that reads JSON in steps: only one element of a list is in memory, whatever the length of the file.
 
 The scanner finds the beginning and end of each value; the standard library decodes it, strictly (see `decode_strict`).
 
@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
+from itertools import count
 from typing import Any, BinaryIO, Final, Literal
 
 from msgspec import Struct
@@ -32,16 +33,14 @@ _ENDLESS = re.compile(rb"[0-9]{4000}")
 _QUOTE, _OPEN, _OPENS, _COMMA, _COLON = 0x22, b"[{", {0x5B: 0x5D, 0x7B: 0x7D}, 0x2C, 0x3A
 _END = -1
 
-PieceKind = Literal["list", "object", "member", "items", "element", "end"]
 
-
-class Piece(Struct, frozen=True):
+class ScanEvent(Struct, frozen=True):
     """One step through a file."""
 
     # "list", "object": a top-level value begins; "member": a member of an object, with its value; "items": a member begins that
     # is read element by element; "element": an element of it, or of a top-level list; "end": a top-level value ends
-    kind: PieceKind
-    line: int  # where the piece begins, counted from 1
+    kind: Literal["list", "object", "member", "items", "element", "end"]
+    line: int  # where it begins, counted from 1
     key: str = ""  # name of the member
     index: int = 0  # index of the element, from 0
     value: Any = None  # the decoded value
@@ -65,8 +64,8 @@ class Scanner:
         self._line = 1
         self.done = 0  # bytes scanned
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yields all pieces of the file.
+    def events(self) -> Iterator[ScanEvent]:
+        """Yields all events of the file.
 
         Raises:
             InvalidFileError: The file is not JSON, is cut short, or has a value that is too long or too deep.
@@ -79,19 +78,16 @@ class Scanner:
                 raise self._fault("neither a list nor an object begins here: this is no JSON of a session or of messages")
             line = self._line
             if first == _OPEN[0]:
-                yield Piece("list", line)
+                yield ScanEvent("list", line)
                 yield from self._elements("")
             else:
-                yield Piece("object", line)
+                yield ScanEvent("object", line)
                 yield from self._members()
-            yield Piece("end", self._line)
+            yield ScanEvent("end", self._line)
 
-    def _members(self) -> Iterator[Piece]:
-        self._pass(1)
+    def _members(self) -> Iterator[ScanEvent]:
         seen: set[str] = set()
-        while True:
-            if self._next() == 0x7D and not seen:
-                break
+        for _ in self._items("object"):
             line = self._line
             key = self._value("the name of a member") if self._next() == _QUOTE else None
             if not isinstance(key, str):
@@ -101,27 +97,27 @@ class Scanner:
             seen.add(key)
             self._expect(_COLON, f"a colon after {key!r:.60}")
             if self._next() == _OPEN[0] and key in self._streamed:
-                yield Piece("items", line, key)
+                yield ScanEvent("items", line, key)
                 yield from self._elements(key)
             else:
-                yield Piece("member", line, key, value=self._value(f"{key!r:.60}"))
-            if self._next() == 0x7D:
-                break
-            self._expect(_COMMA, "a comma or the end of the object")
-        self._pass(1)
+                yield ScanEvent("member", line, key, value=self._value(f"{key!r:.60}"))
 
-    def _elements(self, key: str) -> Iterator[Piece]:
-        self._pass(1)
-        index = 0
-        while True:
-            if self._next() == 0x5D and not index:
-                break
+    def _elements(self, key: str) -> Iterator[ScanEvent]:
+        for index in self._items("list"):
             line = self._line
-            yield Piece("element", line, key, index, self._value(f"{key or 'element'} {index + 1:,}"))
-            index += 1
-            if self._next() == 0x5D:
-                break
-            self._expect(_COMMA, "a comma or the end of the list")
+            yield ScanEvent("element", line, key, index, self._value(f"{key or 'element'} {index + 1:,}"))
+
+    def _items(self, what: str) -> Iterator[int]:
+        """Passes the brackets and commas of a list or object; yields the index of each item at the item's first byte."""
+        closing = _OPENS[self._held[self._at]]
+        self._pass(1)
+        if self._next() != closing:
+            for index in count():
+                yield index
+                if self._next() == closing:
+                    break
+                self._expect(_COMMA, f"a comma or the end of the {what}")
+                self._next()
         self._pass(1)
 
     # ---- one value ----------------------------------------------------------------------------------------------------

@@ -12,16 +12,14 @@ from storage.tables.checksums import COVERED
 FORMAT: Final = "elsewise.session"
 VERSION: Final = 1
 SESSION_FIELDS: Final = frozenset({"title", "created", "updated", "pinned"})
-NODE_FIELDS: Final = frozenset(
-    {"at_token", "at_byte", "role", "turn_start", "text", "status", "finish_reason", "token_count", "kv_fingerprint", "stats",
-     "created"}
-)  # fmt: skip
+NODE_FIELDS: Final = ("at_token", "at_byte", "role", "turn_start", "text", "status", "finish_reason", "token_count",
+                      "kv_fingerprint", "stats", "created")  # fmt: skip
 _SESSION_OWN: Final = frozenset(
     {"id", "touched", "is_sample", "current_node", "branches", "node_count", "trashed", "importing"}
 )
 _NODE_OWN: Final = frozenset({"id", "session_id", "parent_id", "at_end", "seq"})
 SESSION_MORE: Final = frozenset(COVERED["sessions"]) - SESSION_FIELDS - _SESSION_OWN  # columns of later migrations
-NODE_MORE: Final = frozenset(COVERED["nodes"]) - NODE_FIELDS - _NODE_OWN
+NODE_MORE: Final = frozenset(COVERED["nodes"]) - {*NODE_FIELDS} - _NODE_OWN
 
 
 class SessionPart(Struct, frozen=True):

@@ -15,28 +15,28 @@ into the file (`BlockStore.copy_to`), in the tables of a block file.
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from storage.errors import InvalidFileError, StoreDamagedError, StoreNewerError
+from storage.database import open_connection
+from storage.errors import InvalidFileError, StoreNewerError
 from storage.files import draft_of
 from storage.tables import columns
+from storage.tables.checksums import digest_of
 from storage.tables.key_value import vocabulary_digest
 from storage.tables.text import clean, to_json
-from storage.tables.token_chunks import MAX_TOKENS
-from storage.transfer.import_tree import MOST_AT_ONCE, Fields, ImportTree, node_part, session_part
+from storage.transfer.import_tree import Fields, ImportTree, node_part, session_part, tokens_part
 from storage.transfer.json_format import model_record, node_record, session_record
 from storage.transfer.json_scanner import LIMIT, decode_strict
-from storage.transfer.parts import ImportPart, ModelPart, SetupPart, TokensPart, VocabularyPart, portable_setup
-from storage.transfer.session_reader import StoredSession, stored_session
+from storage.transfer.parts import ImportPart, ModelPart, SetupPart, VocabularyPart, portable_setup
+from storage.transfer.session_reader import OnProgress, StoredSession, stored_session
 
-OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
 APPLICATION_ID: Final = 0x454C5350  # "ELSP"
 PORTABLE_VERSION: Final = 1
 TABLES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -53,7 +53,6 @@ TABLES: Final[Mapping[str, tuple[str, ...]]] = {
 _SLICE: Final = 512  # rows
 _SCHEMA_STEPS: Final = 1 << 20  # most virtual machine steps of SQLite for reading a schema; ours takes some hundred
 _LEAST_ROW: Final = 32  # the fewest bytes of a row: its checksum
-MAGIC: Final = b"SQLite format 3\0"
 _vocabulary = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -65,11 +64,6 @@ def definition(table: str) -> str:
 def names(table: str) -> list[str]:
     """The columns of a table without the checksum."""
     return [column.split()[0] for column in TABLES[table]]
-
-
-def checksum(values: Sequence[Any]) -> bytes:
-    """SHA-256 of a row's values, packed by msgpack, which preserves their types and borders."""
-    return hashlib.sha256(msgspec.msgpack.encode(list(values))).digest()
 
 
 def export_portable(
@@ -110,20 +104,18 @@ def export_portable(
 
 
 def _nodes(session: StoredSession, progress: OnProgress) -> Iterator[list[Any]]:
-    for done, row in enumerate(session.nodes()):
+    for row in session.counted(progress):
         record = node_record(row)
         record |= {name: to_json(record[name]) for name in ("stats", "more")}
         yield [int(value) if isinstance(value := record[name], bool) else value for name in names("nodes")]
-        progress(done + 1, 2 * session.node_count)
 
 
 def _tokens(session: StoredSession, progress: OnProgress) -> Iterator[list[Any]]:
     number = 0
-    for done, row in enumerate(session.nodes(), session.node_count):
+    for row in session.counted(progress, session.node_count):
         for fingerprint, first, count, found in session.ranges(row["id"]):
             number += 1
             yield [number, row["id"], fingerprint, first, count, columns.encode(found)]
-        progress(done + 1, 2 * session.node_count)
 
 
 def _write(conn: sqlite3.Connection, table: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -131,7 +123,7 @@ def _write(conn: sqlite3.Connection, table: str, rows: Iterable[Sequence[Any]]) 
     sql = f"INSERT INTO {table} VALUES ({places})"  # noqa: S608  # our own names
     waiting: list[list[Any]] = []
     for row in rows:
-        waiting.append([*row, checksum(row)])
+        waiting.append([*row, digest_of(row)])
         if len(waiting) == _SLICE:
             _commit(conn, sql, waiting)
     _commit(conn, sql, waiting)
@@ -207,23 +199,11 @@ class PortableFile:
             place = f"node {row['id']!r:.20}"
             plain = {**row, "stats": self._json(row["stats"], place), "more": self._json(row["more"], place)}
             plain["turn_start"] = {0: False, 1: True}.get(row["turn_start"], row["turn_start"])
-            node = Fields(plain, self._name, None, place)
-            part = node_part(node, tree)
-            tree.add(node.whole("id"), part, node.fault)
-            yield part
+            yield node_part(Fields(plain, self._name, None, place), tree)
         for row in self._rows("tokens"):
-            yield self._tokens(Fields(row, self._name, None, f"tokens {row['id']!r:.20}"), row, tree)
+            place = f"tokens {row['id']!r:.20}"
+            yield tokens_part(Fields(row, self._name, None, place), tree, partial(columns.decode, row["columns"]))
         yield tree.end(current, fields.fault)
-
-    def _tokens(self, fields: Fields, row: dict[str, Any], tree: ImportTree) -> TokensPart:
-        node = tree.place(fields.whole("node"), fields.fault, "node")
-        assert node is not None  # the key is a number, not None
-        first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MOST_AT_ONCE)
-        try:
-            found = columns.decode(row["columns"])
-        except (StoreDamagedError, TypeError, ValueError) as wrong:
-            raise fields.fault(f"its columns cannot be read: {wrong}") from wrong
-        return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
 
     def _vocabulary(self, row: dict[str, Any]) -> Iterator[VocabularyPart]:
         """A vocabulary, only if it matches its digest: a forged one would be used for all sessions from then on."""
@@ -269,7 +249,7 @@ class PortableFile:
                 raise self._fault(f"row {values[0]!r:.40} of {table} stands there again, or out of order: it is damaged")
             before = number
             try:
-                sound = sha == checksum(values)
+                sound = sha == digest_of(values)
             except (TypeError, OverflowError, UnicodeEncodeError):
                 sound = False
             if not sound:
@@ -304,9 +284,8 @@ class PortableFile:
 
 def open_foreign(path: Path) -> sqlite3.Connection:
     """A read-only connection to a SQLite file that is not trusted; neither reads nor makes other files."""
-    conn = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    conn = open_connection(path, read_only=True, immutable=True, isolation_level=None)
     try:
-        conn.text_factory = lambda raw: raw.decode("utf-8", "replace")  # damaged text must reach the checksum
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 4 * LIMIT)  # bytes of one value
         conn.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON", "mmap_size = 0"):

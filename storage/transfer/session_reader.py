@@ -5,19 +5,20 @@ It does not use the store's thread, and does not see later writes (it is a read 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import sqlite_utils
 
-from storage.database import fetch, scalar
+from storage.database import fetch, require, scalar
 from storage.errors import StoreDamagedError, UnknownRowError, typed_errors
 from storage.rows import Columns, NodeRow
 from storage.schema import open_sessions
-from storage.tables import checksums, columns, key_value, nodes, sessions, token_chunks
-from storage.tables.text import clean, from_json
+from storage.tables import checksums, columns, key_value, nodes, token_chunks
+from storage.tables.text import clean
 from storage.transfer.parts import (
     NODE_FIELDS,
     NODE_MORE,
@@ -31,6 +32,7 @@ from storage.transfer.parts import (
 )
 
 Row = dict[str, Any]
+OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
 PIECE = 1024  # most tokens of one range
 
 
@@ -39,7 +41,7 @@ class StoredSession:
 
     def __init__(self, db: sqlite_utils.Database, session_id: int) -> None:
         self._db = db
-        self.row = sessions.require(db, session_id)
+        self.row = require(db, "sessions", session_id)
         if self.row["importing"]:
             raise UnknownRowError(f"there is no session {session_id}")
         self.id = session_id
@@ -69,17 +71,20 @@ class StoredSession:
                 yield self._ended(row) if row["status"] == "open" else row
             last = rows[-1]["seq"]
 
+    def counted(self, progress: OnProgress, before: int = 0) -> Iterator[Row]:
+        """As `nodes`; reports the nodes done, after `before` earlier ones: each counts twice, for itself and its tokens."""
+        for done, row in enumerate(self.nodes(), before + 1):
+            yield row
+            progress(done, 2 * self.node_count)
+
     def ranges(self, node_id: int) -> Iterator[tuple[str, int, int, Columns]]:
         """All stored tokens of a node, the newest last: model, first token, count, columns.
 
         Raises:
             StoreDamagedError: Some of it fails its checksum.
         """
-        for row in self._db.execute("SELECT id FROM token_chunks WHERE node_id = ? ORDER BY id", [node_id]).fetchall():
-            [chunk] = fetch(self._db, "SELECT * FROM token_chunks WHERE id = ?", [row[0]])
-            found = token_chunks.read_chunk(chunk)
-            if found is None:
-                raise StoreDamagedError(_damaged(f"the tokens of node {node_id} from {chunk['first']}"))
+        for chunk in self.chunks(node_id):
+            found = columns.decode(chunk["columns"])
             for start in range(0, chunk["count"], PIECE):
                 stop = min(start + PIECE, chunk["count"])
                 yield chunk["kv_fingerprint"], chunk["first"] + start, stop - start, columns.cut(found, start, stop)
@@ -96,34 +101,27 @@ class StoredSession:
                 raise StoreDamagedError(_damaged(f"the tokens of node {node_id} from {chunk['first']}"))
             yield chunk
 
-    def models(self) -> Iterator[Row]:
+    def models(self) -> list[Row]:
         """The saved models of the session's tokens."""
-        sql = """SELECT * FROM models WHERE kv_fingerprint IN (
-                   SELECT DISTINCT c.kv_fingerprint FROM token_chunks c JOIN nodes n ON n.id = c.node_id WHERE n.session_id = ?)
-                 ORDER BY kv_fingerprint"""
-        for row in fetch(self._db, sql, [self.id]):
-            if checksums.intact("models", row):
-                yield row
+        where = """kv_fingerprint IN (
+                     SELECT c.kv_fingerprint FROM token_chunks c JOIN nodes n ON n.id = c.node_id WHERE n.session_id = ?)
+                   ORDER BY kv_fingerprint"""
+        return self._intact("models", where, self.id)
 
     def vocabularies(self) -> Iterator[Row]:
         """The saved vocabularies of the session's models."""
-        digests = [from_json(row["info"]).get("vocabulary") for row in self.models()]
+        digests = [msgspec.json.decode(row["info"]).get("vocabulary") for row in self.models()]
         for digest in dict.fromkeys(each for each in digests if isinstance(each, str)):
-            for row in fetch(self._db, "SELECT * FROM vocabularies WHERE digest = ?", [digest]):
-                if checksums.intact("vocabularies", row):
-                    yield row
+            yield from self._intact("vocabularies", "digest = ?", digest)
 
     def setup(self) -> object:
         """The setup of the session; None without one, or if it fails its checksum."""
-        for row in fetch(self._db, "SELECT * FROM settings WHERE key = ?", [key_value.session_key(self.id)]):
-            if checksums.intact("settings", row):
-                return from_json(row["value"])
-        return None
+        rows = self._intact("settings", "key = ?", key_value.session_key(self.id))
+        return msgspec.json.decode(rows[0]["value"]) if rows else None
 
     def place(self) -> list[Row]:
         """The row of the session's place; empty if it is missing or damaged."""
-        rows = fetch(self._db, "SELECT * FROM places WHERE id = ?", [self.id])
-        return [row for row in rows if checksums.intact("places", row)]
+        return self._intact("places", "id = ?", self.id)
 
     def path(self, tip: int | None) -> list[tuple[NodeRow, int | None, int | None]]:
         """The path from the root to the end of a node: its nodes, with the number of tokens and bytes on the path (None: all).
@@ -146,6 +144,10 @@ class StoredSession:
         for tile in token_chunks.load(self._db, [node_id], None).get(node_id, []):
             yield tile.first, tile.kv_fingerprint, tile.columns, tile.damaged
 
+    def _intact(self, table: str, where: str, value: int | str) -> list[Row]:
+        rows = fetch(self._db, f"SELECT * FROM {table} WHERE {where}", [value])  # noqa: S608  # our own names
+        return [row for row in rows if checksums.intact(table, row)]
+
     def _ended(self, row: Row) -> Row:
         """The row of an open run as if the run ended now."""
         text, count = token_chunks.text_so_far(self._db, row)
@@ -155,13 +157,9 @@ class StoredSession:
 @contextmanager
 def stored_session(store: Path, session_id: int) -> Iterator[StoredSession]:
     """The session at the present moment, on a connection of the calling thread."""
-    with typed_errors(store):
-        db = open_sessions(store, read_only=True)
-        try:
-            db.execute("BEGIN")
-            yield StoredSession(db, session_id)
-        finally:
-            db.conn.close()
+    with typed_errors(store), open_sessions(store, read_only=True) as db:
+        db.execute("BEGIN")
+        yield StoredSession(db, session_id)
 
 
 def _damaged(what: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -17,9 +17,8 @@ from storage.files import written
 from storage.rows import Columns, NodeRow
 from storage.tables import columns as token_columns
 from storage.tables.token_chunks import text_of
-from storage.transfer.session_reader import StoredSession, stored_session
+from storage.transfer.session_reader import OnProgress, StoredSession, stored_session
 
-OnProgress = Callable[[int, int], None]  # nodes of the path done and in all; raising in it cancels
 Steps = list[tuple[NodeRow, int | None, int | None]]  # nodes, each with how many of its tokens and bytes belong to the path
 _SPEAKERS: Final = {"system": "System", "user": "You", "assistant": "Model", "tool": "Tool"}
 _ORIGINS: Final = ("template", "typed", "sampled", "picked", "grammar", "imported")

@@ -49,6 +49,7 @@ class Answers:
     _tokeniser: Tokeniser  # text to ids
     _vocabulary: Vocabulary  # bytes of alternatives
     _windows: Windows  # show the changes
+    _reading: dict[int, asyncio.Task[WholeSession]] = field(default_factory=dict, init=False)  # sessions that will be scored
     # the last call of `tokenise` or `write`: model fingerprint, text and tokens
     _words: tuple[tuple[str, str], asyncio.Task[TokenRun]] | None = field(default=None, init=False)
 
@@ -238,7 +239,11 @@ class Answers:
 
     async def score(self, session_id: int, progress: OnTransfer) -> int:
         """Scores the tokens of the path that have no numbers, text first tokenised; returns how many were scored."""
-        session = await self._sessions.whole(session_id)
+        reading = self._reading[session_id] = asyncio.create_task(self._sessions.whole(session_id), name="read what to score")
+        try:
+            session = await reading
+        finally:
+            self._reading.pop(session_id, None)
         if session.tip is None:
             raise Refusal(translate("Workbench", "there are no messages here yet"))
         before = _scored(session)
@@ -332,6 +337,8 @@ class Answers:
         return await title_from_model(self._supervisor, await self._sessions.whole(session_id))
 
     def stop(self, session_id: int) -> None:
+        if session_id in self._reading:
+            self._reading[session_id].cancel()
         self._running.stop(session_id)
 
     def how_made(self, session_id: int, node_id: int) -> Made | None:

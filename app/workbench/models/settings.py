@@ -266,8 +266,8 @@ def read_settings(held: object) -> tuple[AppSettings, list[str]]:
         return AppSettings(), [translate("Workbench", "the settings cannot be read; the defaults are used")]
     taken: dict[str, Any] = {}
     notes = []
-    for name in SETTING_RULES:
-        if name not in held:
+    for name, rule in SETTING_RULES.items():
+        if name not in held or (rule.option and held[name] == "auto"):  # the engine's choice, which is the default
             continue
         problem = problem_of(name, held[name])
         if problem:

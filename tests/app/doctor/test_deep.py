@@ -129,6 +129,27 @@ def test_the_window_part_reports_its_measurements() -> None:
     assert {row.verdict for row in report.findings["window"]} <= {"ok", "missed"}  # a busy machine may miss a bar
 
 
+PAGES_OF_THE_LIBRARY = """
+import sys
+from app.doctor import speed
+
+lap = "import json, os, sys; next(sys.stdin); print(json.dumps({'pages': 1 + int(os.environ.get('THP_MEM_ALLOC_ENABLE', 0))}))"
+speed.LAPS, speed.child_command = 1, lambda *_: [sys.executable, "-c", lap]
+speed._own, speed.lap = (lambda _: None), (lambda *_: {"pages": 2.0})
+rows = speed.speed("hf")
+print(next(rows).name, next(rows).figure)
+rows.close()
+"""
+
+
+def test_the_bare_library_is_measured_with_huge_pages_as_ours_is(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    environment["ELSEWISE_MODELS"] = str(tmp_path)
+    run = [sys.executable, "-c", PAGES_OF_THE_LIBRARY]
+    said = subprocess.run(run, env=environment, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    assert said.stdout == "model 2 tokens/s, 1.00 of the bare library's 2\n"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_risk_of_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

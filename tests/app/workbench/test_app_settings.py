@@ -112,6 +112,16 @@ def test_invalid_stored_settings_fall_back_with_a_note(hostile: object) -> None:
     assert (good.scheme, good.text_percent, none) == ("dark", 150, [])
 
 
+def test_a_stored_auto_leaves_every_choice_to_the_engine(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        names = ("draft_model", "weights", "chat_format", "threads")
+        await s.store.set_setting("settings", dict.fromkeys(names, "auto"))
+        view = await s.workbench.settings.view()
+        assert (view.values, view.notes, s.workbench.services.supervisor.options) == (AppSettings(), [], {})
+
+    play(scene)
+
+
 def test_the_chat_format_and_the_place_of_the_weights_are_given_to_the_next_engine(play: Play) -> None:
     async def scene(s: Scene) -> None:
         for name, wrong, shown in (

@@ -80,7 +80,7 @@ def test_the_kv_of_an_answer_is_saved_and_its_session_reopens_from_disk(
 def test_closing_does_not_wait_for_a_disk_that_hangs(
     tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = threading.Event()
+    gate, hangs = threading.Event(), threading.Event()
     monkeypatch.setattr(workbench_module, "KEEP_SECONDS", 0.05)
 
     async def play() -> None:
@@ -88,10 +88,12 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
 
         def hang(name: str) -> None:
             if name == "put":
-                gate.wait(20)
+                hangs.set()
+                gate.wait(60)
 
         shelf.before = hang
         await scene.asked()
+        await until(hangs.is_set)
         model = scene.workbench.services.supervisor.running
         assert isinstance(model, FrailModel)
         owner = engine_of(cast("LanguageModel", model.model))
@@ -160,10 +162,13 @@ def test_a_failing_disk_does_not_affect_answers(tmp_path: Path, request: pytest.
     assert not shelf.blocks
 
 
-def test_without_a_block_file_no_query_is_made(tmp_path: Path) -> None:
+def test_without_a_block_file_no_save_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         scene = Scene.open(tmp_path / "s.db", Engine())
+        model = await scene.workbench.services.supervisor.model()
+        monkeypatch.setattr(model, "save_blocks_async", lambda *_, **__: pytest.fail("asked"))
         await scene.asked()
+        await scene.workbench.services.saver.close(20.0)
         await scene.workbench.close()
 
     asyncio.run(play())

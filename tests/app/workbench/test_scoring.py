@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from app.workbench.tree.runs import content_of
+from app.workbench.tree.session import WholeSession
 from runtime import TokenRun
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, until
@@ -114,6 +115,30 @@ def test_scoring_can_be_stopped_and_is_refused_with_the_reason(play: Play, way: 
             await s.workbench.answers.score(await s.new(), lambda _done, _total: None)
 
     play(scene, engine=Engine(loading=asyncio.Event()))
+
+
+def test_scoring_can_be_stopped_while_the_session_is_read(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await imported(s)
+        reads, whole = asyncio.Event(), s.workbench.services.sessions.whole
+
+        async def slowly(*ids: int) -> WholeSession:
+            reads.set()
+            await asyncio.Event().wait()
+            return await whole(*ids)
+
+        monkeypatch.setattr(s.workbench.services.sessions, "whole", slowly)
+        scoring = asyncio.create_task(s.workbench.answers.score(session_id, lambda _done, _total: None))
+        await reads.wait()
+        s.workbench.answers.stop(session_id)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(scoring, 5)
+        assert not s.engine.starts
+        # and later it is scored
+        monkeypatch.undo()
+        assert await s.workbench.answers.score(session_id, lambda _done, _total: None) > 0
+
+    play(scene)
 
 
 def test_the_engine_is_ready_only_after_a_scoring_that_outlasts_an_answer(play: Play) -> None:

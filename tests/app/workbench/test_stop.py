@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,30 @@ def test_the_last_record_of_a_stopped_answer_has_the_finish_reason_cancelled(
     play(scene, engine=Engine(holds_after=5))
     assert rows(path, "SELECT finish_reason FROM nodes WHERE role = 'assistant'") == [("cancelled",)]
     play(later)
+
+
+def test_stop_while_an_answer_is_saved_leaves_it_as_it_ended(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, saves, may_save, finish = await s.new(), asyncio.Event(), asyncio.Event(), s.store.finish_node
+
+        async def slowly(node_id: int, **how: Any) -> None:
+            saves.set()
+            await may_save.wait()
+            await finish(node_id, **how)
+
+        monkeypatch.setattr(s.store, "finish_node", slowly)
+        sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
+        await saves.wait()
+        s.workbench.answers.stop(session_id)
+        # then the session stays locked until the answer is on the disk, so that nothing goes on from less than was shown
+        with pytest.raises(Refusal, match="stop it first"):
+            await s.workbench.answers.send(session_id, "two")
+        may_save.set()
+        await sending
+        assert len(own_tokens(await s.last(session_id))) == 12
+        assert rows(s.path, "SELECT finish_reason FROM nodes WHERE role = 'assistant'") == [("length",)]
+
+    play(scene)
 
 
 def test_a_stopped_answer_gets_its_end_token_with_the_next_message(play: Play) -> None:

@@ -87,15 +87,19 @@ def work(model: LanguageModel) -> None:
     async def main() -> None:
         prompts = [some_ids(seed, 20) for seed in range(6)]
         doomed = [asyncio.ensure_future(model.sample(p, 60, [])) for p in prompts[:3]]
+
+        async def cancel() -> None:
+            await model.next_token_logprobs(prompts[3])
+            assert all(task.cancel() for task in doomed)  # none had ended
+
         await asyncio.gather(
+            cancel(),
             model.batch_next_token_logprobs(prompts),
             model.batch_sample(prompts, 40, []),
             model.score(prompts[0]),
             model.score([*prompts[0][:7], *prompts[1]]),
             model.next_token_logprobs_uncached_async(prompts[1]),
         )
-        for task in doomed:
-            task.cancel()
         said = 0
         async for _ in model.generate(prompts[0]):
             said += 1
@@ -120,6 +124,9 @@ def work(model: LanguageModel) -> None:
     model.cache_report()
     model.next_token_logprobs_sync(some_ids(2, 30))
     asyncio.run(model.sample(some_ids(3, 10), 8, []))  # certainly alone: above, one may always run beside another
+    for seed in range(100, 160):
+        model.next_token_logprobs_sync(some_ids(seed, 60))
+    assert model.metrics().kv_evicted_bytes
 
 
 @pytest.mark.slow

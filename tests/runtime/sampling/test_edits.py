@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,15 @@ def test_ids_and_a_growing_history_draw_the_same() -> None:
         assert (token, u) == sampler.draw(logprobs, place, history=plain, shift=shift)
         history.append(token)
         path.append(token)
+
+
+@pytest.mark.parametrize("options", [SamplingOptions(logit_bias={VOCAB: 1.0}), SamplingOptions(banned_tokens=(2, VOCAB))])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_id_beyond_the_row_is_refused_with_the_size_of_the_vocabulary(options: SamplingOptions, temperature: float) -> None:
+    sampler = Sampler(dataclasses.replace(options, temperature=temperature), 1)
+    for draw in (sampler.draw, sampler.trace):
+        with pytest.raises(InvalidRequestError, match=f"token id {VOCAB} is outside the vocabulary of {VOCAB}"):
+            draw(logits_of(0)[1], 0)
 
 
 @pytest.mark.slow

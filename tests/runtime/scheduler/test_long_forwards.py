@@ -20,8 +20,9 @@ from runtime import GenerationOptions, LanguageModel, SamplingOptions, load
 from runtime.backends.fake import Behaviour
 from runtime.errors import SessionClosedError
 from runtime.options.priority import Priority
+from runtime.scheduler.jobs import settle
 from runtime.scheduler.prefill.embedding import EmbedJob
-from tests.fakes import KINDS, assert_right, engine_of, fake_model, local, query_job, settled, some_ids, until
+from tests.fakes import KINDS, assert_right, engine_of, fake_model, generate_job, local, query_job, settled, some_ids, until
 from tests.tiny_models import tiny_path
 
 SHORT, LONG = 160, 600  # tokens that a model of 400 tokens a second computes in 0.4 and 1.5 seconds
@@ -35,6 +36,7 @@ class Model:
     def __init__(self, model: LanguageModel, speed: float) -> None:
         self.model, self._speed = model, speed
         self.sizes: list[int] = []  # of forwards, in tokens
+        self.asked: list[Future[Any]] = []  # the last texts
         self.answered: list[list[int]] = []  # texts, in the order of their answers
         self.done = 0.5  # share of a long forward at which it checks for new requests
         self._seconds = 100.0
@@ -74,6 +76,7 @@ class Model:
         for text, answer in zip(texts, answers, strict=True):
             answer.add_done_callback(partial(self._heard, text))
         jobs = [replace(query_job(self.model, text, to), priority=priority) for text, to in zip(texts, answers, strict=True)]
+        self.asked = answers  # before a forward can begin
         engine_of(self.model).submit(jobs)
         return answers
 
@@ -146,22 +149,27 @@ def test_a_request_beside_many_prompts_of_one_call_has_half_of_the_turns(
 
     async def tokens_until_answered(model: Model) -> int:
         """Tokens that are computed from the request to its answer."""
-        begun = asyncio.Event()
+        begun, found = asyncio.Event(), Future[int]()
 
         async def many() -> None:
             async for _ in model.model.generate_many(texts, GenerationOptions(max_tokens=4, ignore_eos=True, sampling=GREEDY)):
                 begun.set()
 
+        def ask() -> None:
+            """On the owner thread, as is the end: nothing is computed between the request and the count."""
+            before = sum(model.sizes)
+            job = generate_job(model.model, other, GenerationOptions(max_tokens=1, sampling=GREEDY))
+            job.on_end = lambda error: settle(found, sum(model.sizes) - before, error=error)
+            engine_of(model.model).submit([job])
+
         work = asyncio.create_task(many())
         await begun.wait()
         if handed_over:
             local(model.model).operations.end_turn()
-        before = sum(model.sizes)
-        async for _ in model.model.generate(other, GenerationOptions(max_tokens=1, sampling=GREEDY)):
-            pass
-        found = sum(model.sizes) - before
+        engine_of(model.model).call(ask)
+        answer = await asyncio.wrap_future(found)
         await work
-        return found
+        return answer
 
     with calm_model(monkeypatch) as model:
         assert asyncio.run(tokens_until_answered(model)) < 2.5 * len(other)
@@ -278,10 +286,9 @@ def test_a_guessed_speed_does_not_allow_long_forwards(monkeypatch: pytest.Monkey
 
 def test_the_forward_of_a_cancelled_query_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm_model(monkeypatch) as model:
-        asked: list[Future[Any]] = []
-        model.in_long(lambda: asked[0].cancel())
-        asked += model.ask(some_ids(2, 3_000))
-        until(lambda: asked[0].cancelled())
+        model.in_long(lambda: model.asked[0].cancel())
+        (asked,) = model.ask(some_ids(2, 3_000))
+        until(asked.cancelled)
         assert not model.model.prefix_match(some_ids(2, 3_000)).tokens  # nothing was finished
         model.read(NEW)
         assert model.sizes[0] == LONG
@@ -354,15 +361,14 @@ def test_a_request_that_interrupted_a_forward_interrupts_no_later_one(monkeypatc
         # given a long forward whose only query is cancelled as a text to embed arrives
         namespace, _ = local(model.model).operations.route(np.array(NEW, np.int32), None)
         job = EmbedJob(np.empty(0, np.int32), namespace, paths=[np.array(NEW, np.int32)], places=[[0]])
-        asked: list[Future[Any]] = []
 
         def leave() -> None:
-            asked[0].cancel()
+            model.asked[0].cancel()
             model.give_up()
             engine_of(model.model).submit([job])
 
         model.in_long(leave)
-        asked += model.ask(some_ids(2, 3_000))
+        model.ask(some_ids(2, 3_000))
         # then that forward is interrupted, and the embedding's is not
         assert isinstance(job.future, Future)
         assert np.isfinite(job.future.result(60)).all()

@@ -272,5 +272,5 @@ def test_a_line_of_10_gb_is_refused_without_reading_it_all(start: bytes, monkeyp
     for rest in (b"1", b"[", b"\\", b'"'):
         file: Any = Endless(start, rest)
         with pytest.raises(InvalidFileError):
-            list(json_scanner.Scanner(file, "long.json", ("messages",)).pieces())
+            list(json_scanner.Scanner(file, "long.json", ("messages",)).events())
         assert file.given < 3 * json_scanner.LIMIT

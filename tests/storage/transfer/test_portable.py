@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from storage import InvalidFileError, PortableFile, SessionStore, StoreNewerError, export_portable
+from storage.tables.checksums import digest_of
 from storage.transfer import portable
 from tests.storage.helpers import with_store
 from tests.storage.transfer.trees import DIGEST, as_portable, branching, leftovers, taken, unheard
@@ -47,7 +48,7 @@ def reseal(conn: sqlite3.Connection, table: str) -> None:
     """Recomputes the checksums of changed rows, as an attacker can."""
     listed = portable.names(table)
     for row in conn.execute(f"SELECT rowid, {', '.join(listed)} FROM {table}").fetchall():  # our own names
-        conn.execute(f"UPDATE {table} SET sha256 = ? WHERE rowid = ?", [portable.checksum(row[1:]), row[0]])  # likewise
+        conn.execute(f"UPDATE {table} SET sha256 = ? WHERE rowid = ?", [digest_of(row[1:]), row[0]])  # likewise
 
 
 def refused(path: Path, file: Path) -> str:

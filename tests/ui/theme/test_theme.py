@@ -8,7 +8,8 @@ import sys
 from importlib import resources
 
 import pytest
-from PySide6.QtGui import QFont, QFontDatabase, QFontInfo, QFontMetricsF
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFont, QFontDatabase, QFontInfo, QFontMetricsF, QStyleHints
 from PySide6.QtWidgets import QApplication, QWidget
 
 from ui import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette, Scheme, apply_theme
@@ -91,7 +92,7 @@ def test_the_single_theme_emits_changed_only_for_another_palette(app: QApplicati
 
 
 @pytest.mark.slow
-def test_numbers_run_left_to_right_also_on_a_right_to_left_system() -> None:
+def test_the_layout_runs_left_to_right_also_on_a_right_to_left_system() -> None:
     # in a separate process, with a right-to-left system (Qt's -reverse)
     code = (
         "import sys; from PySide6.QtCore import Qt; from PySide6.QtWidgets import QApplication; from ui import apply_theme\n"
@@ -101,9 +102,12 @@ def test_numbers_run_left_to_right_also_on_a_right_to_left_system() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_the_system_scheme_gives_the_light_or_the_dark_palette(app: QApplication) -> None:
-    theme = apply_theme(app, Scheme.SYSTEM)
-    assert theme.palette in (LIGHT, DARK)
+@pytest.mark.parametrize(("system", "palette"), [(Qt.ColorScheme.Light, LIGHT), (Qt.ColorScheme.Dark, DARK)])
+def test_the_system_scheme_gives_the_light_or_the_dark_palette(
+    app: QApplication, system: Qt.ColorScheme, palette: Palette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QStyleHints, "colorScheme", lambda _: system)
+    assert apply_theme(app, Scheme.SYSTEM).palette is palette
     apply_theme(app, Scheme.LIGHT)
 
 
