@@ -24,7 +24,7 @@ from app.cli.common import console, print_table, rows_table
 from app.cli.options import AnswerOptions, Flags, answer_options, can_chat, json_or_text, precision_note, with_token_ids
 from app.cli.printing import Wrapper, for_stdout, one_line, probability, shown, speculation, token_table, without_controls
 from app.cli.saved_session import Opened, check_stack, on_thread, opened, session_called
-from app.cli.settings import Settings, utf8
+from app.cli.settings import CliSettings, utf8
 from app.workbench.refusals import stored
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import content_of
@@ -39,7 +39,7 @@ QUOTES = '"""'
 PROMPT, CONTINUED = "> ", "… "
 
 
-class Reader(Protocol):
+class InputReader(Protocol):
     """A source of messages."""
 
     async def read(self) -> str | None:
@@ -82,7 +82,7 @@ class Piped:
         return message_of(text)
 
 
-def piped() -> Reader:
+def piped() -> InputReader:
     """Standard input."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
@@ -106,7 +106,7 @@ class Terminal:
                 return None
 
 
-def terminal(history: Path) -> Reader:
+def terminal(history: Path) -> InputReader:
     """A line editor in this terminal.
 
     Args:
@@ -161,7 +161,7 @@ Examples:
 @click.command(epilog=EPILOG)
 @answer_options
 @click.pass_obj
-def chat(settings: Settings, /, **given: Any) -> None:
+def chat(settings: CliSettings, /, **given: Any) -> None:
     """Chats with a model; the session is saved as you go."""
     if sys.stdin is None:
         raise click.ClickException("stdin is closed; messages are read from it")
@@ -178,7 +178,7 @@ for option in chat.params:
         option.show_default = str(PRESET.max_tokens)
 
 
-async def _chat(settings: Settings, asked: AnswerOptions, title: str | None) -> bool:
+async def _chat(settings: CliSettings, asked: AnswerOptions, title: str | None) -> bool:
     """Runs the conversation; returns whether an answer failed, always false if stdin and stdout are a terminal."""
     instead = "close it, or use elsewise ask without --session"
     async with opened(settings.data, asked, PRESET, holder="chat", instead=instead) as place:
@@ -257,7 +257,7 @@ class Chat:
         self.call.update(with_token_ids(named, await model.byte_vocab_async()))
         await self.workbench.services.vocabulary.learn(model)
 
-    async def run(self, reader: Reader) -> None:
+    async def run(self, reader: InputReader) -> None:
         """Answers every message until the input ends or `/quit`."""
         while not self.over and (text := await reader.read()) is not None:
             if not text.strip():

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.settings import Settings
+from app.cli.settings import CliSettings
 from resources.files import read_regular
 from runtime import OnComparison, OnProgress
 from runtime import Progress as Step
@@ -136,7 +136,7 @@ class Bar:
 T = TypeVar("T")
 
 
-def with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any, Any, T]]) -> T:
+def with_store(settings: CliSettings, read: Callable[[SessionStore], Coroutine[Any, Any, T]]) -> T:
     """Runs `read` on the store, opened read-only, which does not disturb a writer."""
 
     async def run() -> T:

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 import click
 
-from app.cli.settings import ESCAPE, Settings
+from app.cli.settings import ESCAPE, CliSettings
 from app.paths import DataFolder
 from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, __version__
 from storage import StoreError
@@ -96,7 +96,7 @@ def cli(
             raise click.UsageError(_where_connect_goes(context, command, connect))
         named = context.get_parameter_source("model") is not click.core.ParameterSource.DEFAULT
         model = _address(connect) + (f"#{model}" if named else "")
-    context.obj = Settings(folder, model, backend)
+    context.obj = CliSettings(folder, model, backend)
     if context.invoked_subcommand is None:
         start_window(context, demo=demo)
 
@@ -121,7 +121,7 @@ def window(context: click.Context, files: tuple[Path, ...]) -> None:
 
 def start_window(context: click.Context, *, demo: bool = False, files: Sequence[Path] = ()) -> NoReturn:
     """Opens the window with `files`; exits when it is closed."""
-    settings: Settings = context.obj
+    settings: CliSettings = context.obj
     if settings.backend != "auto":
         _check_known(settings.backend)
     gc.disable()  # objects of the start stay alive; collecting garbage would take a tenth of it

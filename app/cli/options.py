@@ -14,7 +14,7 @@ from typing import Any, Final, TypedDict, TypeVar
 import click
 
 from app.cli.common import console, read_text
-from app.cli.settings import TEXT, Settings, utf8
+from app.cli.settings import TEXT, CliSettings, utf8
 from runtime import (
     CHAT_FORMATS,
     OPTION_NAMES,
@@ -528,7 +528,7 @@ class AnswerOptions:
     as_json: bool
 
     @classmethod
-    def of(cls, settings: Settings, flags: Flags, *, chats: bool = False) -> AnswerOptions:
+    def of(cls, settings: CliSettings, flags: Flags, *, chats: bool = False) -> AnswerOptions:
         """Checks the options of the command line.
 
         Args:

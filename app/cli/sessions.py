@@ -18,7 +18,7 @@ from rich.text import Text
 from app.block_files import put_into, take_from
 from app.cli.common import PIPE_WIDTH, console, headed, print_table, with_store
 from app.cli.printing import for_stdout, one_line, without_controls
-from app.cli.settings import TEXT, Settings
+from app.cli.settings import TEXT, CliSettings
 from app.portable_kv import carries_blocks, keys_of, kv_draft
 from app.rescue import recover_in_terminal, remedies
 from app.workbench.compare.branch_diff import compare
@@ -43,7 +43,7 @@ def sessions() -> None:
 
 @sessions.command("list")
 @click.pass_obj
-def list_command(settings: Settings) -> None:
+def list_command(settings: CliSettings) -> None:
     """Lists all sessions, pinned first, then the most recent."""
     if not _nothing_yet(settings):
         _print_rows(*with_store(settings, lambda store: _read_list(store)))
@@ -52,7 +52,7 @@ def list_command(settings: Settings) -> None:
 @sessions.command("search")
 @click.argument("query", type=TEXT)
 @click.pass_obj
-def search_command(settings: Settings, query: str) -> None:
+def search_command(settings: CliSettings, query: str) -> None:
     """Lists sessions with QUERY in their title or text, in any branch."""
     if not _nothing_yet(settings):
         _print_rows(*with_store(settings, lambda store: _read_list(store, query)))
@@ -61,7 +61,7 @@ def search_command(settings: Settings, query: str) -> None:
 @sessions.command("show")
 @click.argument("session_id", type=int)
 @click.pass_obj
-def show_command(settings: Settings, session_id: int) -> None:
+def show_command(settings: CliSettings, session_id: int) -> None:
     """Prints the branch of a session that was shown last."""
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
@@ -74,7 +74,7 @@ def show_command(settings: Settings, session_id: int) -> None:
 
 @sessions.command("verify")
 @click.pass_obj
-def verify_command(settings: Settings) -> None:
+def verify_command(settings: CliSettings) -> None:
     """Checks every row, lists the damaged ones and sets them aside if no other process uses the data folder.
 
     Rows set aside stay in the file: every session still opens, no answer continues a damaged turn, and the next check lists
@@ -101,7 +101,7 @@ def verify_command(settings: Settings) -> None:
     raise click.exceptions.Exit(1)
 
 
-def _set_aside(settings: Settings) -> None:
+def _set_aside(settings: CliSettings) -> None:
     """Sets damaged rows aside unless another process holds the folder; prints the result, or what to do."""
     lock = DataFolderLock(settings.data.root, "sessions verify")
     try:
@@ -131,7 +131,7 @@ def _set_aside(settings: Settings) -> None:
 
 @sessions.command("recover")
 @click.pass_obj
-def recover_command(settings: Settings) -> None:
+def recover_command(settings: CliSettings) -> None:
     """Copies what can be read of a damaged sessions file into a new one and keeps both. An intact file is not changed."""
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
@@ -151,7 +151,7 @@ def recover_command(settings: Settings) -> None:
     click.echo(f"the damaged file is kept as {made.kept}")
 
 
-def _sound(settings: Settings) -> bool:
+def _sound(settings: CliSettings) -> bool:
     """Whether the sessions file is intact; one of an earlier version is migrated first, with a backup.
 
     Raises:
@@ -171,7 +171,7 @@ def _sound(settings: Settings) -> bool:
         return False
 
 
-def _nothing_yet(settings: Settings) -> bool:
+def _nothing_yet(settings: CliSettings) -> bool:
     """Whether there is no store, which is printed on stderr; does not create one."""
     if settings.data.sessions.exists() or settings.data.sessions.is_symlink():
         return False
@@ -218,7 +218,7 @@ def _moment(seconds: float) -> str:
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.pass_obj
 def export_command(
-    settings: Settings, session: str, file: Path, form: str | None, portable: bool, with_kv: bool, force: bool
+    settings: CliSettings, session: str, file: Path, form: str | None, portable: bool, with_kv: bool, force: bool
 ) -> None:
     """Writes SESSION (its id or title) to FILE ("-" for stdout).
 
@@ -272,7 +272,7 @@ def export_command(
     "--with-kv", is_flag=True, help="Also import the KV blocks of a portable file; use it only if you trust the source."
 )
 @click.pass_obj
-def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
+def import_command(settings: CliSettings, file: Path, with_kv: bool) -> None:
     """Imports FILE: a session as JSON, a portable session file, or messages in the format of OpenAI's API.
 
     Imports everything or nothing.
@@ -294,7 +294,7 @@ def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
 
 
 @contextmanager
-def _locked(settings: Settings, what: str, instead: str) -> Iterator[None]:
+def _locked(settings: CliSettings, what: str, instead: str) -> Iterator[None]:
     """Holds the lock of the data folder, so that no window or engine uses it.
 
     Raises:
@@ -315,7 +315,7 @@ def _locked(settings: Settings, what: str, instead: str) -> Iterator[None]:
 @click.argument("a", type=click.IntRange(1), required=False)
 @click.argument("b", type=click.IntRange(1), required=False)
 @click.pass_obj
-def diff_command(settings: Settings, session: str, a: int | None, b: int | None) -> None:
+def diff_command(settings: CliSettings, session: str, a: int | None, b: int | None) -> None:
     """Compares branches A and B of SESSION token by token; without A and B lists the branches with their numbers."""
     if (a is None) != (b is None):
         raise click.UsageError("give two branches, or none to list them")

@@ -26,7 +26,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.serve.chat import chat
 from app.serve.completions import complete
-from app.serve.engine import Engine
 from app.serve.errors import ApiError, api_error
 from app.serve.metrics import metrics
 from app.serve.schemas import (
@@ -48,6 +47,7 @@ from app.serve.schemas import (
     document,
 )
 from app.serve.security import Access, cors_headers, read_body
+from app.serve.served_model import ServedModel
 from app.serve.sse import Answer, encoder
 from app.serve.texts import detokenize, embed, tokenize, tokenizer_info
 from runtime import RuntimeFault, __version__
@@ -57,7 +57,7 @@ GRACE_SECONDS: Final = 3  # for requests in flight when the server ends
 MOST_CONNECTIONS: Final = 1024
 SEND_SECONDS: Final = 60.0  # for a client to read enough for the next piece
 HEAD_SECONDS: Final = 20.0  # for the head of a connection's first or next request
-Handler = Callable[[Engine, Any], Awaitable[Answer]]
+Handler = Callable[[ServedModel, Any], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,34 +76,34 @@ class Read:
     """An endpoint that is read with GET."""
 
     path: str
-    handler: Callable[[Engine], Awaitable[Answer]]
+    handler: Callable[[ServedModel], Awaitable[Answer]]
     answer: type[msgspec.Struct] | None = None
     media_type: str = "application/json"
 
 
-async def _models(engine: Engine) -> ModelList:
+async def _models(served: ServedModel) -> ModelList:
     """The model that is served."""
-    model = await engine.model()
+    model = await served.model()
     info = model.info
-    card = ModelCard(engine.name, engine.created, info.context_length, info.name)
+    card = ModelCard(served.name, served.created, info.context_length, info.name)
     card.vocab_size, card.tokenizer_digest, card.eos_token_ids = info.vocab_size, model.tokenizer_digest, model.eos_token_ids
     return ModelList([card])
 
 
-async def _health(engine: Engine) -> bytes:
+async def _health(served: ServedModel) -> bytes:
     """Whether the engine runs; answered without a key."""
-    model = engine.loaded
+    model = served.loaded
     if model is None or model.ended is not None:
         raise ApiError("the engine has stopped and is started again by the next request", 503, code="engine_stopped")
     return b"{}"
 
 
-async def _version(engine: Engine) -> bytes:  # noqa: ARG001  # the shape of all handlers
+async def _version(served: ServedModel) -> bytes:  # noqa: ARG001  # the shape of all handlers
     """The version of Elsewise."""
     return msgspec.json.encode({"version": __version__})
 
 
-async def _openapi(engine: Engine) -> bytes:  # noqa: ARG001  # the shape of all handlers
+async def _openapi(served: ServedModel) -> bytes:  # noqa: ARG001  # the shape of all handlers
     """This document."""
     read = [Operation(each.path, _summary(each.handler), None, each.answer, streams=False) for each in READ]
     posted = [Operation(each.path, _summary(each.handler), each.schema, each.answer, each.streams) for each in POSTED]
@@ -131,11 +131,11 @@ READ: Final = (
 )
 
 
-def build_app(engine: Engine, access: Access) -> ASGIApp:
+def build_app(served: ServedModel, access: Access) -> ASGIApp:
     """The ASGI application."""
-    routes = [Route(each.path, _Endpoint(engine, access, each), methods=["POST"]) for each in POSTED]
-    routes += [Route(each.path, _Endpoint(engine, access, each), methods=["GET"]) for each in READ]
-    return _Guard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), engine, access)
+    routes = [Route(each.path, _Endpoint(served, access, each), methods=["POST"]) for each in POSTED]
+    routes += [Route(each.path, _Endpoint(served, access, each), methods=["GET"]) for each in READ]
+    return _Guard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), served, access)
 
 
 async def _refused(request: Request, fault: Exception) -> Response:  # noqa: ARG001  # Starlette's signature
@@ -149,8 +149,8 @@ async def _refused(request: Request, fault: Exception) -> Response:  # noqa: ARG
 class _Guard:
     """Checks every request before routing, answers CORS preflights, and counts and logs the outcome."""
 
-    def __init__(self, app: ASGIApp, engine: Engine, access: Access) -> None:
-        self._app, self._engine, self._access = app, engine, access
+    def __init__(self, app: ASGIApp, served: ServedModel, access: Access) -> None:
+        self._app, self._served, self._access = app, served, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -186,7 +186,7 @@ class _Guard:
         finally:
             known = scope.get("route")
             path = known.path if isinstance(known, Route) else "other"
-            self._engine.responses[path, status] += 1
+            self._served.responses[path, status] += 1
             # the route's path, not the request's, which may be private
             log.info("%s %s %d %.0f ms", request.method, path, status, (time.monotonic() - begun) * 1000)
 
@@ -194,8 +194,8 @@ class _Guard:
 class _Endpoint:
     """One path: reads the body, runs the handler, and stops it when the client disconnects."""
 
-    def __init__(self, engine: Engine, access: Access, kind: Posted | Read) -> None:
-        self._engine, self._access, self._kind = engine, access, kind
+    def __init__(self, served: ServedModel, access: Access, kind: Posted | Read) -> None:
+        self._served, self._access, self._kind = served, access, kind
         self._decoder = msgspec.json.Decoder(kind.schema) if isinstance(kind, Posted) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -213,7 +213,7 @@ class _Endpoint:
         try:
             await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                self._engine.counts["disconnects"] += 1
+                self._served.counts["disconnects"] += 1
         finally:
             for task in (work, disconnected):
                 task.cancel()
@@ -223,9 +223,9 @@ class _Endpoint:
         started = False
         try:
             if isinstance(self._kind, Read):
-                answer, media_type = await self._kind.handler(self._engine), self._kind.media_type
+                answer, media_type = await self._kind.handler(self._served), self._kind.media_type
             else:
-                answer, media_type = await self._kind.handler(self._engine, request), "application/json"
+                answer, media_type = await self._kind.handler(self._served, request), "application/json"
             if not isinstance(answer, AsyncGenerator):
                 body = answer if isinstance(answer, bytes) else encoder.encode(answer)
                 await Response(body, media_type=media_type)(scope, receive, send)
@@ -242,7 +242,7 @@ class _Endpoint:
         except (ApiError, RuntimeFault) as fault:
             await _respond(api_error(fault), scope, receive, send)
         except ConnectionResetError:  # the client has stopped reading
-            self._engine.counts["disconnects"] += 1
+            self._served.counts["disconnects"] += 1
         except Exception as fault:  # noqa: BLE001  # the border: the client gets a status, the log the place
             # without the message, which may quote the request
             log.error("%s\n%s", type(fault).__name__, "".join(traceback.format_tb(fault.__traceback__)))
@@ -331,7 +331,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 async def serve(
-    engine: Engine,
+    served: ServedModel,
     access: Access,
     bound: socket.socket,
     *,
@@ -342,7 +342,7 @@ async def serve(
     """Loads the model, serves until `stop`, SIGINT or SIGTERM, and ends the engine.
 
     Args:
-        engine: The model.
+        served: The model.
         access: The callers that are answered.
         bound: A bound socket; closed at the end.
         on_ready: Called when the port answers.
@@ -351,12 +351,12 @@ async def serve(
     """
     stop = stop or asyncio.Event()
     try:
-        await engine.model()
+        await served.model()
     except BaseException:  # frees the port
         bound.close()
         raise
     config = uvicorn.Config(
-        build_app(engine, access),
+        build_app(served, access),
         log_config=None,
         log_level=logging.CRITICAL,
         access_log=False,
@@ -387,7 +387,7 @@ async def serve(
         stopping.cancel()
         for number in handled:
             loop.remove_signal_handler(number)
-        await engine.close()
+        await served.close()
         bound.close()
 
 

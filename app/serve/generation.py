@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from app.serve.engine import TOKENS_AHEAD
 from app.serve.errors import ApiError
 from app.serve.schemas import PositionLogprobs, Prompts, PromptTokensDetails, SamplingRequest, StructuredOutputs, Usage
+from app.serve.served_model import TOKENS_AHEAD
 from runtime import (
     GenerationOptions,
     Grammar,
@@ -206,7 +206,7 @@ class Spent:
 
 
 def tokens_needed(prompts: Sequence[Sequence[int]], n: int, max_tokens: int) -> int:
-    """The tokens of a request for `Engine.admitted`."""
+    """The tokens of a request for `ServedModel.admitted`."""
     return sum(map(len, prompts)) + len(prompts) * n * min(max_tokens, TOKENS_AHEAD)
 
 

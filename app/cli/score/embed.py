@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from app.cli.common import read_text, reading
 from app.cli.options import adapter_options, connect_options, connection_of, in_options, load_model
-from app.cli.settings import ESCAPE, Settings
+from app.cli.settings import ESCAPE, CliSettings
 from runtime import POOLINGS, Pooling, RuntimeFault
 
 SUFFIXES = (".npy", ".jsonl")
@@ -52,7 +52,7 @@ Examples:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="FILE.npy (float32) or FILE.jsonl; else stdout.")
 @click.pass_obj
 def embed(
-    settings: Settings,
+    settings: CliSettings,
     file: str,
     model: str | None,
     connect_to: str | None,

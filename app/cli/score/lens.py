@@ -15,7 +15,7 @@ from rich.text import Text
 from app.cli.common import print_table, read_text, reading
 from app.cli.options import adapter_options, load_model, load_options
 from app.cli.printing import shown
-from app.cli.settings import Settings
+from app.cli.settings import CliSettings
 from runtime import LanguageModel, LensCost, LensRun, check_fits
 
 MOST_LISTED: Final = 1_000_000  # positions of one range; more than any context has
@@ -53,7 +53,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One object a position.")
 @click.pass_obj
 def lens(
-    settings: Settings,
+    settings: CliSettings,
     file: str,
     model: str | None,
     backend: str | None,

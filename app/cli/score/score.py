@@ -29,7 +29,7 @@ from app.cli.options import (
 )
 from app.cli.printing import shown, token_table
 from app.cli.score.files import check_out, json_value, score_files
-from app.cli.settings import Settings
+from app.cli.settings import CliSettings
 from runtime import (
     ContextOverflowError,
     LanguageModel,
@@ -88,7 +88,7 @@ LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: about 4,000,000 tokens; toke
 @click.option("--resume", is_flag=True, help="With --out: continue the run that was stopped.")
 @click.pass_obj
 def score(
-    settings: Settings,
+    settings: CliSettings,
     files: tuple[str, ...],
     model: str | None,
     connect_to: str | None,
@@ -150,7 +150,7 @@ def score(
     if not text:
         raise click.ClickException(f"{file}: empty; there is nothing to score")
     if beside:
-        second = Settings(settings.data, *first).chosen(against, against_backend)
+        second = CliSettings(settings.data, *first).chosen(against, against_backend)
         found = _compare(text, first, second, own, other, kl=kl)
         (write_json if as_json else write_csv if as_csv else write_table)(found)
         for line in words(found):

@@ -25,7 +25,7 @@ from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, began, content_of, leading_template
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Segment
+from app.workbench.tree.tree import PathSegment
 from app.workbench.tree.turn_notes import turn_stats
 from app.workbench.windows import Windows
 from runtime import Finish, GenerationOptions, LanguageModel, Priority, PromptProgress, RuntimeFault, TokenRun
@@ -184,7 +184,7 @@ class Streaming:
             answer.guesses = took.drafted, took.accepted
 
     async def _score_typed(
-        self, answer: Answer, adapted: AdaptedModel, recorder: Recorder, segments: Sequence[Segment], prompt: Sequence[int]
+        self, answer: Answer, adapted: AdaptedModel, recorder: Recorder, segments: Sequence[PathSegment], prompt: Sequence[int]
     ) -> None:
         """Scores the one typed token while the answer already streams, so that its first token does not wait for it.
 

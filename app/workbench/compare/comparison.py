@@ -22,7 +22,7 @@ from app.workbench.setup.adapters import AdaptedModel, Adapters, values_of
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Segment
+from app.workbench.tree.tree import PathSegment
 from runtime import EngineDiedError, InvalidRequestError, RuntimeFault
 from ui import (
     QT_TRANSLATE_NOOP,
@@ -141,7 +141,7 @@ class Comparison:
         return PathComparison(session.id, name, choice.label, found, spans, len(ids), kl_from)
 
     async def _left(
-        self, session: WholeSession, segments: Sequence[Segment], progress: OnCompared
+        self, session: WholeSession, segments: Sequence[PathSegment], progress: OnCompared
     ) -> tuple[AdaptedModel, Sequence[AdapterChoice]]:
         """The model in use under the session's adapters, and these adapters, since the session's may change meanwhile."""
         if self._supervisor.running is None:
@@ -218,7 +218,7 @@ def _forms(info: ModelInfo, digest: str) -> list[WeightsForm]:
     return [WeightsForm(form, costs.get(form, "")) for form in weight_forms(info.backend, info.device)]
 
 
-def read_segments(session: WholeSession) -> list[Segment]:
+def read_segments(session: WholeSession) -> list[PathSegment]:
     """The path up to the first text without tokens."""
     found = []
     for segment in session.tree.path(session.tip):
@@ -228,7 +228,7 @@ def read_segments(session: WholeSession) -> list[Segment]:
     return found
 
 
-def places(session: WholeSession, segments: Sequence[Segment]) -> dict[int, tuple[int, int]]:
+def places(session: WholeSession, segments: Sequence[PathSegment]) -> dict[int, tuple[int, int]]:
     """The range of each turn's tokens in the path, by the turn's node; turns without tokens are left out."""
     found: dict[int, tuple[int, int]] = {}
     at, known = 0, {segment.node.id for segment in segments}

@@ -36,7 +36,7 @@ class _Kept(Struct, frozen=True):
 
 
 @dataclass(eq=False, repr=False)
-class Cache:
+class EngineCache:
     """Shows and clears the cache, and pins paths in it (`ui.port.CacheCommands`)."""
 
     _supervisor: Supervisor

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, repr=False)
-class Branches:
+class SessionBranches:
     """Shows, hides and compares branches (`ui.port.BranchCommands`)."""
 
     _store: SessionStore

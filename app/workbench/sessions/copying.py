@@ -19,7 +19,7 @@ from app.workbench.setup.beginning import Beginning
 from app.workbench.setup.setups import Setups
 from app.workbench.tree.runs import EMPTY, without_numbers
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Turn
+from app.workbench.tree.tree import TreeTurn
 from app.workbench.windows import Windows
 from runtime import InvalidRequestError
 from storage import NewNode, NodeRow, SessionStore
@@ -96,7 +96,7 @@ async def begin_with(
     sessions: OpenSessions,
     session: WholeSession,
     root: NodeRow | None,
-    turns: Sequence[Turn],
+    turns: Sequence[TreeTurn],
     stats: Mapping[str, Any],
     fingerprint: str | None = None,
 ) -> None:

@@ -11,7 +11,7 @@ from app.workbench.answers.provenance import MADE, beams_of, options_of
 from app.workbench.refusals import intact
 from app.workbench.tree.reading import load_whole
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Turn
+from app.workbench.tree.tree import TreeTurn
 from runtime import Finish, Generation, InvalidRequestError, Manifest, Mark, Snapshot
 from storage import NodeRow, SessionStore
 from ui import Refusal
@@ -56,7 +56,7 @@ def _snapshot(session: WholeSession, known: Mapping[str, Any]) -> dict[str, Any]
     ).to_mapping()
 
 
-def _mark(turn: Turn, start: int) -> Mark:
+def _mark(turn: TreeTurn, start: int) -> Mark:
     return Mark("generated" if turn.role == "assistant" else "prefix", turn.role, start)
 
 
