@@ -9,9 +9,8 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -57,28 +56,6 @@ GRACE_SECONDS: Final = 3  # for requests in flight when the server ends
 MOST_CONNECTIONS: Final = 1024
 SEND_SECONDS: Final = 60.0  # for a client to read enough for the next piece
 HEAD_SECONDS: Final = 20.0  # for the head of a connection's first or next request
-Handler = Callable[[ServedModel, Any], Awaitable[Answer]]
-
-
-@dataclass(frozen=True, slots=True)
-class Posted:
-    """An endpoint that takes JSON."""
-
-    path: str
-    schema: type[msgspec.Struct]  # of the body
-    handler: Handler
-    answer: type[msgspec.Struct]
-    streams: bool = False  # whether it can answer with events
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """An endpoint that is read with GET."""
-
-    path: str
-    handler: Callable[[ServedModel], Awaitable[Answer]]
-    answer: type[msgspec.Struct] | None = None
-    media_type: str = "application/json"
 
 
 async def _models(served: ServedModel) -> ModelList:
@@ -105,36 +82,29 @@ async def _version(served: ServedModel) -> bytes:  # noqa: ARG001  # the shape o
 
 async def _openapi(served: ServedModel) -> bytes:  # noqa: ARG001  # the shape of all handlers
     """This document."""
-    read = [Operation(each.path, _summary(each.handler), None, each.answer, streams=False) for each in READ]
-    posted = [Operation(each.path, _summary(each.handler), each.schema, each.answer, each.streams) for each in POSTED]
-    return document([*posted, *read])
+    return document(OPERATIONS)
 
 
-def _summary(handler: Callable[..., Any]) -> str:
-    return (handler.__doc__ or "").partition("\n")[0]
-
-
-POSTED: Final = (
-    Posted("/v1/completions", CompletionRequest, complete, Completion, streams=True),
-    Posted("/v1/chat/completions", ChatRequest, chat, ChatCompletion, streams=True),
-    Posted("/v1/embeddings", EmbeddingRequest, embed, Embeddings),
-    Posted("/tokenize", TokenizeRequest, tokenize, Tokenized),
-    Posted("/detokenize", DetokenizeRequest, detokenize, Detokenized),
-)
-READ: Final = (
-    Read("/v1/models", _models, ModelList),
-    Read("/health", _health),
-    Read("/version", _version),
-    Read("/tokenizer_info", tokenizer_info, TokenizerInfo),
-    Read("/metrics", metrics, media_type="text/plain; version=0.0.4; charset=utf-8"),
-    Read("/openapi.json", _openapi),
+OPERATIONS: Final = (
+    Operation("/v1/completions", complete, CompletionRequest, Completion, streams=True),
+    Operation("/v1/chat/completions", chat, ChatRequest, ChatCompletion, streams=True),
+    Operation("/v1/embeddings", embed, EmbeddingRequest, Embeddings),
+    Operation("/tokenize", tokenize, TokenizeRequest, Tokenized),
+    Operation("/detokenize", detokenize, DetokenizeRequest, Detokenized),
+    Operation("/v1/models", _models, answer=ModelList),
+    Operation("/health", _health),
+    Operation("/version", _version),
+    Operation("/tokenizer_info", tokenizer_info, answer=TokenizerInfo),
+    Operation("/metrics", metrics, media_type="text/plain; version=0.0.4; charset=utf-8"),
+    Operation("/openapi.json", _openapi),
 )
 
 
 def build_app(served: ServedModel, access: Access) -> ASGIApp:
     """The ASGI application."""
-    routes = [Route(each.path, _Endpoint(served, access, each), methods=["POST"]) for each in POSTED]
-    routes += [Route(each.path, _Endpoint(served, access, each), methods=["GET"]) for each in READ]
+    routes = [
+        Route(each.path, _Endpoint(served, access, each), methods=["POST" if each.body else "GET"]) for each in OPERATIONS
+    ]
     return _Guard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), served, access)
 
 
@@ -194,9 +164,9 @@ class _Guard:
 class _Endpoint:
     """One path: reads the body, runs the handler, and stops it when the client disconnects."""
 
-    def __init__(self, served: ServedModel, access: Access, kind: Posted | Read) -> None:
-        self._served, self._access, self._kind = served, access, kind
-        self._decoder = msgspec.json.Decoder(kind.schema) if isinstance(kind, Posted) else None
+    def __init__(self, served: ServedModel, access: Access, operation: Operation) -> None:
+        self._served, self._access, self._operation = served, access, operation
+        self._decoder = msgspec.json.Decoder(operation.body) if operation.body else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -222,13 +192,11 @@ class _Endpoint:
     async def _answer(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         try:
-            if isinstance(self._kind, Read):
-                answer, media_type = await self._kind.handler(self._served), self._kind.media_type
-            else:
-                answer, media_type = await self._kind.handler(self._served, request), "application/json"
+            handler = self._operation.handler
+            answer: Answer = await (handler(self._served, request) if self._decoder else handler(self._served))
             if not isinstance(answer, AsyncGenerator):
                 body = answer if isinstance(answer, bytes) else encoder.encode(answer)
-                await Response(body, media_type=media_type)(scope, receive, send)
+                await Response(body, media_type=self._operation.media_type)(scope, receive, send)
                 return
             async with aclosing(answer) as pieces:
                 first = await anext(pieces)
