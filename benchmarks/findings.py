@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TypeVar
@@ -184,13 +184,7 @@ class Findings:
 
     def __add__(self, other: Findings) -> Findings:
         """The results of both."""
-        return Findings(
-            self.results + other.results,
-            self.timings + other.timings,
-            self.gaps + other.gaps,
-            self.readings + other.readings,
-            self.verdicts + other.verdicts,
-        )
+        return Findings(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 def timing(part: str, case: Case, who: str, laps: Sequence[Lap]) -> Timing:
