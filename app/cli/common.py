@@ -110,27 +110,21 @@ def read_text(file: str, limit: int = LARGEST_TEXT) -> str:
         raise click.ClickException(f"{name}: not UTF-8 at byte {at:,}; only plain text can be read") from error
 
 
-class Bar:
-    """A progress bar for the `Progress` steps of loading."""
+@contextmanager
+def step_bar() -> Iterator[Callable[[Step], None]]:
+    """A bar on stderr for the steps of loading, if that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task, stage = bar.add_task("", total=None), ""
 
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("", total=None)
-        self._stage = ""
+        def show(step: Step) -> None:
+            nonlocal task, stage
+            if step.stage != stage:  # a new task: an unknown total cannot replace a known one
+                bar.remove_task(task)
+                task, stage = bar.add_task(step.stage, total=None), step.stage
+            bar.update(task, completed=step.done if step.total else 0, total=step.total or None)
 
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, step: Step) -> None:
-        if step.stage != self._stage:  # a new task: an unknown total cannot replace a known one
-            self._progress.remove_task(self._task)
-            self._task, self._stage = self._progress.add_task(step.stage, total=None), step.stage
-        self._progress.update(self._task, completed=step.done if step.total else 0, total=step.total or None)
+        yield show
 
 
 T = TypeVar("T")

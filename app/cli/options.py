@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final, TypedDict, TypeVar
 
@@ -226,11 +227,6 @@ def format_of(given: str | None) -> dict[str, Any]:
     raise click.UsageError(f"--format {given}: neither one of {', '.join(TEMPLATES)} nor a file")
 
 
-def offload_of(given: str | None) -> dict[str, Any]:
-    """The load option for weights on disk, if given."""
-    return {} if given in (None, "none") else {"offload": given}
-
-
 def weights_of(given: str | None) -> dict[str, Any]:
     """The load option for weights in fewer bits, if given."""
     return {} if given in (None, "float32") else {"weights": given}
@@ -389,7 +385,8 @@ def _preset(name: str) -> dict[str, Any]:
     return {"default": None, "show_default": str(PRESET[name])}
 
 
-CONNECT_OPTIONS = (
+MODEL_OPTIONS = (
+    click.option("--model", help="A model folder, a GGUF file, or a name on the shelf."),
     click.option(
         "--connect",
         "connect_to",
@@ -400,11 +397,10 @@ CONNECT_OPTIONS = (
     ),
     click.option("--plain-http", is_flag=True, help="With --connect: allow unencrypted HTTP to another machine."),
     click.option("--tokenizer", metavar="PATH|NAME", help="With --connect: a tokenizer of this machine, or 'server'."),
+    click.option("--backend", help="auto, hf, mlx, mock, or a registered one."),
 )
 OPTIONS = (
-    click.option("--model", help="A model folder, a GGUF file, or a name on the shelf."),
-    *CONNECT_OPTIONS,
-    click.option("--backend", help="auto, hf, mlx, mock, or a registered one."),
+    *MODEL_OPTIONS,
     click.option(
         "--format",
         "template",
@@ -505,11 +501,23 @@ OPTIONS = (
 )
 
 
+def model_options(command: Command) -> Command:
+    """Adds `MODEL_OPTIONS` to a command."""
+    return reduce(lambda made, option: option(made), reversed(MODEL_OPTIONS), command)
+
+
 def answer_options(command: Command) -> Command:
     """Adds all of `OPTIONS` to a command."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+    return reduce(lambda made, option: option(made), reversed(OPTIONS), command)
+
+
+adapter_option = click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="PATH|NAME[:SCALE]",
+    help="Put a LoRA adapter on the model, as `elsewise ask` does; can be repeated (they add up).",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,7 +548,9 @@ class AnswerOptions:
             click.UsageError: A value out of range, or two that contradict each other.
         """
         load = load_options("--load", flags["loads"]) | format_of(flags["template"]) | adapter_options(flags["adapters"])
-        load |= offload_of(flags["offload"]) | weights_of(flags["weights"])
+        load |= weights_of(flags["weights"])
+        if flags["offload"] == "disk":
+            load["offload"] = "disk"
         load |= connection_of(flags["connect_to"], flags["model"], flags["tokenizer"], plain_http=flags["plain_http"])
         in_session = chats or flags["session"] is not None  # a session may have its own seed
         _check_company(flags, load, chats=chats)
@@ -588,14 +598,12 @@ class AnswerOptions:
         """Whether the answer has an output format."""
         return "grammar" in self.call
 
-    def options(self, model: LanguageModel, line: Mapping[str, Any] | None = None) -> GenerationOptions:
-        """The options on a model: the line's take precedence, then the command's, the preset's, the model's.
+    def options(self, model: LanguageModel, line: Mapping[str, Any]) -> GenerationOptions:
+        """The options of a line on a model: the line's take precedence, then the command's, the preset's, the model's.
 
         Raises:
             InvalidRequestError, GrammarError: They contradict each other.
         """
-        if line is None:
-            return self.resolved(model).options
         return model.resolve_options(line, session=self.call_on(model), preset=PRESET).options
 
     def resolved(self, model: LanguageModel) -> ResolvedOptions:
@@ -647,13 +655,6 @@ def _check_company(flags: Flags, load: Mapping[str, Any], *, chats: bool) -> Non
         for name, given in (("--session", flags["session"] is not None), ("--alternatives", flags["alternatives"])):
             if given:
                 raise click.UsageError(f"--batch answers lines, each on its own: leave out {name}")
-
-
-def connect_options(command: Command) -> Command:
-    """Adds `CONNECT_OPTIONS` to a command."""
-    for option in reversed(CONNECT_OPTIONS):
-        command = option(command)
-    return command
 
 
 def connection_of(url: str | None, model: str | None, tokenizer: str | None, *, plain_http: bool) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from app.block_files import put_into, take_from
-from app.cli.common import PIPE_WIDTH, console, headed, print_table, with_store
+from app.cli.common import console, headed, print_table, with_store
 from app.cli.printing import for_stdout, one_line, without_controls
 from app.cli.settings import TEXT, CliSettings
 from app.portable_kv import carries_blocks, keys_of, kv_draft
@@ -135,16 +136,11 @@ def recover_command(settings: CliSettings) -> None:
     """Copies what can be read of a damaged sessions file into a new one and keeps both. An intact file is not changed."""
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
-    lock = DataFolderLock(settings.data.root, "sessions recover")
-    if not lock.acquire():
-        raise click.ClickException(f"{settings.data.root} is in use by {lock.held_by or 'another process'}; close it first")
-    try:
+    with _locked(settings, "sessions recover"):
         if _sound(settings):
             click.echo(f"{settings.data.sessions} is sound: there is nothing to recover, it was left as it is", err=True)
             return
         made = recover_in_terminal(settings.data, lambda words: click.echo(words, err=True))
-    finally:
-        lock.release()
     for words in made.lost:
         click.echo(f"lost: {words}")
     click.echo(f"{made.sessions:,} sessions with {made.turns:,} turns recovered into {settings.data.sessions}")
@@ -294,7 +290,7 @@ def import_command(settings: CliSettings, file: Path, with_kv: bool) -> None:
 
 
 @contextmanager
-def _locked(settings: CliSettings, what: str, instead: str) -> Iterator[None]:
+def _locked(settings: CliSettings, what: str, instead: str = "") -> Iterator[None]:
     """Holds the lock of the data folder, so that no window or engine uses it.
 
     Raises:
@@ -303,7 +299,8 @@ def _locked(settings: CliSettings, what: str, instead: str) -> Iterator[None]:
     lock = DataFolderLock(settings.data.root, what)
     if not lock.acquire():
         holder = lock.held_by or "another process"
-        raise click.ClickException(f"{settings.data.root} is in use by {holder}: close it and try again, or {instead}")
+        or_else = f", or {instead}" if instead else ""
+        raise click.ClickException(f"{settings.data.root} is in use by {holder}: close it and try again{or_else}")
     try:
         yield
     finally:
@@ -340,12 +337,7 @@ def diff_command(settings: CliSettings, session: str, a: int | None, b: int | No
 
 def console_out(text: Text) -> None:
     """Prints a line on stdout, with colours on a terminal."""
-    from rich.console import Console
-
-    out = Console()
-    if not out.is_terminal:
-        out = Console(width=PIPE_WIDTH)
-    out.print(text, soft_wrap=True)
+    Console().print(text, soft_wrap=True)
 
 
 async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tuple[list[bytes], int]:

@@ -9,7 +9,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
-from app.serve.answer_text import CLOSE, OPEN, AnswerReader, Delta, arguments_text, forced_schema
+import msgspec
+
+from app.serve.answer_text import CLOSE, OPEN, AnswerReader, Delta, forced_schema
 from app.serve.completions import finish_reason
 from app.serve.errors import ApiError
 from app.serve.generation import (
@@ -316,7 +318,8 @@ class _Work:
 
 def _entry(call: ToolCall, index: int | None) -> ToolCallEntry:
     """A call in OpenAI's shape, with its index in streams."""
-    entry = ToolCallEntry(id=f"call_{call.id}", type="function", function=FunctionCall(call.name, arguments_text(call)))
+    arguments = msgspec.json.encode(call.arguments).decode()
+    entry = ToolCallEntry(id=f"call_{call.id}", type="function", function=FunctionCall(call.name, arguments))
     if index is not None:
         entry.index = index
     return entry

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from app.cli.common import Bar, print_table
+from app.cli.common import print_table, step_bar
 from app.cli.models.connect import connect_command
 from app.cli.models.hub import EMBEDDED, catalogue_command, fetch_command, login_command, logout_command, search_command
 from app.cli.options import in_options, load_options
@@ -114,14 +114,14 @@ def import_command(path: Path, name: str | None, keep_quantised: bool | None) ->
 
     Of an adapter (peft's or mlx-lm's layout), copies configuration and safetensors; use it with: ask --adapter NAME.
     """
-    with Bar() as bar:
+    with step_bar() as show:
         if is_adapter_folder(path):
             if keep_quantised is not None:
                 raise click.UsageError("--keep-quantised and --float32 are for GGUF files; an adapter is taken as it is")
-            adapter = import_adapter(path, name, bar.show)
+            adapter = import_adapter(path, name, show)
             done = f"{adapter.name}: ready in {adapter.path}; use it with: elsewise ask --adapter {adapter.name}"
         else:
-            folder = import_model(path, name, bar.show, keep_quantised=keep_quantised)
+            folder = import_model(path, name, show, keep_quantised=keep_quantised)
             note = plan_import(path).note if folder.quantisation and path.is_file() else ""
             done = ready_line(folder.path.name.replace("--", "/"), folder.path, folder.quantisation)
             done += f"\n{note}" if note else ""
@@ -137,8 +137,8 @@ def convert_command(source: str, bits: str, name: str | None) -> None:
 
     Example: elsewise models convert smollm2 --bits 8
     """
-    with Bar() as bar:
-        folder = convert_model(source, 8 if bits == "8" else 4, name, bar.show)
+    with step_bar() as show:
+        folder = convert_model(source, 8 if bits == "8" else 4, name, show)
     made = folder.path.name.replace("--", "/")
     click.echo(ready_line(made, folder.path, folder.quantisation))
 
@@ -170,8 +170,8 @@ def verify_command(name: str | None) -> None:
     failed = False
     for each in names:
         try:
-            with Bar() as bar:
-                ModelShelf().verify(each, bar.show)
+            with step_bar() as show:
+                ModelShelf().verify(each, show)
             click.echo(f"{each}: sound")
         except ModelLoadError as fault:
             failed = True

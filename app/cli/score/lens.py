@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.common import print_table, read_text, reading
-from app.cli.options import adapter_options, load_model, load_options
+from app.cli.options import adapter_option, adapter_options, load_model, load_options
 from app.cli.printing import shown
 from app.cli.settings import CliSettings
 from runtime import LanguageModel, LensCost, LensRun, check_fits
@@ -42,13 +42,7 @@ Examples:
 )
 @click.option("--alternatives", type=click.IntRange(1, 1000), default=3, show_default=True, help="How many for each layer.")
 @click.option("--token", "tokens", multiple=True, metavar="TEXT", help="Follow the first token of this text, too.")
-@click.option(
-    "--adapter",
-    "adapters",
-    multiple=True,
-    metavar="PATH|NAME[:SCALE]",
-    help="Put a LoRA adapter on the model, as `elsewise ask` does; can be repeated (they add up).",
-)
+@adapter_option
 @click.option("--load", "loads", multiple=True, help="Any load option by name. Example: --load kv_dtype=q8")
 @click.option("--json", "as_json", is_flag=True, help="One object a position.")
 @click.pass_obj
