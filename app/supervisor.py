@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.faults import STOPPED, not_loaded
 from runtime import EngineDiedError, LanguageModel
 from ui import EngineState, translate
@@ -38,15 +39,14 @@ async def open_model(source: str, backend: str, **options: Any) -> LanguageModel
 
 
 def _starter(source: str, backend: str) -> Callable[..., Awaitable[LanguageModel]]:
-    from runtime import connect_async, find_connection, spawn  # imported when a model is needed
-
-    connection = find_connection(source)
+    connection = runtime.find_connection(source)
     if connection is None:
-        return partial(spawn, source, backend)
+        return partial(runtime.spawn, source, backend)
     given = connection.arguments()
 
     async def start(**options: Any) -> LanguageModel:
-        return await connect_async(**given, **{name: value for name, value in options.items() if name in SERVER_OPTIONS})
+        own = {name: value for name, value in options.items() if name in SERVER_OPTIONS}
+        return await runtime.connect_async(**given, **own)
 
     return start
 
@@ -219,6 +219,4 @@ class Supervisor:
 
 def ended(model: LanguageModel) -> bool:
     """Whether the model's process has ended, even if no request found that yet."""
-    from runtime import LanguageModel  # imported already if `model` is one
-
     return isinstance(model, LanguageModel) and model.ended is not None

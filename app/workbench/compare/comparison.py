@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.faults import not_loaded
 from app.supervisor import Supervisor, ended
 from app.workbench.compare.comparison_choices import comparison_choices, other_models, words
 from app.workbench.compare.comparison_engine import ComparisonEngine, room_for
 from app.workbench.models.settings import Settings
-from app.workbench.models.views import backend_choices, models_here
+from app.workbench.models.views import backend_choices
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.refusals import refusing
 from app.workbench.sessions.open_sessions import OpenSessions
@@ -58,7 +59,7 @@ class Comparison:
         self._engine = ComparisonEngine(self._supervisor)
 
     async def choices(self, session_id: int) -> Sequence[ComparisonChoice]:
-        entries = await asyncio.to_thread(models_here)
+        entries = await asyncio.to_thread(lambda: runtime.list_models())
         session = self._sessions.opened(session_id)
         running = self._supervisor.running
         info = None if running is None else running.info
@@ -167,12 +168,10 @@ class Comparison:
     async def _found(
         self, left: AdaptedModel, ids: list[int], choice: ComparisonChoice, progress: OnCompared, kl_from: int
     ) -> ModelComparison:
-        from runtime import compare_models  # the window opens without it
-
         right = await self._right(left.model, choice, progress)
         try:
             stack = await self._adapters.bring(right, choice.adapters)
-            return await compare_models(
+            return await runtime.compare_models(
                 left.model,
                 right,
                 ids,
@@ -210,12 +209,10 @@ def _held(info: ModelInfo | None) -> str:
 
 def _forms(info: ModelInfo, digest: str) -> list[WeightsForm]:
     """The forms in which an engine could hold a model's weights, with their measured perplexity."""
-    from runtime import measured_perplexities, weight_forms
-
     if info.dtype.rpartition(".")[2] != "float32":
         return []
-    costs = {each.weights: str(each) for each in measured_perplexities(digest)}
-    return [WeightsForm(form, costs.get(form, "")) for form in weight_forms(info.backend, info.device)]
+    costs = {each.weights: str(each) for each in runtime.measured_perplexities(digest)}
+    return [WeightsForm(form, costs.get(form, "")) for form in runtime.weight_forms(info.backend, info.device)]
 
 
 def read_segments(session: WholeSession) -> list[PathSegment]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.supervisor import Supervisor
 from runtime import RuntimeFault
 
@@ -74,18 +75,16 @@ def _options(choice: ComparisonChoice) -> dict[str, str]:
 
 
 def _room_for(choice: ComparisonChoice, tokens: int) -> Fit | None:
-    from runtime import LoadOptions, ModelShelf, default_backend, estimate_fit  # the window opens without them
-
-    shelf = ModelShelf()
+    shelf = runtime.ModelShelf()
     try:
         entry, config = shelf.find(choice.source), shelf.config(choice.source)
     except RuntimeFault:  # a folder off the shelf, or removed: loading reports it
         return None
-    backend = default_backend() if choice.backend == "auto" else choice.backend
+    backend = runtime.default_backend() if choice.backend == "auto" else choice.backend
     if not entry.weights:
         return None
-    options = LoadOptions.from_mapping(_options(choice))
-    return estimate_fit(config, entry.weights, dtype=entry.dtype, backend=backend, context=tokens, options=options)
+    options = runtime.LoadOptions.from_mapping(_options(choice))
+    return runtime.estimate_fit(config, entry.weights, dtype=entry.dtype, backend=backend, context=tokens, options=options)
 
 
 def _key(choice: ComparisonChoice) -> tuple[str, ...]:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.workbench.background import stoppable
 from app.workbench.windows import Windows
 from runtime import DownloadError, RuntimeFault
 from ui import Download, DownloadsChanged, DownloadState, ModelsChanged, Refusal, in_window, translate
 
 if TYPE_CHECKING:
-    from runtime import DownloadProgress, Unfinished
+    from runtime import DownloadProgress
 
 log = logging.getLogger(__name__)
 FILE_SECONDS = 1.0  # a file is named at least this long before another one
@@ -45,7 +46,7 @@ class Downloads:
 
     async def find(self) -> None:
         """Finds stopped downloads on the disk, and tells the windows of all downloads."""
-        for note in await asyncio.to_thread(_unfinished):
+        for note in await asyncio.to_thread(lambda: runtime.unfinished_downloads()):
             if note.repository not in self._views:
                 self._wanted[note.repository] = f"{note.repository}@{note.commit}"
                 state = DownloadState.PAUSED
@@ -88,7 +89,7 @@ class Downloads:
         freed = 0
         if view is not None and view.state is not DownloadState.DONE:
             try:
-                freed = await asyncio.to_thread(_discard, repository)
+                freed = await asyncio.to_thread(lambda: runtime.discard_download(repository) or 0)
             except RuntimeFault as fault:
                 raise Refusal(str(fault)) from fault
         if repository not in self._tasks:  # otherwise it was begun again
@@ -110,7 +111,7 @@ class Downloads:
         try:
             fetched = await stoppable(partial(_fetch, wanted, adapter), partial(self._progress, repository))
         except asyncio.CancelledError:
-            kept = {note.repository: note.kept for note in _unfinished()}  # reads only a few folders
+            kept = {note.repository: note.kept for note in runtime.unfinished_downloads()}  # reads only a few folders
             self._end(repository, state=DownloadState.PAUSED, done=kept.get(repository, 0), rate=0.0, eta=None, note="")
             raise
         except RuntimeFault as fault:
@@ -164,19 +165,5 @@ class Downloads:
 
 
 def _fetch(wanted: str, adapter: bool, progress: Callable[[DownloadProgress], None]) -> Fetched:  # called by `partial`
-    from runtime import ShelvedAdapter, fetch_adapter, fetch_any  # loaded here, on the thread
-
-    got = fetch_adapter(wanted, progress) if adapter else fetch_any(wanted, progress)
-    return Fetched(got.path.name.replace("--", "/"), str(got.path), isinstance(got, ShelvedAdapter))
-
-
-def _unfinished() -> list[Unfinished]:
-    from runtime import unfinished_downloads  # loaded here: the window opens without it
-
-    return unfinished_downloads()
-
-
-def _discard(repository: str) -> int:
-    from runtime import discard_download  # loaded here, on the thread
-
-    return discard_download(repository) or 0
+    got = runtime.fetch_adapter(wanted, progress) if adapter else runtime.fetch_any(wanted, progress)
+    return Fetched(got.path.name.replace("--", "/"), str(got.path), isinstance(got, runtime.ShelvedAdapter))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.models.downloads import Downloads
@@ -258,7 +259,5 @@ def _clean(text: str) -> str:
 
 
 def _adapter_here(wanted: str) -> tuple[str, str] | None:
-    from runtime import list_shelf_adapters  # imported here: the window opens without it
-
-    found = [each for each in list_shelf_adapters() if wanted in (each.name, each.name.partition("@")[0])]
+    found = [each for each in runtime.list_shelf_adapters() if wanted in (each.name, each.name.partition("@")[0])]
     return (found[-1].name, str(found[-1].path)) if found else None
