@@ -13,7 +13,7 @@ from app.workbench.answers.provenance import MADE, beams_of, made_with, options_
 from app.workbench.answers.provenance_text import refusal, stack_words, words
 from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.setups import Asked
-from app.workbench.setup.values import guessed_by, without_lacking
+from app.workbench.setup.values import guessed_by, stored_sources, without_lacking
 from app.workbench.tree.tree import Tree
 from runtime import GenerationOptions, InvalidRequestError, ResolvedOptions, SamplingOptions, fresh_seed
 from storage import NodeRow
@@ -97,7 +97,7 @@ class Continued(Struct, frozen=True):
             lacks: Settings that the model does not have (`LanguageModel.lacks`).
             seed_was_chosen: Whether the seed of `now` was chosen.
         """
-        then = self._sources()
+        then = stored_sources(self.made)
         preset_changed = self.made.get("preset", asked.preset_name) != asked.preset_name
         by_hand = _BY_HAND | {"preset"} if preset_changed else _BY_HAND
         new, sources = _flat(now.options), dict(now.sources)
@@ -122,11 +122,6 @@ class Continued(Struct, frozen=True):
             options, sources["seed"] = replace(options, seed=fresh_seed(), branch=0), "default"
         changed += self._others(now.options, asked)
         return ResolvedOptions(options, sources), changed, sources.get("seed", "default") != "default"
-
-    def _sources(self) -> dict[str, str]:
-        stored = self.made.get("sources")
-        listed = stored.items() if isinstance(stored, Mapping) else ()
-        return {str(name): str(source) for source, names in listed for name in names}
 
     def _others(self, now: GenerationOptions, asked: Asked) -> list[str]:
         """The output format and adapters, in words, if they have changed; the current ones are used."""

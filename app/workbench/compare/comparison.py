@@ -12,7 +12,7 @@ import numpy as np
 import runtime  # its names are imported at their first use: the window opens without them
 from app.faults import not_loaded
 from app.supervisor import Supervisor, ended
-from app.workbench.compare.comparison_choices import comparison_choices, other_models, words
+from app.workbench.compare.comparison_choices import comparison_choices, in_words, other_models
 from app.workbench.compare.comparison_engine import ComparisonEngine, room_for
 from app.workbench.models.settings import Settings
 from app.workbench.models.views import backend_choices
@@ -127,17 +127,17 @@ class Comparison:
         spans_of = places(session, segments)
         kl_from = 0 if kl_of_all else max(len(ids) - MOST_ROWS, 0)
         if not (anyway or choice.same_engine or self._engine.runs(choice)):
-            check_room(choice, await room_for(choice, len(ids)))
+            check_room(choice, await asyncio.to_thread(room_for, choice, len(ids)))
         try:
             left, used = await self._left(session, segments, progress)
             found = await self._found(left, ids, choice, progress, kl_from)
         finally:
-            if not choice.same_engine:
-                await self._engine.release()
+            if not (choice.same_engine or self._engine.keeps):
+                await self._engine.close()
         inside = np.repeat(np.arange(len(found)), np.diff(found.left.borders))
         on = [each for each in used if each.on]
         spoken = spoken_name(left.model.info)
-        name = translate("Workbench", "{0} with {1}").format(spoken, words(on)) if on else spoken
+        name = translate("Workbench", "{0} with {1}").format(spoken, in_words(on)) if on else spoken
         spans = {node: inside[start:stop] for node, (start, stop) in spans_of.items()}
         return PathComparison(session.id, name, choice.label, found, spans, len(ids), kl_from)
 
@@ -181,17 +181,10 @@ class Comparison:
                 on_progress=lambda done, total: progress(translate("Workbench", "comparing"), done, total),
             )
         except EngineDiedError as fault:
-            if choice.same_engine or ended(left.model):
-                await self._supervisor.died(left.model)
-                raise Refusal(
-                    translate("Workbench", "the engine of {0} stopped; compare again to restart it").format(
-                        left.model.info.name
-                    )
-                ) from fault
-            await self._engine.died(right)
-            raise Refusal(
-                translate("Workbench", "the engine of {0} stopped; compare again to restart it").format(choice.label)
-            ) from fault
+            is_left = choice.same_engine or ended(left.model)
+            await (self._supervisor.died(left.model) if is_left else self._engine.died(right))
+            words = translate("Workbench", "the engine of {0} stopped; compare again to restart it")
+            raise Refusal(words.format(left.model.info.name if is_left else choice.label)) from fault
         except InvalidRequestError as fault:
             raise Refusal(translate("Workbench", "{0} cannot be compared with: {1}").format(choice.label, fault)) from fault
         except RuntimeFault as fault:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -46,11 +45,6 @@ class ComparisonEngine:
             self._held, self._key = held, _key(choice)
         return await self._held.model()
 
-    async def release(self) -> None:
-        """Ends it unless it is kept."""
-        if not self.keeps:
-            await self.close()
-
     async def died(self, model: LanguageModel) -> None:
         """Reports that a request to `model` found its engine dead."""
         if self._held is not None:
@@ -63,18 +57,14 @@ class ComparisonEngine:
             await held.close(within)
 
 
-async def room_for(choice: ComparisonChoice, tokens: int) -> Fit | None:
-    """The memory that the second model needs for a text of `tokens`; None if that is not known."""
-    return await asyncio.to_thread(_room_for, choice, tokens)
-
-
 def _options(choice: ComparisonChoice) -> dict[str, str]:
     """The choice's `LoadOptions`."""
     found = {"dtype": choice.dtype, "weights": choice.weights}
     return {name: value for name, value in found.items() if value}
 
 
-def _room_for(choice: ComparisonChoice, tokens: int) -> Fit | None:
+def room_for(choice: ComparisonChoice, tokens: int) -> Fit | None:
+    """The memory that the second model needs for a text of `tokens`; None if that is not known. Blocking, any thread."""
     shelf = runtime.ModelShelf()
     try:
         entry, config = shelf.find(choice.source), shelf.config(choice.source)

@@ -95,10 +95,8 @@ class SessionBranches:
         Raises:
             Refusal: There is no such branch, or it is the only one.
         """
-        session = self._sessions.opened(session_id)
+        session = self._opened(session_id, node_id, start)
         self._running.check_idle(session_id)
-        if node_id not in session.tree.nodes or start < 0:
-            raise Refusal(translate("Workbench", GONE))
         branch = (node_id, start)
 
         def changed(held: frozenset[Branch]) -> frozenset[Branch]:
@@ -119,9 +117,7 @@ class SessionBranches:
         Raises:
             Refusal: There is no such branch, or the store cannot write.
         """
-        session = self._sessions.opened(session_id)
-        if node_id not in session.tree.nodes or start < 0:
-            raise Refusal(translate("Workbench", GONE))
+        session = self._opened(session_id, node_id, start)
         await self._setups.set_name(session, (node_id, start), " ".join(name.split())[:MOST_NAME])
         self._show(session)
 
@@ -131,9 +127,7 @@ class SessionBranches:
         Raises:
             Refusal: There is no such row, or the store cannot write.
         """
-        session = self._sessions.opened(session_id)
-        if node_id not in session.tree.nodes or start < 0:
-            raise Refusal(translate("Workbench", GONE))
+        session = self._opened(session_id, node_id, start)
         await self._setups.set_bookmark(session, (node_id, start), marked=marked)
         self._show(session)
 
@@ -141,6 +135,13 @@ class SessionBranches:
         from app.workbench.compare.branch_diff import compare  # imports difflib and more: the window opens without it
 
         return await compare(self._store, self._sessions.opened(session_id), left, right)
+
+    def _opened(self, session_id: int, node_id: int, start: int) -> OpenSession:
+        """The open session that has a branch, by its node and first token."""
+        session = self._sessions.opened(session_id)
+        if node_id not in session.tree.nodes or start < 0:
+            raise Refusal(translate("Workbench", GONE))
+        return session
 
     def _show(self, session: OpenSession) -> SessionView:
         view = session.view()
