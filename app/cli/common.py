@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.settings import CliSettings
+from app.paths import DataFolder
 from resources.files import read_regular
 from runtime import OnComparison, OnProgress
 from runtime import Progress as Step
-from storage import SessionStore
+from storage import DataFolderLock, SessionStore
 
 console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
@@ -125,6 +126,22 @@ def step_bar() -> Iterator[Callable[[Step], None]]:
             bar.update(task, completed=step.done if step.total else 0, total=step.total or None)
 
         yield show
+
+
+@contextmanager
+def locked(data: DataFolder, holder: str, advice: str) -> Iterator[None]:
+    """Holds the lock of a data folder under the name `holder`, so that no window or engine uses it.
+
+    Raises:
+        click.ClickException: Another process holds it; with the advice.
+    """
+    lock = DataFolderLock(data.root, holder)
+    if not lock.acquire():
+        raise click.ClickException(f"{data.root} is in use by {lock.held_by or 'another process'}; {advice}")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 T = TypeVar("T")

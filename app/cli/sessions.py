@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from app.block_files import put_into, take_from
-from app.cli.common import console, headed, print_table, with_store
+from app.cli.common import console, headed, locked, print_table, with_store
 from app.cli.printing import for_stdout, one_line, without_controls
 from app.cli.settings import TEXT, CliSettings
 from app.portable_kv import carries_blocks, keys_of, kv_draft
@@ -136,7 +136,7 @@ def recover_command(settings: CliSettings) -> None:
     """Copies what can be read of a damaged sessions file into a new one and keeps both. An intact file is not changed."""
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
-    with _locked(settings, "sessions recover"):
+    with locked(settings.data, "sessions recover", "close it first"):
         if _sound(settings):
             click.echo(f"{settings.data.sessions} is sound: there is nothing to recover, it was left as it is", err=True)
             return
@@ -239,10 +239,10 @@ def export_command(
         raise click.ClickException(str(refusal)) from refusal
     session_id = with_store(settings, lambda store: _find(store, session))
     given = (with_store(settings, lambda store: snapshot_of(store, session_id)),) if portable else ()
-    instead = "export from its window (File > Export Session File with KV), or leave out --with-kv"
+    instead = "close it and try again, or export from its window (File > Export Session File with KV), or leave out --with-kv"
     with ExitStack() as stack:
         if with_kv:  # locked before anything is written
-            stack.enter_context(_locked(settings, "sessions export --with-kv", instead))
+            stack.enter_context(locked(settings.data, "sessions export --with-kv", instead))
         if to_stdout:  # through a file: the output is complete or missing
             file = Path(stack.enter_context(TemporaryDirectory())) / f"session.{FORMATS[kind].format.ending}"
         made = stack.enter_context(kv_draft(file)) if with_kv else file
@@ -273,7 +273,7 @@ def import_command(settings: CliSettings, file: Path, with_kv: bool) -> None:
 
     Imports everything or nothing.
     """
-    with _locked(settings, "sessions import", "import in its window (File > Import)"):
+    with locked(settings.data, "sessions import", "close it and try again, or import in its window (File > Import)"):
         store = SessionStore.open(settings.data.sessions)
         with _bar("importing") as progress:
             keys, budget = asyncio.run(_import(store, file, progress))
@@ -287,24 +287,6 @@ def import_command(settings: CliSettings, file: Path, with_kv: bool) -> None:
                 "again. If you trust the source of the file, import it with --with-kv",
                 err=True,
             )
-
-
-@contextmanager
-def _locked(settings: CliSettings, what: str, instead: str = "") -> Iterator[None]:
-    """Holds the lock of the data folder, so that no window or engine uses it.
-
-    Raises:
-        click.ClickException: Another process holds it.
-    """
-    lock = DataFolderLock(settings.data.root, what)
-    if not lock.acquire():
-        holder = lock.held_by or "another process"
-        or_else = f", or {instead}" if instead else ""
-        raise click.ClickException(f"{settings.data.root} is in use by {holder}: close it and try again{or_else}")
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @sessions.command("diff")

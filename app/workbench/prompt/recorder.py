@@ -94,12 +94,8 @@ class Recorder:
             run = TokenRun.concat(self._pending)
             await self._store.append_chunk(self._node_id, chunk(run, self._fingerprint, self._stored))
             self._stored += len(run)
-            self._pending = self._pending_after(len(run))
-
-    def _pending_after(self, written: int) -> list[TokenRun]:
-        """The tokens that arrived during the write."""
-        rest = TokenRun.concat(self._pending)[written:]
-        return [rest] if len(rest) else []
+            rest = TokenRun.concat(self._pending)[len(run) :]  # arrived during the write
+            self._pending = [rest] if len(rest) else []
 
 
 def ended_by(run: TokenRun, finish: Finish) -> TokenRun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 from msgspec import Struct
@@ -126,10 +127,5 @@ async def begin_with(
 def copy_title(title: str, taken: Iterable[str]) -> str:
     """An unused title for a copy: "Rain (copy)", "Rain (copy 2)"."""
     plain, held = _NUMBERED.sub("", title), set(taken)
-    first = f"{plain} (copy)"
-    if first not in held:
-        return first
-    number = 2
-    while f"{plain} (copy {number})" in held:
-        number += 1
-    return f"{plain} (copy {number})"
+    titles = chain([f"{plain} (copy)"], (f"{plain} (copy {number})" for number in count(2)))
+    return next(each for each in titles if each not in held)

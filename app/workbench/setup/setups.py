@@ -17,7 +17,6 @@ from app.workbench.setup.adapters import Adapters, lines, stack_of, values_of
 from app.workbench.setup.presets import Presets
 from app.workbench.setup.values import (
     OPTIONS,
-    Branch,
     SessionValues,
     guess_problem,
     read_values,
@@ -87,28 +86,8 @@ class Setups:
         if values_of(copy).is_set:
             await stored(self._store.set_session_setup(copy.id, values_of(copy).stored()))
 
-    async def set_pruned(self, session: OpenSession, change: Callable[[frozenset[Branch]], frozenset[Branch]]) -> None:
-        """Changes the hidden branches of a session."""
-        await self._keep(session, lambda held: replace(held, pruned=change(held.pruned)))
-
-    async def set_bookmark(self, session: OpenSession, row: Branch, *, marked: bool) -> None:
-        """Sets or removes the bookmark of a row of the tree."""
-
-        def changed(held: SessionValues) -> SessionValues:
-            return replace(held, bookmarks=held.bookmarks | {row} if marked else held.bookmarks - {row})
-
-        await self._keep(session, changed)
-
-    async def set_name(self, session: OpenSession, branch: Branch, name: str) -> None:
-        """Names a branch; "" removes the name."""
-
-        def changed(held: SessionValues) -> SessionValues:
-            others = {each: kept for each, kept in held.names.items() if each != branch}
-            return replace(held, names={**others, branch: name} if name else others)
-
-        await self._keep(session, changed)
-
-    async def _keep(self, session: OpenSession, change: Change) -> None:
+    async def keep(self, session: OpenSession, change: Change) -> None:
+        """Saves changed settings that do not depend on each other: hidden branches, names, bookmarks."""
         async with self._changing:
             values = change(values_of(session))
             await stored(self._store.set_session_setup(session.id, values.stored()))
