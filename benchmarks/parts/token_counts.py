@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clock import Told, cpu, share, wall
-from benchmarks.findings import Case, Findings, Limit, Verdict
+from benchmarks.findings import BarVerdict, Case, Findings, Limit
 from benchmarks.forwards import FORWARDS, LIMIT
-from benchmarks.measure import Ids, Result, Subject, Workload, measure, medians
+from benchmarks.measure import Ids, Subject, Workload, WorkloadResult, measure, medians
 from benchmarks.ours import Ours, our_subject
 from benchmarks.peers.bare import NAME as BARE
 from benchmarks.sizes import WARM_UP, Sizes
@@ -50,16 +50,16 @@ def branches(case: Case, sizes: Sizes, tell: Told) -> Findings:
     return Findings(results=tuple(found), verdicts=(_counted(case, found[0]),))
 
 
-def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> dict[str, list[Result]]:
+def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> dict[str, list[WorkloadResult]]:
     """Plays a workload with Elsewise, its peers and, in W1 and W2, Elsewise's forwards alone, in turns; results by name."""
     workload = sizes.workloads(case.vocabulary)[index]
-    results: dict[str, list[Result]] = {}
+    results: dict[str, list[WorkloadResult]] = {}
     tell(f"{workload.name}: loading")
     ours, others = our_subject(case), peers(case, particles=index == 0, records=index == 1)
     for subject in (ours, *others):
         WARM_UP.workloads(case.vocabulary)[index].play(subject)  # imports, first allocations
 
-    def play(name: str, lap: Callable[[], Result]) -> None:
+    def play(name: str, lap: Callable[[], WorkloadResult]) -> None:
         tell(f"{workload.name}, {name}")
         results.setdefault(name, []).append(lap())
 
@@ -73,11 +73,11 @@ def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> d
     return results
 
 
-def _lap(workload: Workload, subject: Subject, case: Case) -> Result:
+def _lap(workload: Workload, subject: Subject, case: Case) -> WorkloadResult:
     return measure(workload, subject, backend=case.backend, model=case.model)
 
 
-def _forwards(workload: Workload, ours: Ours, case: Case) -> Result:
+def _forwards(workload: Workload, ours: Ours, case: Case) -> WorkloadResult:
     with ours.forwards() as forwards:
         lap = _lap(workload, ours, case)
     return replace(lap, subject=FORWARDS, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)
@@ -103,11 +103,11 @@ def peers(case: Case, *, particles: bool, records: bool = False) -> list[Subject
     return [case.loaded.get(kind, partial(kind, case.folder)) for kind in kinds]
 
 
-def _counted(case: Case, ours: Result) -> Verdict:
+def _counted(case: Case, ours: WorkloadResult) -> BarVerdict:
     return case.verdict(ours.workload, "tokens computed / ideal", ours.ratio, RATIO_BAR, timed=False)
 
 
-def _by_cpu(case: Case, results: Mapping[str, Sequence[Result]]) -> list[Verdict]:
+def _by_cpu(case: Case, results: Mapping[str, Sequence[WorkloadResult]]) -> list[BarVerdict]:
     """CPU seconds over those of bare forwards, and over those of peers with a cache."""
     ours = results[Ours.name]
     verdicts = []
