@@ -96,7 +96,6 @@ class _Work:
         self._spent = Spent(sum(map(len, prompts)), served.priority(request.priority), request.cache_salt or "")
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._echoed: dict[int, list[Position]] = {}  # by index of the prompt
-        self._prompt_texts: dict[int, str] = {}
 
     def check(self) -> None:
         """Checks the requested log-probabilities before anything is computed.

@@ -91,9 +91,9 @@ class OpenSession:
         root = self.tree.root(self.tip if tip is None else tip)
         return [] if root is None else tools_at(root)
 
-    def missing(self, *, earlier: bool = False) -> list[int]:
-        """Nodes of the shown part of the path, or of the whole path, that were not read yet."""
-        turns = self.tree.turns(self.tip, 0 if earlier else self.earlier)
+    def missing(self) -> list[int]:
+        """Nodes of the shown part of the path that were not read yet."""
+        turns = self.tree.turns(self.tip, self.earlier)
         return self.unread(segment for turn in turns for segment in turn.segments)
 
     @property
