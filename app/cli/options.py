@@ -176,32 +176,17 @@ def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
     return None if regex is None else Grammar.regex(regex).check()
 
 
-def lark_of(given: str | None) -> str | None:
-    """A Lark grammar, given as text (with a colon) or by its file.
+def text_or_file(given: str | None, option: str, is_text: Callable[[str], bool]) -> str | None:
+    """A grammar or a schema, given as text or by its file.
 
     Raises:
         click.UsageError: The text is not UTF-8.
         click.ClickException: The file cannot be read.
     """
-    if given is None or (":" in given and not _is_path(given)):
-        return given if given is None else _typed(given, "--lark")
-    return read_text(given, MAX_GRAMMAR_BYTES)
-
-
-def schema_of(given: str | None) -> str | None:
-    """A JSON schema, given as text or by its file.
-
-    Raises:
-        click.UsageError: The text is not UTF-8.
-        click.ClickException: The file cannot be read.
-    """
-    if given is None or given.lstrip().startswith(("{", "[")):
-        return given if given is None else _typed(given, "--schema")
-    return read_text(given, MAX_GRAMMAR_BYTES)
-
-
-def _typed(given: str, option: str) -> str:
-    """A text given on the command line in place of a file."""
+    if given is None:
+        return None
+    if not is_text(given):
+        return read_text(given, MAX_GRAMMAR_BYTES)
     try:
         return utf8(given)
     except UnicodeError as error:
@@ -570,7 +555,9 @@ class AnswerOptions:
         naming = naming_tokens(named)
         call |= {name: value for name, value in named.items() if name not in naming}
         try:
-            call["grammar"] = grammar_of(schema_of(flags["schema"]), flags["regex"], lark_of(flags["lark"]))
+            schema = text_or_file(flags["schema"], "--schema", lambda text: text.lstrip().startswith(("{", "[")))
+            lark = text_or_file(flags["lark"], "--lark", lambda text: ":" in text and not _is_path(text))
+            call["grammar"] = grammar_of(schema, flags["regex"], lark)
             resolve_options(call, preset=PRESET)
         except (InvalidRequestError, GrammarError) as fault:
             raise click.UsageError(in_options(fault)) from fault

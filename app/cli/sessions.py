@@ -371,14 +371,11 @@ def _print_diff(diff: BranchDiff) -> None:
             if side.tokens:
                 console_out(Text(_indented(sign, side), style=style))
     for sign, name, side in (("-", diff.left_name, diff.left), ("+", diff.right_name, diff.right)):
-        after = f"{side.tokens:,} tokens after the shared beginning, {_numbers(side)}"
+        scored = "not scored" if side.logprob is None else f"{side.logprob:.2f} nats together"
+        after = f"{side.tokens:,} tokens after the shared beginning, {scored}"
         console_out(Text(f"{sign} {one_line(name) or 'branch'}: {after}"))
 
 
 def _indented(sign: str, side: DiffSide) -> str:
     lines = without_controls(side.text).strip("\n").split("\n") or [""]
     return "\n".join(f"{sign} {line}" for line in lines)
-
-
-def _numbers(side: DiffSide) -> str:
-    return "not scored" if side.logprob is None else f"{side.logprob:.2f} nats together"

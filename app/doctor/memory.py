@@ -212,7 +212,8 @@ def _buffers(backend: str, reference: Reference, folder: Path) -> Finding:
             model.batch_next_token_logprobs_sync(contexts[start : start + 1000])
         edges = model.cache_report().edges
         gc.collect()
-        arrays = sum(issubclass(type(each), _array_type(backend)) for each in gc.get_objects())
+        array = import_module("mlx.core").array if backend == "mlx" else import_module("torch").Tensor
+        arrays = sum(issubclass(type(each), array) for each in gc.get_objects())
     shown = f"{arrays:,} arrays beside {edges:,} edges"
     if edges < EDGES:
         return Finding(name, shown, f"{EDGES:,} edges", "missed", f"the cache holds fewer edges than were made; {REPORT}")
@@ -342,10 +343,6 @@ def _at_exit(backend: str, reference: Reference, folder: Path) -> Finding:
     return held(
         "a process that ends with a model open", len(failed), 0, shown, "0 failed", f"close models before the end; {REPORT}"
     )
-
-
-def _array_type(backend: str) -> Any:
-    return import_module("mlx.core").array if backend == "mlx" else import_module("torch").Tensor
 
 
 def _on_gpu(model: LanguageModel) -> bool:

@@ -154,7 +154,8 @@ class _Weights:
 def trie(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """Inserts, finds and evicts one long path; counts the bytes of many branches of one stem."""
     tell(TRIE_ROW)
-    laps = [(_long_path(ids), _copied(ids)) for ids in [_path(sizes.trie_path)] * 5]
+    ids = np.random.default_rng(9).integers(FIRST_TAIL, size=sizes.trie_path).astype(np.int32)
+    laps = [(_long_path(ids), _copied(ids)) for _ in range(5)]
     path_ms, least_ms = (median(seconds) * 1000 for seconds in zip(*laps, strict=True))
     held, needed = _branches(sizes.trie_branches)
     what = f"ms: insert, lookup, evict {sizes.trie_path:,} tokens"
@@ -164,10 +165,6 @@ def trie(case: Case, sizes: Sizes, tell: Told) -> Findings:
         case.verdict(TRIE_ROW, weight, held / needed, 1.0, timed=False),
     )
     return Findings(verdicts=verdicts)
-
-
-def _path(tokens: int) -> npt.NDArray[np.int32]:
-    return np.random.default_rng(9).integers(FIRST_TAIL, size=tokens).astype(np.int32)
 
 
 def _copied(ids: npt.NDArray[np.int32]) -> float:

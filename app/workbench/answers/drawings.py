@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.faults import not_loaded
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.answers.provenance import beams_of, made_of
 from app.workbench.answers.provenance_text import stack_words
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.refusals import GONE, intact, refusing, stored
+from app.workbench.refusals import GONE, intact, loaded_model, refusing, stored
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.values import mapping_of, spoken_name, with_weights
@@ -149,10 +148,7 @@ class Drawings:
             Refusal: No model can be loaded, or it fails.
         """
         session, node, offset = await self._token(session_id, node_id, index)
-        try:
-            model = await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(not_loaded(fault)) from fault
+        model = await loaded_model(self._supervisor)
         ids = [*ids_before(session, node, offset), token_id]
         words: list[bytes] = []
         async with self._query(model, session, node) as adapted:

@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec.structs import replace as replace_struct
 
-from app.faults import not_loaded
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import Answer, RunningAnswers, live_stats
 from app.workbench.answers.completion import CUTS, Ending, record_outcome, stats_of
@@ -33,7 +32,6 @@ from storage import SessionStore, StoreError
 from ui import (
     QT_TRANSLATE_NOOP,
     EngineState,
-    Refusal,
     SessionChanged,
     TokensArrived,
     TurnChanged,
@@ -66,17 +64,6 @@ class Streaming:
 
     def __post_init__(self) -> None:
         self._supervisor.subscribe(self._tell_start)
-
-    async def model(self) -> LanguageModel:
-        """The model for answers; loads it if none runs.
-
-        Raises:
-            Refusal: It cannot be loaded.
-        """
-        try:
-            return await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(not_loaded(fault)) from fault
 
     async def adapted(self, answer: Answer, model: LanguageModel) -> AdaptedModel:
         """The model under the adapters of an answer; loads them, and keeps them loaded until the answer ends.

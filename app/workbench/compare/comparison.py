@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import runtime  # its names are imported at their first use: the window opens without them
-from app.faults import not_loaded
 from app.supervisor import Supervisor, ended
 from app.workbench.compare.comparison_choices import comparison_choices, in_words, other_models
 from app.workbench.compare.comparison_engine import ComparisonEngine, room_for
 from app.workbench.models.settings import Settings
 from app.workbench.models.views import backend_choices
 from app.workbench.prompt.prompt import check_tokens
-from app.workbench.refusals import refusing
+from app.workbench.refusals import loaded_model, refusing
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import AdaptedModel, Adapters, values_of
 from app.workbench.setup.values import spoken_name
@@ -147,10 +146,7 @@ class Comparison:
         """The model in use under the session's adapters, and these adapters, since the session's may change meanwhile."""
         if self._supervisor.running is None:
             progress(translate("Workbench", "starting the engine"), 0, 0)
-        try:
-            model = await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(not_loaded(fault)) from fault
+        model = await loaded_model(self._supervisor)
         async with refusing(self._supervisor, model):
             check_tokens(model, session, segments)
             used = values_of(session).adapters
