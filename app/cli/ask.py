@@ -109,7 +109,6 @@ async def _stream(model: LanguageModel, text: str, asked: AnswerOptions, printer
     printer.summary = replace(
         printer.summary, options=options, precision=precision_note(model), model=model.info.name, backend=model.info.backend
     )
-    printer.vocabulary = model.decode_token
     request = 0
     with ExitStack() as bar:
         show = bar.enter_context(reading())

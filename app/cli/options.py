@@ -165,15 +165,11 @@ def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
         InvalidRequestError: More than one is given.
         GrammarError: llguidance refuses it, with its own message.
     """
-    forms = {"a schema": schema, "a regex": regex, "a Lark grammar": lark}
-    given = [name for name, form in forms.items() if form is not None]
+    makers = {"a schema": Grammar.json_schema, "a regex": Grammar.regex, "a Lark grammar": Grammar.lark}
+    given = [(name, form) for name, form in zip(makers, (schema, regex, lark), strict=True) if form is not None]
     if len(given) > 1:
-        raise InvalidRequestError(f"{' and '.join(given)} contradict each other: give one of them")
-    if schema is not None:
-        return Grammar.json_schema(schema).check()
-    if lark is not None:
-        return Grammar.lark(lark).check()
-    return None if regex is None else Grammar.regex(regex).check()
+        raise InvalidRequestError(f"{' and '.join(name for name, _ in given)} contradict each other: give one of them")
+    return next((makers[name](form).check() for name, form in given), None)
 
 
 def text_or_file(given: str | None, option: str, is_text: Callable[[str], bool]) -> str | None:

@@ -68,7 +68,6 @@ class Printer:
         self._alternatives = alternatives
         self._json = as_json
         self._formed = formed
-        self.vocabulary: Callable[[int], bytes] = lambda token: b"%d" % token
         self.summary = Summary()
 
     @property
@@ -78,15 +77,14 @@ class Printer:
 
     def run(self, run: TokenRun, decode: Callable[[int], bytes]) -> None:
         """Prints new tokens."""
-        self.vocabulary = decode
         for record in run:
             self.summary = replace(self.summary, tokens=self.summary.tokens + 1)
             if record.finish_reason is not None:
                 self.summary = replace(self.summary, finish=record.finish_reason, incomplete=record.incomplete)
             if self._json:
-                click.echo(json.dumps({"type": "token", **self._fields(record)}, ensure_ascii=False))
+                click.echo(json.dumps({"type": "token", **self._fields(record, decode)}, ensure_ascii=False))
             elif self._alternatives:
-                click.echo(self._line(record))
+                click.echo(self._line(record, decode))
             elif record.finish_reason != Finish.EOS.label:
                 click.echo(for_stdout(record.text), nl=False)
 
@@ -112,14 +110,14 @@ class Printer:
         if self.broken:
             click.echo(incomplete(summary.finish, summary.tokens), err=True)
 
-    def _fields(self, record: TokenRecord) -> dict[str, Any]:
+    def _fields(self, record: TokenRecord, decode: Callable[[int], bytes]) -> dict[str, Any]:
         fields = record_fields(record) | {"finish_reason": record.finish_reason}
         if self._alternatives:
-            fields["top"] = top_fields(record, self.vocabulary)[: self._alternatives]
+            fields["top"] = top_fields(record, decode)[: self._alternatives]
         return fields
 
-    def _line(self, record: TokenRecord) -> str:
-        tops = top_fields(record, self.vocabulary)[: self._alternatives]
+    def _line(self, record: TokenRecord, decode: Callable[[int], bytes]) -> str:
+        tops = top_fields(record, decode)[: self._alternatives]
         others = "  ".join(f"{shown(top['text'])} {probability(top['logprob'])}" for top in tops)
         own = shown(record.token_bytes.decode(errors="replace"))
         return f"{own:<16} {probability(record.logprob)}  rank {record.rank or '-':<5} | {others}"

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import asdict
+
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.answers.completion import write_unsaved
@@ -149,19 +151,10 @@ class OpenSessions:
         node_id = await stored(self._store.add_node(node, chunk, current=current))
         row = NodeRow(
             id=node_id,
-            session_id=node.session_id,
-            parent_id=node.parent_id,
-            at_token=node.at_token,
-            at_byte=node.at_byte,
-            role=node.role,
-            turn_start=node.turn_start,
-            text=node.text,
-            status=node.status,
-            finish_reason=node.finish_reason,
             token_count=0 if chunk is None else chunk.count,
-            stats=dict(node.stats),
             seq=len(session.tree.nodes) + 1,
             kv_fingerprint=None if chunk is None else chunk.kv_fingerprint,
+            **asdict(node),
         )
         session.tree.put(row)
         if current:
