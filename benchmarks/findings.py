@@ -183,7 +183,6 @@ class Findings:
     verdicts: tuple[BarVerdict, ...] = ()
 
     def __add__(self, other: Findings) -> Findings:
-        """The results of both."""
         return Findings(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 

@@ -45,7 +45,6 @@ class _Opened:
         return self.model.metrics().tokens_computed
 
     def close(self) -> None:
-        """Closes the model and the event loop."""
         self.model.close()
         self._runner.close()
 
@@ -79,12 +78,10 @@ class Ours(_Opened):
 
     @property
     def metrics(self) -> Metrics:
-        """All counters of the model."""
         return self.model.metrics()
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV per token."""
         return self.model.info.kv_bytes_per_token
 
     def forwards(self) -> Forwards:
@@ -105,7 +102,6 @@ class Ours(_Opened):
         return self._runner.run(all_of_them())
 
     def forget(self) -> None:
-        """Clears the cache of the model."""
         self.model.clear_cache()
 
     async def _answer(self, prompt: Ids, n: int) -> list[int]:

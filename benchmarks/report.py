@@ -64,7 +64,6 @@ class BenchReport:
             console.print(STOPPED, highlight=False)
 
     def save(self, path: Path) -> None:
-        """Writes the report as JSON."""
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
 
     def as_json(self) -> dict[str, Any]:

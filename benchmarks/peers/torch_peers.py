@@ -66,7 +66,6 @@ class TransformersModel:
         return torch.from_numpy(np.array(rows, np.int64)).to(self._device)
 
     def close(self) -> None:
-        """Frees the model."""
         self.model = None
 
     def _count(self, _module: Any, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -171,7 +170,6 @@ class BareTorch(BareRows):
         self._cache = InPlaceCache(self._peer.layers)
 
     def close(self) -> None:
-        """Frees the model."""
         self._peer.close()
 
 

@@ -149,12 +149,10 @@ class Answers:
             raise Refusal(translate("Workbench", "write what the answer should say from here on"))
         self._running.check_idle(session_id)
         model = await loaded_model(self._supervisor)
-        try:
+        async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node_id))
             adapted = await self._adapters.adapted(session, model)
             given = Given(await self._tokens_of(model, text), adapted.fingerprint)
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
         target = await self._copies.target(session)
         async with self._running.begin(target.session) as answer:
             await self._go_on(answer, target.place(replace(new, text=text)), given)
@@ -261,22 +259,17 @@ class Answers:
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(session.tip))
             adapted = await self._adapters.adapted(session, model)
-            try:
-                await self._tokeniser.along(session, adapted, session.tip)
-                await self._streaming.score(session, adapted, lambda now: progress(now.done, now.total))
-            except StoreError as fault:
-                raise Refusal(str(fault)) from fault
+            await stored(self._tokeniser.along(session, adapted, session.tip))
+            await stored(self._streaming.score(session, adapted, lambda now: progress(now.done, now.total)))
 
     async def _cut(self, session: WholeSession, node: NodeRow) -> TokenRun:
         """Tokenises an answer stored as text, and saves its tokens."""
         async with self._running.begin(session):
             session.check_sound(session.tree.path(node.id))
             model = await loaded_model(self._supervisor)
-            try:
+            async with refusing(self._supervisor, model):
                 check_tokens(model, session, session.tree.path(node.id))
-                await self._tokeniser.own_words(session, await self._adapters.adapted(session, model), node)
-            except (RuntimeFault, StoreError) as fault:
-                raise Refusal(str(fault)) from fault
+                await stored(self._tokeniser.own_words(session, await self._adapters.adapted(session, model), node))
             await self._sessions.refresh(session)
         return session.runs[node.id]
 
@@ -344,7 +337,6 @@ class Answers:
         return [self._vocabulary.bytes_of(token) for token in token_ids]
 
     def find_tokens(self, session_id: int, text: str, most: int) -> Sequence[int]:  # noqa: ARG002  # one vocabulary so far
-        """Tokens that contain a text."""
         return self._vocabulary.containing(text, most)
 
     # ---- helpers ------------------------------------------------------------------------------------------------------

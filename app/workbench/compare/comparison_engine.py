@@ -58,7 +58,6 @@ class ComparisonEngine:
 
 
 def _options(choice: ComparisonChoice) -> dict[str, str]:
-    """The choice's `LoadOptions`."""
     found = {"dtype": choice.dtype, "weights": choice.weights}
     return {name: value for name, value in found.items() if value}
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import runtime  # its names are imported at their first use: the window opens without them
 from app.workbench.background import stoppable
+from app.workbench.refusals import refused
 from app.workbench.windows import Windows
 from runtime import DownloadError, RuntimeFault
 from ui import Download, DownloadsChanged, DownloadState, ModelsChanged, Refusal, in_window, translate
@@ -88,10 +89,7 @@ class Downloads:
         await self.pause(repository)
         freed = 0
         if view is not None and view.state is not DownloadState.DONE:
-            try:
-                freed = await asyncio.to_thread(lambda: runtime.discard_download(repository) or 0)
-            except RuntimeFault as fault:
-                raise Refusal(str(fault)) from fault
+            freed = await refused(asyncio.to_thread(lambda: runtime.discard_download(repository) or 0))
         if repository not in self._tasks:  # otherwise it was begun again
             self._views.pop(repository, None)
             self._wanted.pop(repository, None)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.prompt.prompt import NewIds, as_run, render_turn
+from app.workbench.refusals import refusing
 from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import stack_of_session
@@ -158,12 +159,8 @@ class MessageDrafts:
         self._running.check_idle(session_id)
         if model is None:
             raise Refusal(translate("Workbench", "tokens are counted once the engine runs; send the message to start it"))
-        try:
+        async with refusing(self._supervisor, model):
             tokens = len(await model.tokenize_async(clean_text(text)))
-        except RuntimeFault as fault:
-            if isinstance(fault, EngineDiedError):
-                await self._supervisor.died(model)
-            raise Refusal(str(fault)) from fault
         before = session.place()[0]  # leaves out a question that did not fit, which will be asked again
         turns = session.tree.turns(before)
         system = turns[0] if turns and turns[0].role == "system" else None

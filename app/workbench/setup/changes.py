@@ -14,6 +14,7 @@ from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.models.downloads import Downloads
 from app.workbench.prompt.vocabulary import Vocabulary, with_ids
+from app.workbench.refusals import refused
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters, values_of
@@ -241,10 +242,7 @@ class SetupChanges:
         if len(values.adapters) >= MOST_ADAPTERS:
             raise Refusal(translate("Workbench", "at most {0} adapters can be used").format(MOST_ADAPTERS))
         choice = AdapterChoice(path, name or Path(path).name)
-        try:
-            model = await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
+        model = await refused(self._supervisor.model())
         await self._adapters.require(model, [choice])
         return await self._save(session, lambda now: replace(now, adapters=(*now.adapters, choice)))
 
