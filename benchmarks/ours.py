@@ -84,10 +84,6 @@ class Ours(_Opened):
     def kv_bytes_per_token(self) -> int:
         return self.model.info.kv_bytes_per_token
 
-    def forwards(self) -> Forwards:
-        """A context manager that measures the time of the model's forwards."""
-        return Forwards(self.model)
-
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
         """Log-probabilities after each context, by one batch query."""
         loop = self._runner.get_loop()  # Runner.run ends with signal.getsignal, which formats the whole answer as text

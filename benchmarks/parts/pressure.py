@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +20,7 @@ from benchmarks.children.child import measure_in_child
 from benchmarks.children.edges import FEW, PAUSE_SECONDS
 from benchmarks.clock import Lap, Stopwatch, Told, cpu, share, take_turns, wall
 from benchmarks.findings import Case, Findings, Limit, timings
-from benchmarks.forwards import FORWARDS, Forwards
+from benchmarks.forwards import FORWARDS, forwards_alone
 from benchmarks.forwards import LIMIT as FORWARDS_LIMIT
 from benchmarks.measure import Ids
 from benchmarks.ours import Ours, open_model
@@ -166,7 +165,7 @@ def _streams(case: Case, text: Text, rounds: int, tell: Told) -> Findings:
         run = partial(_lap, ours, prompts)
         contenders: dict[str, Callable[[], Lap]] = {OURS: run, **theirs}
         if least == FORWARDS:
-            contenders[FORWARDS] = partial(_forwards, ours.model, run)
+            contenders[FORWARDS] = partial(forwards_alone, ours.model, run)
         laps = take_turns(contenders, rounds, tell, row=STREAMS_ROW)
     limit = Limit(share(laps[least], laps[name], wall), why)
     what = f"wall / {name}: {STREAMS} x ({PROMPT} + {NEW}) tokens"
@@ -178,13 +177,6 @@ def _lap(subject: Any, prompts: Sequence[Ids]) -> Lap:
     subject.forget()
     watch = Stopwatch().start()
     return watch.lap(STREAMS * NEW, subject.answers(prompts, NEW))
-
-
-def _forwards(model: LanguageModel, run: Callable[[], Lap]) -> Lap:
-    """A lap that counts only the time of its forwards."""
-    with Forwards(model) as forwards:
-        lap = run()
-    return replace(lap, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)
 
 
 def _texts(case: Case, text: Text, count: int, tell: Told) -> Findings:
@@ -215,7 +207,7 @@ def _texts(case: Case, text: Text, count: int, tell: Told) -> Findings:
 
         for what, own, scores in (("queries", query, False), ("scores", score, True)):
             contenders = {OURS: partial(lap, own), name: partial(lap, partial(theirs, scores=scores))}
-            contenders[FORWARDS] = partial(_forwards, model, contenders[OURS])
+            contenders[FORWARDS] = partial(forwards_alone, model, contenders[OURS])
             laps = take_turns(contenders, 2, tell, row=f"{TEXTS_ROW}, {what}")
             figure, least = (share(laps[who], laps[name], cpu) for who in (OURS, FORWARDS))
             verdict = case.verdict(TEXTS_ROW, f"{what}: cpu / {name}", figure, 1.0, limit=Limit(least, FORWARDS_LIMIT))

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.clock import Told, cpu, share, wall
 from benchmarks.findings import BarVerdict, Case, Findings, Limit
-from benchmarks.forwards import FORWARDS, LIMIT
+from benchmarks.forwards import FORWARDS, LIMIT, forwards_alone
 from benchmarks.measure import Ids, Subject, Workload, WorkloadResult, measure, medians
 from benchmarks.ours import Ours, our_subject
 from benchmarks.peers.bare import NAME as BARE
@@ -63,24 +63,19 @@ def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> d
         tell(f"{workload.name}, {name}")
         results.setdefault(name, []).append(lap())
 
+    run = partial(_lap, workload, ours, case)
     for turn in range(rounds):
-        play(ours.name, partial(_lap, workload, ours, case))
+        play(ours.name, run)
         for subject in others:
             if turn == 0 or subject.name != ONCE:
                 play(subject.name, partial(_lap, workload, subject, case))
         if index < 2:  # W1, W2
-            play(FORWARDS, partial(_forwards, workload, ours, case))
+            play(FORWARDS, lambda: replace(forwards_alone(ours.model, run), subject=FORWARDS))
     return results
 
 
 def _lap(workload: Workload, subject: Subject, case: Case) -> WorkloadResult:
     return measure(workload, subject, backend=case.backend, model=case.model)
-
-
-def _forwards(workload: Workload, ours: Ours, case: Case) -> WorkloadResult:
-    with ours.forwards() as forwards:
-        lap = _lap(workload, ours, case)
-    return replace(lap, subject=FORWARDS, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)
 
 
 def peers(case: Case, *, particles: bool, records: bool = False) -> list[Subject]:
