@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,8 +46,7 @@ def sessions() -> None:
 @click.pass_obj
 def list_command(settings: CliSettings) -> None:
     """Lists all sessions, pinned first, then the most recent."""
-    if not _nothing_yet(settings):
-        _print_rows(*with_store(settings, lambda store: _read_list(store)))
+    _print_sessions(settings)
 
 
 @sessions.command("search")
@@ -55,8 +54,7 @@ def list_command(settings: CliSettings) -> None:
 @click.pass_obj
 def search_command(settings: CliSettings, query: str) -> None:
     """Lists sessions with QUERY in their title or text, in any branch."""
-    if not _nothing_yet(settings):
-        _print_rows(*with_store(settings, lambda store: _read_list(store, query)))
+    _print_sessions(settings, query)
 
 
 @sessions.command("show")
@@ -175,13 +173,16 @@ def _nothing_yet(settings: CliSettings) -> bool:
     return True
 
 
-async def _read_list(store: SessionStore, query: str = "") -> tuple[list[SessionRow], dict[int, str]]:
-    """Sessions, and the folders' names by id."""
-    return await store.sessions(query), {folder.id: folder.name for folder in await store.places.folders()}
+def _print_sessions(settings: CliSettings, query: str = "") -> None:
+    """Prints a table of the sessions; empty ones are not listed."""
 
+    async def read(store: SessionStore) -> tuple[list[SessionRow], dict[int, str]]:
+        names = {folder.id: folder.name for folder in await store.places.folders()}
+        return [row for row in await store.sessions(query) if row.branches], names
 
-def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
-    rows = [row for row in rows if row.branches]  # empty sessions are not listed
+    if _nothing_yet(settings):
+        return
+    rows, folders = with_store(settings, read)
     if not rows:
         click.echo("no session found", err=True)
         return

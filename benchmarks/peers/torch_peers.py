@@ -38,11 +38,6 @@ class TransformersModel:
         self.model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)  # no token ends an answer
         self.model.register_forward_pre_hook(self._count, with_kwargs=True)
 
-    @property
-    def layers(self) -> int:
-        """Number of layers of the model."""
-        return int(self.model.config.num_hidden_layers)
-
     def logprobs_after(self, rows: Any, cache: Any = None) -> Float32:
         """Log-probabilities after the last token of each row of ids, ``(rows, vocab) float32``."""
         with torch.inference_mode():
@@ -167,7 +162,7 @@ class BareTorch(BareRows):
         self._cache.choose(rows)
 
     def clear(self) -> None:
-        self._cache = InPlaceCache(self._peer.layers)
+        self._cache = InPlaceCache(self._peer.model.config.num_hidden_layers)
 
     def close(self) -> None:
         self._peer.close()

@@ -152,12 +152,8 @@ def add_command(path: Path, name: str | None) -> None:
     click.echo(ready_line(entry.name, Path(entry.source), entry.quantisation))
 
 
-models.add_command(catalogue_command)
-models.add_command(search_command)
-models.add_command(connect_command)
-models.add_command(login_command)
-models.add_command(logout_command)
-models.add_command(fetch_command)
+for command in (catalogue_command, search_command, connect_command, login_command, logout_command, fetch_command):
+    models.add_command(command)
 models.add_command(fetch_command, "get")  # an alias: its original name
 
 
