@@ -8,15 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import runtime  # its names are imported at their first use: the window opens without them
 from app.faults import STOPPED, not_loaded
 from runtime import EngineDiedError, LanguageModel
 from ui import EngineState, translate
-
-if TYPE_CHECKING:
-    from runtime import LoadProgress
 
 log = logging.getLogger(__name__)
 CANCEL_SECONDS = 1.0  # for the end of an engine that is still starting
@@ -128,7 +125,7 @@ class Supervisor:
         self._tell(EngineState.READY, "")
         return self._model
 
-    def _loading(self, start: asyncio.Task[Any] | None, words: str, progress: LoadProgress) -> None:
+    def _loading(self, start: asyncio.Task[Any] | None, words: str, progress: runtime.LoadProgress) -> None:
         if self._starting is start:  # else another start has begun
             far = translate("Workbench", "{0}: reading weights, {1:,} of {2:,}").format(words, progress.done, progress.total)
             if progress.stage == "checking":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,10 +34,6 @@ from ui import (
     WeightsForm,
     translate,
 )
-
-if TYPE_CHECKING:
-    from runtime import Fit, LanguageModel, ModelComparison, ModelInfo
-
 
 MOST_ROWS = 512  # last tokens of a path that are compared by whole distributions by default; two queries for each
 UNREAD = QT_TRANSLATE_NOOP("Workbench", "no model has read this path yet: send a message, then there is something to compare")
@@ -152,7 +147,9 @@ class Comparison:
             used = values_of(session).adapters
             return AdaptedModel.of(model, await self._adapters.bring(model, used or None)), used
 
-    async def _right(self, left: LanguageModel, choice: ComparisonChoice, progress: OnCompared) -> LanguageModel:
+    async def _right(
+        self, left: runtime.LanguageModel, choice: ComparisonChoice, progress: OnCompared
+    ) -> runtime.LanguageModel:
         if choice.same_engine:
             return left
         progress(translate("Workbench", "loading {0}").format(choice.label), 0, 0)
@@ -163,7 +160,7 @@ class Comparison:
 
     async def _found(
         self, left: AdaptedModel, ids: list[int], choice: ComparisonChoice, progress: OnCompared, kl_from: int
-    ) -> ModelComparison:
+    ) -> runtime.ModelComparison:
         right = await self._right(left.model, choice, progress)
         try:
             stack = await self._adapters.bring(right, choice.adapters)
@@ -190,13 +187,13 @@ class Comparison:
                 self._adapters.free(choice.adapters or ())
 
 
-def _held(info: ModelInfo | None) -> str:
+def _held(info: runtime.ModelInfo | None) -> str:
     """The form of the linear weights of a loaded model."""
     form = "auto" if info is None else str(info.options.get("weights", "auto"))
     return "float32" if form == "auto" else form
 
 
-def _forms(info: ModelInfo, digest: str) -> list[WeightsForm]:
+def _forms(info: runtime.ModelInfo, digest: str) -> list[WeightsForm]:
     """The forms in which an engine could hold a model's weights, with their measured perplexity."""
     if info.dtype.rpartition(".")[2] != "float32":
         return []
@@ -229,7 +226,7 @@ def places(session: WholeSession, segments: Sequence[PathSegment]) -> dict[int, 
     return found
 
 
-def check_room(choice: ComparisonChoice, fit: Fit | None) -> None:
+def check_room(choice: ComparisonChoice, fit: runtime.Fit | None) -> None:
     """Refuses a model that does not fit into free memory.
 
     Raises:

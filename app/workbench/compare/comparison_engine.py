@@ -10,7 +10,6 @@ from app.supervisor import Supervisor
 from runtime import RuntimeFault
 
 if TYPE_CHECKING:
-    from runtime import Fit, LanguageModel
     from ui import ComparisonChoice
 
 
@@ -31,7 +30,7 @@ class ComparisonEngine:
     def runs(self, choice: ComparisonChoice) -> bool:
         return self._held is not None and self._held.running is not None and self._key == _key(choice)
 
-    async def model(self, choice: ComparisonChoice, on_progress: Callable[[str], None]) -> LanguageModel:
+    async def model(self, choice: ComparisonChoice, on_progress: Callable[[str], None]) -> runtime.LanguageModel:
         """The second model, loaded if necessary; another one that was kept ends first.
 
         Raises:
@@ -45,7 +44,7 @@ class ComparisonEngine:
             self._held, self._key = held, _key(choice)
         return await self._held.model()
 
-    async def died(self, model: LanguageModel) -> None:
+    async def died(self, model: runtime.LanguageModel) -> None:
         """Reports that a request to `model` found its engine dead."""
         if self._held is not None:
             await self._held.died(model)
@@ -62,7 +61,7 @@ def _options(choice: ComparisonChoice) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def room_for(choice: ComparisonChoice, tokens: int) -> Fit | None:
+def room_for(choice: ComparisonChoice, tokens: int) -> runtime.Fit | None:
     """The memory that the second model needs for a text of `tokens`; None if that is not known. Blocking, any thread."""
     shelf = runtime.ModelShelf()
     try:

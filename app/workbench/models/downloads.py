@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,9 +17,6 @@ from app.workbench.refusals import refused
 from app.workbench.windows import Windows
 from runtime import DownloadError, RuntimeFault
 from ui import Download, DownloadsChanged, DownloadState, ModelsChanged, Refusal, in_window, translate
-
-if TYPE_CHECKING:
-    from runtime import DownloadProgress
 
 log = logging.getLogger(__name__)
 FILE_SECONDS = 1.0  # a file is named at least this long before another one
@@ -138,7 +134,7 @@ class Downloads:
         else:  # it can be retried
             self._end(repository, state=DownloadState.FAILED, rate=0.0, eta=None, note=str(error))
 
-    def _progress(self, repository: str, step: DownloadProgress) -> None:
+    def _progress(self, repository: str, step: runtime.DownloadProgress) -> None:
         view = self._views[repository]
         if step.total:  # 0 during the lookup: keeps the earlier numbers
             view = replace(view, done=step.done, total=step.total)
@@ -162,6 +158,6 @@ class Downloads:
         self._windows.tell(DownloadsChanged(tuple(self._views.values())))
 
 
-def _fetch(wanted: str, adapter: bool, progress: Callable[[DownloadProgress], None]) -> Fetched:  # called by `partial`
+def _fetch(wanted: str, adapter: bool, progress: Callable[[runtime.DownloadProgress], None]) -> Fetched:  # called by `partial`
     got = runtime.fetch_adapter(wanted, progress) if adapter else runtime.fetch_any(wanted, progress)
     return Fetched(got.path.name.replace("--", "/"), str(got.path), isinstance(got, runtime.ShelvedAdapter))

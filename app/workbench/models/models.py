@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -30,9 +30,6 @@ from app.workbench.windows import Windows
 from runtime import RuntimeFault
 from storage import StoreError
 from ui import BUSY, BackendChoice, LoadChoice, LoadPlan, ModelChoice, ModelsChanged, Refusal, WeightsForm, translate
-
-if TYPE_CHECKING:
-    from runtime import Connection, Fit, ShelfEntry
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +65,14 @@ class Models:
             *(ModelChoice(c.name, self._server_label(c), place_of(c), c.name == source) for c in servers),
         ]
 
-    def _label(self, entry: ShelfEntry) -> str:
+    def _label(self, entry: runtime.ShelfEntry) -> str:
         """A model's title, preceded by the form of its weights if it runs in another form than its own."""
         running = self._supervisor.running
         if running is None or entry.name != self._supervisor.source or running.info.computed_with == running.info.dtype:
             return entry.title
         return f"{running.info.options['weights']} · {entry.title}"  # in front: a long title is cut at its end
 
-    def _server_label(self, connection: Connection) -> str:
+    def _server_label(self, connection: runtime.Connection) -> str:
         """The given name of a model on a server; without one, the name that the server gave."""
         running = self._supervisor.running
         answered = running is not None and connection.name == self._supervisor.source and "://" in connection.name
@@ -150,7 +147,9 @@ class Models:
         self._windows.tell(ModelsChanged())
 
 
-def _reckon(name: str, options: Mapping[str, Any], backend: str) -> tuple[ShelfEntry, Fit | None, list[WeightsForm]]:
+def _reckon(
+    name: str, options: Mapping[str, Any], backend: str
+) -> tuple[runtime.ShelfEntry, runtime.Fit | None, list[WeightsForm]]:
     """A model, its memory on the engine that would be chosen, and the forms of its weights there."""
     from app.fitting import fits, forms_under
 
