@@ -91,7 +91,7 @@ class Services:
         self.downloads = downloads = Downloads(windows)
         copies = Copies(store, supervisor, sessions, setups, windows)
         tokeniser = Tokeniser(store, vocabulary)
-        streaming = Streaming(store, supervisor, setups, adapters, running, call, windows)
+        streaming = Streaming(store, supervisor, setups, adapters, running, windows)
         if reopens:
             Reopening(sessions, supervisor, adapters, running, tasks, windows)
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from app.cli.common import print_table, read_text, reading
 from app.cli.options import adapter_option, adapter_options, load_model, load_options
 from app.cli.printing import shown
+from app.cli.score.files import json_value
 from app.cli.settings import CliSettings
 from runtime import LanguageModel, LensCost, LensRun, check_fits
 
@@ -108,15 +109,10 @@ def position_of(run: LensRun, row: int, ids: list[int], model: LanguageModel) ->
     def text(token: int) -> str:
         return model.decode_token(token).decode(errors="replace")
 
-    def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
+    columns = {column: token for column, token in enumerate(run.token_ids[row].tolist()) if token >= 0}
     followed = [
-        {"id": token, "text": text(token), "leads_from": int(run.leads_from(column)[row])}
-        for column, token in enumerate(run.token_ids[row].tolist())
-        if token >= 0
+        {"id": token, "text": text(token), "leads_from": int(run.leads_from(column)[row])} for column, token in columns.items()
     ]
-    columns = [column for column, token in enumerate(run.token_ids[row].tolist()) if token >= 0]
     layers = []
     for layer in range(run.layers + 1):
         pairs = zip(run.top_ids[row, layer].tolist(), run.top_logprobs[row, layer].tolist(), strict=True)
@@ -124,7 +120,7 @@ def position_of(run: LensRun, row: int, ids: list[int], model: LanguageModel) ->
             {
                 "layer": layer,
                 "entropy": float(run.entropy[row, layer]),
-                "logprobs": [number(float(run.logprobs[row, layer, column])) for column in columns],
+                "logprobs": [json_value(float(run.logprobs[row, layer, column])) for column in columns],
                 "ranks": [int(run.ranks[row, layer, column]) for column in columns],
                 "top": [{"id": token, "text": text(token), "logprob": value} for token, value in pairs if token >= 0],
             }

@@ -20,14 +20,13 @@ from storage import NodeRow
 from ui import translate
 
 
-def resolve_answer(answer: Answer, asked: Asked, adapted: AdaptedModel, call: Mapping[str, Any]) -> GenerationOptions:
+def resolve_answer(answer: Answer, asked: Asked, adapted: AdaptedModel) -> GenerationOptions:
     """Resolves the options of an answer, and sets its `options`, `made_with` and `changed`.
 
     Args:
         answer: Its options so far are its preset's (see `with_seed`), or those of the answer that it repeats.
         asked: The session's options and adapters when the answer began.
         adapted: The model that answers.
-        call: By the names of `GenerationOptions.from_mapping`; takes precedence over the session.
 
     Raises:
         InvalidRequestError: It repeats another answer, which this model cannot.
@@ -40,10 +39,10 @@ def resolve_answer(answer: Answer, asked: Asked, adapted: AdaptedModel, call: Ma
         return answer.options
     guessed = guessed_by(asked.session, adapted.model)
     layer = guessed if adapted.adapters is None else {**guessed, "adapters": adapted.adapters}
-    said = call if answer.seed is None else {**call, "seed": answer.seed}
+    said = asked.call if answer.seed is None else {**asked.call, "seed": answer.seed}
     preset = without_lacking(answer.options, adapted.model)
     resolved = adapted.model.resolve_options(said, session=layer, preset=preset)
-    chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), call.get("seed")] != [None] * 3
+    chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), asked.call.get("seed")] != [None] * 3
     if answer.continues is not None:
         lacks = adapted.model.lacks
         resolved, answer.changed, chosen = answer.continues.under(resolved, asked, lacks, seed_was_chosen=chosen)

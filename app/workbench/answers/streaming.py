@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace as replace_struct
 
@@ -27,7 +26,7 @@ from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import PathSegment
 from app.workbench.tree.turn_notes import turn_stats
 from app.workbench.windows import Windows
-from runtime import Finish, GenerationOptions, LanguageModel, Priority, PromptProgress, RuntimeFault, TokenRun
+from runtime import Finish, LanguageModel, Priority, PromptProgress, RuntimeFault, TokenRun
 from storage import SessionStore, StoreError
 from ui import (
     QT_TRANSLATE_NOOP,
@@ -58,8 +57,6 @@ class Streaming:
     _setups: Setups  # options and adapters of sessions
     _adapters: Adapters  # loads an answer's adapters
     _running: RunningAnswers
-    # options by the names of `GenerationOptions.from_mapping`; they take precedence over the session's
-    _call: Mapping[str, Any]
     _windows: Windows  # show tokens and turns
 
     def __post_init__(self) -> None:
@@ -72,10 +69,6 @@ class Streaming:
             RuntimeFault: One of them cannot be used.
         """
         return AdaptedModel.of(model, await self._adapters.bring(model, answer.stack))
-
-    def resolve(self, answer: Answer, asked: Asked, adapted: AdaptedModel) -> GenerationOptions:
-        """The options of an answer (see `resolve_answer`)."""
-        return resolve_answer(answer, asked, adapted, self._call)
 
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
         """Streams the answer of an open node; returns when it has ended or failed.
@@ -122,7 +115,7 @@ class Streaming:
             if session.notes.get(node_id, "").startswith(translate("Workbench", STARTING)):
                 del session.notes[node_id]
         adapted = await self.adapted(answer, model)
-        options = self.resolve(answer, asked, adapted)
+        options = resolve_answer(answer, asked, adapted)
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)

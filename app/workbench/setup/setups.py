@@ -38,6 +38,7 @@ class Asked(Struct, frozen=True):
     session: Mapping[str, Any]  # the session's layer, without adapters
     preset: GenerationOptions
     adapters: tuple[AdapterChoice, ...] | None  # None: the model's own stack
+    call: Mapping[str, Any]  # options of every answer, which take precedence
     preset_name: str = ""  # "": the default one
 
 
@@ -72,7 +73,8 @@ class Setups:
     def asked(self, session: OpenSession) -> Asked:
         """The settings for an answer that begins now."""
         values = values_of(session)
-        return Asked(values.layer(), self._presets.options(values.preset), values.adapters or None, values.preset)
+        preset = self._presets.options(values.preset)
+        return Asked(values.layer(), preset, values.adapters or None, self._call, values.preset)
 
     async def carry(self, source: OpenSession, copy: OpenSession, nodes: Mapping[int, int]) -> None:
         """Copies the settings of a session to its copy; `nodes` maps node ids to those of the copy."""
