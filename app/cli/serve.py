@@ -12,16 +12,7 @@ from typing import Any
 import click
 
 from app.cli.common import read_text
-from app.cli.options import (
-    TEMPLATES,
-    WEIGHTS,
-    WEIGHTS_HELP,
-    adapter_options,
-    format_of,
-    in_options,
-    load_options,
-    weights_of,
-)
+from app.cli.options import TEMPLATES, WEIGHTS, WEIGHTS_HELP, adapter_options, format_of, in_options, load_options, weights_of
 from app.cli.settings import CliSettings
 
 KEY_VARIABLE = "ELSEWISE_SERVE_KEY"

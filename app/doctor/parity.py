@@ -13,14 +13,7 @@ import numpy as np
 from app.doctor.bare import bare_logprobs
 from app.doctor.finding import Finding, held
 from app.doctor.reference import SMOLLM2, Float32, Reference, references, write_reference
-from runtime import (
-    GenerationOptions,
-    LanguageModel,
-    RuntimeFault,
-    SamplingOptions,
-    list_models,
-    load,
-)
+from runtime import GenerationOptions, LanguageModel, RuntimeFault, SamplingOptions, list_models, load
 
 BAR: Final = 1e-4  # nats, as in docs/tolerances.md; beyond it, the distance of the bare library calibrates the bar
 CALIBRATED: Final = 2.0  # the bar, as a multiple of the bare library's distance

@@ -27,13 +27,7 @@ from app.serve.generation import (
     token_text,
     tokens_needed,
 )
-from app.serve.schemas import (
-    MOST_CHOICES,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-)
+from app.serve.schemas import MOST_CHOICES, Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from app.serve.served_model import ServedModel
 from app.serve.sse import Answer, events
 from runtime import Finish, LanguageModel, TokenRun

@@ -16,16 +16,7 @@ import numpy.typing as npt
 from app.serve.errors import ApiError
 from app.serve.schemas import PositionLogprobs, Prompts, PromptTokensDetails, SamplingRequest, StructuredOutputs, Usage
 from app.serve.served_model import TOKENS_AHEAD
-from runtime import (
-    GenerationOptions,
-    Grammar,
-    LanguageModel,
-    Priority,
-    PromptProgress,
-    SamplingOptions,
-    TokenRun,
-    check_fits,
-)
+from runtime import GenerationOptions, Grammar, LanguageModel, Priority, PromptProgress, SamplingOptions, TokenRun, check_fits
 
 MOST_RECORDED: Final = 1000  # alternatives in a token run; more are taken from whole rows
 MOST_ENTRIES: Final = 4_000_000  # log-probabilities in one answer, about 40 bytes of JSON each

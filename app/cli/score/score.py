@@ -30,15 +30,7 @@ from app.cli.options import (
 from app.cli.printing import record_fields, shown, token_table, top_fields
 from app.cli.score.files import check_out, json_value, score_files
 from app.cli.settings import CliSettings
-from runtime import (
-    ContextOverflowError,
-    LanguageModel,
-    ModelComparison,
-    OnProgress,
-    TokenRun,
-    check_fits,
-    compare_models,
-)
+from runtime import ContextOverflowError, LanguageModel, ModelComparison, OnProgress, TokenRun, check_fits, compare_models
 
 LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: about 4,000,000 tokens; tokenising them takes 2 GB
 

@@ -27,12 +27,7 @@ from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.windows import Windows
-from runtime import (
-    BeamStep,
-    Finish,
-    GenerationOptions,
-    PromptProgress,
-)
+from runtime import BeamStep, Finish, GenerationOptions, PromptProgress
 from storage import SessionStore, StoreError
 from ui import (
     BeamRules,

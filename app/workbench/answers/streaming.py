@@ -28,16 +28,7 @@ from app.workbench.tree.turn_notes import turn_stats
 from app.workbench.windows import Windows
 from runtime import Finish, LanguageModel, Priority, PromptProgress, RuntimeFault, TokenRun
 from storage import SessionStore, StoreError
-from ui import (
-    QT_TRANSLATE_NOOP,
-    EngineState,
-    SessionChanged,
-    TokensArrived,
-    TurnChanged,
-    TurnStatus,
-    in_window,
-    translate,
-)
+from ui import QT_TRANSLATE_NOOP, EngineState, SessionChanged, TokensArrived, TurnChanged, TurnStatus, in_window, translate
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,7 @@ from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.background import BackgroundTasks
 from app.workbench.models.settings import Settings
-from app.workbench.models.views import (
-    backend_choices,
-    detail_of,
-    fit_of,
-    place_of,
-    servers_here,
-    title_of,
-)
+from app.workbench.models.views import backend_choices, detail_of, fit_of, place_of, servers_here, title_of
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import refused
 from app.workbench.sessions.open_sessions import OpenSessions

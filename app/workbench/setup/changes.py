@@ -26,17 +26,7 @@ from app.workbench.tree.session import OpenSession
 from app.workbench.windows import Windows
 from runtime import GrammarError, RuntimeFault, clean_text
 from storage import NewNode
-from ui import (
-    QT_TRANSLATE_NOOP,
-    AdapterChoice,
-    AnswerFormat,
-    FormatKind,
-    Guess,
-    Refusal,
-    SessionSetup,
-    TextFile,
-    translate,
-)
+from ui import QT_TRANSLATE_NOOP, AdapterChoice, AnswerFormat, FormatKind, Guess, Refusal, SessionSetup, TextFile, translate
 
 ADAPTERS_CHANGED = QT_TRANSLATE_NOOP("Workbench", "the adapters have changed; open them again")
 
