@@ -98,7 +98,7 @@ class Services:
         self.answers = Answers(supervisor, sessions, adapters, copies, running, streaming, tokeniser, vocabulary, windows)
         self.drafts = MessageDrafts(sessions, supervisor, running, copies, windows)
         self.branches = SessionBranches(store, sessions, setups, running, windows)
-        self.continuations = Continuations(store, supervisor, sessions, setups, copies, running, streaming, tokeniser, windows)
+        self.continuations = Continuations(store, supervisor, sessions, setups, copies, running, adapters, tokeniser, windows)
         self.drawings = Drawings(store, supervisor, sessions, vocabulary, adapters, running)
         self.cache = EngineCache(supervisor, sessions, vocabulary, adapters, windows)
         self.setup = SetupChanges(

@@ -17,13 +17,13 @@ from app.workbench.answers.columns import ContinuationGroup, Endings, beam_optio
 from app.workbench.answers.completion import CUTS, Ending, record_outcome, stats_of
 from app.workbench.answers.provenance import found_with, plain_options
 from app.workbench.answers.resolve_options import resolve_answer, with_seed
-from app.workbench.answers.streaming import STARTING, Streaming, reading_note
+from app.workbench.answers.streaming import STARTING, reading_note
 from app.workbench.prompt.prompt import Tokeniser, check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
 from app.workbench.refusals import check_has
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import AdaptedModel
+from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.windows import Windows
@@ -57,7 +57,7 @@ class Continuations:
     _setups: Setups  # options and adapters of sessions
     _copies: Copies  # of the sample, which is never changed
     _running: RunningAnswers
-    _streaming: Streaming  # loads adapters
+    _adapters: Adapters
     _tokeniser: Tokeniser  # text to ids
     _windows: Windows  # show columns and their tokens
     # the last one of each session, as long as anything refers to it
@@ -119,7 +119,7 @@ class Continuations:
         group.note, group.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(group)
-        adapted = await self._streaming.adapted(claimed, model)
+        adapted = await self._adapters.under(model, claimed.stack)
         segments = group.segments()
         check_tokens(model, group.session, segments)
         assert group.new.parent_id is not None  # the child of an answer, or its sibling

@@ -26,7 +26,7 @@ from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import PathSegment
 from app.workbench.tree.turn_notes import turn_stats
 from app.workbench.windows import Windows
-from runtime import Finish, LanguageModel, Priority, PromptProgress, RuntimeFault, TokenRun
+from runtime import Finish, Priority, PromptProgress, RuntimeFault, TokenRun
 from storage import SessionStore, StoreError
 from ui import QT_TRANSLATE_NOOP, EngineState, SessionChanged, TokensArrived, TurnChanged, TurnStatus, in_window, translate
 
@@ -52,14 +52,6 @@ class Streaming:
 
     def __post_init__(self) -> None:
         self._supervisor.subscribe(self._tell_start)
-
-    async def adapted(self, answer: Answer, model: LanguageModel) -> AdaptedModel:
-        """The model under the adapters of an answer; loads them, and keeps them loaded until the answer ends.
-
-        Raises:
-            RuntimeFault: One of them cannot be used.
-        """
-        return AdaptedModel.of(model, await self._adapters.bring(model, answer.stack))
 
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
         """Streams the answer of an open node; returns when it has ended or failed.
@@ -105,7 +97,7 @@ class Streaming:
         finally:
             if session.notes.get(node_id, "").startswith(translate("Workbench", STARTING)):
                 del session.notes[node_id]
-        adapted = await self.adapted(answer, model)
+        adapted = await self._adapters.under(model, answer.stack)
         options = resolve_answer(answer, asked, adapted)
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)

@@ -145,7 +145,7 @@ class Comparison:
         async with refusing(self._supervisor, model):
             check_tokens(model, session, segments)
             used = values_of(session).adapters
-            return AdaptedModel.of(model, await self._adapters.bring(model, used or None)), used
+            return await self._adapters.under(model, used or None), used
 
     async def _right(
         self, left: runtime.LanguageModel, choice: ComparisonChoice, progress: OnCompared
