@@ -1,4 +1,4 @@
-"""`elsewise models`: lists, imports, converts, checks and removes models of the shelf."""
+"""`elsewise models`: lists, imports, converts, checks and removes models of the shelf; connects to servers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 import click
 
-from app.cli.common import print_table, step_bar
-from app.cli.models.connect import connect_command
+from app.cli.common import console, print_table, read_secret, step_bar
 from app.cli.models.hub import EMBEDDED, catalogue_command, fetch_command, login_command, logout_command, search_command
 from app.cli.options import in_options, load_options
 from app.cli.printing import facts, facts_table, fit_facts, fit_rows, measured_facts, measured_rows, ready_line, shelf_table
 from app.fitting import fits
 from runtime import (
+    Connection,
     ModelLoadError,
     ModelShelf,
+    add_connection,
     connections,
     convert_model,
     discard_download,
@@ -152,7 +153,38 @@ def add_command(path: Path, name: str | None) -> None:
     click.echo(ready_line(entry.name, Path(entry.source), entry.quantisation))
 
 
-for command in (catalogue_command, search_command, connect_command, login_command, logout_command, fetch_command):
+CONNECT_EXAMPLES = """\b
+Examples:
+  elsewise models connect big http://127.0.0.1:8000
+  elsewise models connect cluster https://vllm.example.org/v1 --model meta-llama/Llama-3.1-70B --key
+  elsewise ask "Name three colours." --model big
+"""
+
+
+@models.command("connect", epilog=CONNECT_EXAMPLES)
+@click.argument("name")
+@click.argument("url")
+@click.option("--model", help="The model's id on the server; not needed if it has only one.")
+@click.option("--tokenizer", metavar="PATH|NAME", help="A tokenizer of this machine, or 'server' for the server's.")
+@click.option("--key", "with_key", is_flag=True, help="Ask for the server's key without showing it; it can also be piped in.")
+@click.option("--plain-http", is_flag=True, help="Allow unencrypted HTTP to another machine, from now on.")
+def connect_command(name: str, url: str, model: str | None, tokenizer: str | None, with_key: bool, plain_http: bool) -> None:
+    """Saves a server's model under NAME, to be used with --model. The key is stored only in the system keychain.
+
+    Asks the server what it supports and prints what is missing.
+    """
+    key = read_secret("key") if with_key else ""
+    with console.status(f"connecting to {url}"):
+        info, kept_in = add_connection(Connection(name, url, model, plain_http, tokenizer), key.strip())
+    click.echo(f"{name}: {info.name}, {info.backend} {info.options['server_version']}".rstrip())
+    click.echo(f"it has: {', '.join(info.capabilities)}")
+    for warning in info.warnings:
+        click.echo(f"note: {warning}", err=True)
+    if kept_in:
+        click.echo(f"the key is stored in {kept_in}")
+
+
+for command in (catalogue_command, search_command, login_command, logout_command, fetch_command):
     models.add_command(command)
 models.add_command(fetch_command, "get")  # an alias: its original name
 
