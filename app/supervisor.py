@@ -8,14 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.faults import STOPPED, not_loaded
 from runtime import EngineDiedError, LanguageModel
 from ui import EngineState, translate
-
-if TYPE_CHECKING:
-    from runtime import LoadProgress
 
 log = logging.getLogger(__name__)
 CANCEL_SECONDS = 1.0  # for the end of an engine that is still starting
@@ -38,15 +36,14 @@ async def open_model(source: str, backend: str, **options: Any) -> LanguageModel
 
 
 def _starter(source: str, backend: str) -> Callable[..., Awaitable[LanguageModel]]:
-    from runtime import connect_async, find_connection, spawn  # imported when a model is needed
-
-    connection = find_connection(source)
+    connection = runtime.find_connection(source)
     if connection is None:
-        return partial(spawn, source, backend)
+        return partial(runtime.spawn, source, backend)
     given = connection.arguments()
 
     async def start(**options: Any) -> LanguageModel:
-        return await connect_async(**given, **{name: value for name, value in options.items() if name in SERVER_OPTIONS})
+        own = {name: value for name, value in options.items() if name in SERVER_OPTIONS}
+        return await runtime.connect_async(**given, **own)
 
     return start
 
@@ -128,7 +125,7 @@ class Supervisor:
         self._tell(EngineState.READY, "")
         return self._model
 
-    def _loading(self, start: asyncio.Task[Any] | None, words: str, progress: LoadProgress) -> None:
+    def _loading(self, start: asyncio.Task[Any] | None, words: str, progress: runtime.LoadProgress) -> None:
         if self._starting is start:  # else another start has begun
             far = translate("Workbench", "{0}: reading weights, {1:,} of {2:,}").format(words, progress.done, progress.total)
             if progress.stage == "checking":
@@ -219,6 +216,4 @@ class Supervisor:
 
 def ended(model: LanguageModel) -> bool:
     """Whether the model's process has ended, even if no request found that yet."""
-    from runtime import LanguageModel  # imported already if `model` is one
-
     return isinstance(model, LanguageModel) and model.ended is not None

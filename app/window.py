@@ -40,15 +40,7 @@ from app.windows import AppWindows, KeptWindows
 from app.workbench import AppWorkbench, Services
 from app.workbench.models.settings import blocks_in
 from resources.processes import is_bundle, is_temporary_copy, was_moved
-from storage import (
-    DataFolderLock,
-    SessionStore,
-    StoreDamagedError,
-    StoreError,
-    StoreReadOnlyError,
-    read_focus,
-    request_focus,
-)
+from storage import DataFolderLock, SessionStore, StoreDamagedError, StoreError, StoreReadOnlyError, read_focus, request_focus
 from ui import QT_TRANSLATE_NOOP, AppSettings, Collector, MainWindow, Scheme, apply_theme, translate
 
 log = logging.getLogger(__name__)

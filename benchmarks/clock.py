@@ -8,8 +8,9 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -130,14 +131,14 @@ def speed(ours: Sequence[Lap], peer: Sequence[Lap], seconds: Callable[[Lap], flo
     return median((seconds(b) / b.tokens) / (seconds(a) / a.tokens) for a, b in zip(ours, peer, strict=True))
 
 
-def wall(lap: Lap) -> float:
-    """Wall-clock seconds of a lap."""
-    return lap.wall_seconds
+Measured = TypeVar("Measured")
+wall: Callable[[Any], float] = attrgetter("wall_seconds")  # of a lap, or of a result
+cpu: Callable[[Any], float] = attrgetter("cpu_seconds")
 
 
-def cpu(lap: Lap) -> float:
-    """CPU seconds of a lap."""
-    return lap.cpu_seconds
+def share(ours: Sequence[Measured], peer: Sequence[Measured], seconds: Callable[[Measured], float]) -> float:
+    """Our seconds over the peer's in the same round: the median over rounds."""
+    return median(seconds(a) / seconds(b) for a, b in zip(ours, peer, strict=True))
 
 
 TICK_SECONDS = 0.001

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
 from benchmarks.clock import Lap
-from benchmarks.measure import Result
+from benchmarks.measure import WorkloadResult
 
 
 class Closing(Protocol):
@@ -23,7 +23,7 @@ class Closing(Protocol):
 Held = TypeVar("Held", bound=Closing)
 
 
-class Loaded:
+class LoadedModels:
     """Models of one case: each is loaded on first use and closed after the last part."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Case:
     model: str  # "tiny-llama"
     folder: Path
     vocabulary: int
-    loaded: Loaded = field(default_factory=Loaded, compare=False, repr=False)  # shared by the parts
+    loaded: LoadedModels = field(default_factory=LoadedModels, compare=False, repr=False)  # shared by the parts
 
     @property
     def tiny(self) -> bool:
@@ -77,9 +77,9 @@ class Case:
         at_least: bool = False,
         timed: bool = True,
         limit: Limit | None = None,
-    ) -> Verdict:
+    ) -> BarVerdict:
         """A figure of this case with its bar."""
-        return Verdict(row, self.backend, self.model, what, figure, bar, at_least, timed, limit)
+        return BarVerdict(row, self.backend, self.model, what, figure, bar, at_least, timed, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BarVerdict:
     """One figure with its bar."""
 
     row: str  # "W5 one stream"
@@ -176,21 +176,14 @@ class Verdict:
 class Findings:
     """Results of one part, or of several together."""
 
-    results: tuple[Result, ...] = ()
+    results: tuple[WorkloadResult, ...] = ()
     timings: tuple[Timing, ...] = ()
     gaps: tuple[Gaps, ...] = ()
     readings: tuple[Reading, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[BarVerdict, ...] = ()
 
     def __add__(self, other: Findings) -> Findings:
-        """The results of both."""
-        return Findings(
-            self.results + other.results,
-            self.timings + other.timings,
-            self.gaps + other.gaps,
-            self.readings + other.readings,
-            self.verdicts + other.verdicts,
-        )
+        return Findings(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 def timing(part: str, case: Case, who: str, laps: Sequence[Lap]) -> Timing:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from benchmarks.clock import Clock, Stopwatch
+from benchmarks.clock import Clock, Lap, Stopwatch
+from benchmarks.measure import WorkloadResult
 from runtime import LanguageModel
 
 FORWARDS = "elsewise, its forwards alone"
@@ -69,3 +71,13 @@ class Forwards:
                 self._began = None
 
         return timed
+
+
+Measured = TypeVar("Measured", Lap, WorkloadResult)
+
+
+def forwards_alone(model: LanguageModel, run: Callable[[], Measured]) -> Measured:
+    """What `run` measured, with only the time of the forwards."""
+    with Forwards(model) as forwards:
+        lap = run()
+    return replace(lap, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)

@@ -49,7 +49,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class WorkloadResult:
     """Cost of one workload with one subject over its laps: the largest token count and the medians of the times.
 
     Wall time is the sum over requests of the time from request to answer. CPU time is that of the whole process from the
@@ -73,14 +73,14 @@ class Result:
         return self.tokens / self.ideal
 
 
-def measure(workload: Workload, subject: Subject, *, backend: str, model: str) -> Result:
+def measure(workload: Workload, subject: Subject, *, backend: str, model: str) -> WorkloadResult:
     """Plays a workload once, after clearing the subject's caches, and returns its cost."""
     subject.forget()
     gc.collect()
     meter = _Meter(subject)
     before = subject.tokens_computed
     workload.play(meter)
-    return Result(
+    return WorkloadResult(
         workload=workload.name,
         backend=backend,
         model=model,
@@ -93,7 +93,7 @@ def measure(workload: Workload, subject: Subject, *, backend: str, model: str) -
     )
 
 
-def medians(laps: Sequence[Result]) -> Result:
+def medians(laps: Sequence[WorkloadResult]) -> WorkloadResult:
     """Combines the laps of one workload and subject into one result.
 
     Raises:

@@ -45,7 +45,6 @@ class _Opened:
         return self.model.metrics().tokens_computed
 
     def close(self) -> None:
-        """Closes the model and the event loop."""
         self.model.close()
         self._runner.close()
 
@@ -79,17 +78,11 @@ class Ours(_Opened):
 
     @property
     def metrics(self) -> Metrics:
-        """All counters of the model."""
         return self.model.metrics()
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV per token."""
         return self.model.info.kv_bytes_per_token
-
-    def forwards(self) -> Forwards:
-        """A context manager that measures the time of the model's forwards."""
-        return Forwards(self.model)
 
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
         """Log-probabilities after each context, by one batch query."""
@@ -105,7 +98,6 @@ class Ours(_Opened):
         return self._runner.run(all_of_them())
 
     def forget(self) -> None:
-        """Clears the cache of the model."""
         self.model.clear_cache()
 
     async def _answer(self, prompt: Ids, n: int) -> list[int]:

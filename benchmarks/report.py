@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.clock import Calibration
-from benchmarks.findings import Findings, Gaps, Reading, Timing, Took, Verdict
-from benchmarks.measure import Result
+from benchmarks.findings import BarVerdict, Findings, Gaps, Reading, Timing, Took
+from benchmarks.measure import WorkloadResult
 from benchmarks.sizes import Sizes
 from runtime import __version__
 
@@ -32,7 +32,7 @@ WIDTH = 120  # columns, if the output is no terminal
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """Everything that one run measured."""
 
     quick: bool
@@ -64,7 +64,6 @@ class Report:
             console.print(STOPPED, highlight=False)
 
     def save(self, path: Path) -> None:
-        """Writes the report as JSON."""
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
 
     def as_json(self) -> dict[str, Any]:
@@ -98,7 +97,7 @@ Each = TypeVar("Each")
 MET, NOT_MET = "[green]met[/green]", "[red]not met[/red]"
 
 
-def count_table(title: str, results: Sequence[Result]) -> Table:
+def count_table(title: str, results: Sequence[WorkloadResult]) -> Table:
     """Tokens computed and needed, for one model."""
     table = _table(title, ("workload", "who"), ("tokens", "ideal", "ratio", "cpu s", "wall s", "x cpu", "laps"), ("same",))
     for i, row, first, last in _grouped(results, lambda r: r.workload):
@@ -160,7 +159,7 @@ def took_table(title: str, took: Sequence[Took]) -> Table:
     return table
 
 
-def verdict_table(title: str, verdicts: Sequence[Verdict]) -> Table:
+def verdict_table(title: str, verdicts: Sequence[BarVerdict]) -> Table:
     """Every figure with its bar and whether it is met; below a missed bar, its limit."""
     table = _table(title, ("row", "on", "figure of"), ("figure", "bar"), ("",))
     for i, row, _, last in _grouped(sorted(verdicts, key=lambda v: v.row), lambda v: v.row):

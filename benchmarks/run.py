@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.catalogue import On, Part, chosen_parts
 from benchmarks.clock import Calibration, calibrate
 from benchmarks.findings import EMBEDDED, Case, Findings, Took
-from benchmarks.report import Report, wide_console
+from benchmarks.report import BenchReport, wide_console
 from benchmarks.sizes import Sizes, sizes_for
 from benchmarks.tiny import ARCHITECTURES, make_tiny, shelf_tokenizer
 from runtime import BackendUnavailableError, ModelLoadError, UnknownBackendError, available_backends, list_models
@@ -88,7 +88,7 @@ def make_cases(model: str, backends: tuple[str, ...], room: Path, text: Path | N
     return [Case(backend, title, folder, vocabulary) for backend in backends for title, folder, vocabulary in models]
 
 
-def measure_all(cases: list[Case], parts: tuple[Part, ...], sizes: Sizes, *, quick: bool) -> Report:
+def measure_all(cases: list[Case], parts: tuple[Part, ...], sizes: Sizes, *, quick: bool) -> BenchReport:
     """Runs every part on every case that it is meant for.
 
     Args:
@@ -127,7 +127,7 @@ def measure_all(cases: list[Case], parts: tuple[Part, ...], sizes: Sizes, *, qui
         whole = True
     except KeyboardInterrupt:
         pass  # the report has the parts that ended
-    return Report(quick, sizes, tuple(part.name for part in parts), tuple(calibrations), found, tuple(took), whole)
+    return BenchReport(quick, sizes, tuple(part.name for part in parts), tuple(calibrations), found, tuple(took), whole)
 
 
 def chosen_backends(names: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:

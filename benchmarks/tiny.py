@@ -22,6 +22,17 @@ ARCHITECTURES = ("llama", "qwen3")
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 3, 4, 2, 16
 CONTEXT = 4096  # tokens
 ROPE = 100_000.0
+CONFIG: dict[str, Any] = {  # of every architecture
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": CONTEXT,
+    "rope_parameters": {"rope_type": "default", "rope_theta": ROPE},
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "dtype": "float32",
+}
 INNER_SCALE = 0.2  # standard deviation of the layers' weights: large enough for context to matter
 OUTER_SCALE = 0.5  # of the embeddings: logits with a standard deviation of 4, about as confident as a real model
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -60,26 +71,17 @@ def make_tiny(architecture: str, folder: Path, text: Path | None = None, *, laye
 
 
 def _config(architecture: str, vocabulary: int, layers: int) -> dict[str, Any]:
-    return {
+    return CONFIG | {
         "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[architecture]],
         "model_type": architecture,
         "vocab_size": vocabulary,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
         "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
-        "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "attention_bias": False,
         "tie_word_embeddings": False,
         "rope_theta": ROPE,  # for mlx_lm
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE},  # for transformers
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "dtype": "float32",
     }
 
 
@@ -142,28 +144,19 @@ def make_recurrent(folder: Path) -> int:
     folder.mkdir(parents=True)
     write_byte_tokenizer(folder)
     vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
-    config = {
+    config = CONFIG | {
         "architectures": ["Lfm2ForCausalLM"],
         "model_type": "lfm2",
         "vocab_size": vocabulary,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
         "num_hidden_layers": len(KINDS),
         "layer_types": KINDS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "max_position_embeddings": CONTEXT,
         "conv_L_cache": KERNEL,
         "conv_bias": False,
         "block_auto_adjust_ff_dim": False,
         "block_ffn_dim_multiplier": 1.0,  # unused without the adjustment, but mlx_lm requires both
         "block_multiple_of": 256,
         "norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE},
         "tie_word_embeddings": True,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "dtype": "float32",
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(dict(_recurrent_weights(vocabulary)), folder / "model.safetensors", metadata={"format": "pt"})

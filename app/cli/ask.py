@@ -32,7 +32,7 @@ from app.cli.options import (
 )
 from app.cli.printing import UNSOUND, Printer
 from app.cli.saved_session import ask_saved
-from app.cli.settings import ESCAPE, TEXT, Settings
+from app.cli.settings import ESCAPE, TEXT, CliSettings
 from app.workbench.answers.provenance import plain_options
 from app.workbench.setup.values import options_with_sources
 from runtime import (
@@ -71,7 +71,7 @@ Examples:
 @click.option("--resume", is_flag=True, help="With --batch and --out: skip lines that the file already answers.")
 @answer_options
 @click.pass_obj
-def ask(settings: Settings, text: str | None, out: Path | None, resume: bool, **flags: Unpack[Flags]) -> None:
+def ask(settings: CliSettings, text: str | None, out: Path | None, resume: bool, **flags: Unpack[Flags]) -> None:
     """Answers TEXT, or with --batch every line of a file."""
     asked = AnswerOptions.of(settings, flags)
     if flags["batch"] is not None:
@@ -109,7 +109,6 @@ async def _stream(model: LanguageModel, text: str, asked: AnswerOptions, printer
     printer.summary = replace(
         printer.summary, options=options, precision=precision_note(model), model=model.info.name, backend=model.info.backend
     )
-    printer.vocabulary = model.decode_token
     request = 0
     with ExitStack() as bar:
         show = bar.enter_context(reading())
@@ -162,7 +161,7 @@ _SHOWN = 5  # most faults listed in one message
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """One request of a batch.
 
     Attributes:
@@ -184,14 +183,14 @@ class Line:
     naming: dict[str, Any]
 
 
-def read_lines(file: str, asked: AnswerOptions) -> list[Line]:
+def read_lines(file: str, asked: AnswerOptions) -> list[BatchLine]:
     """The requests of a file, one for each line that is not blank.
 
     Raises:
         click.UsageError: Some lines are not valid requests; lists them with their faults.
         click.ClickException: The file cannot be read.
     """
-    lines: list[Line] = []
+    lines: list[BatchLine] = []
     faults: list[str] = []
     first: dict[str | int, int] = {}  # the line of each `custom_id`
     for number, text in enumerate(read_text(file).split("\n"), 1):
@@ -221,7 +220,7 @@ def refuse(file: str, faults: list[str]) -> None:
         raise click.UsageError(f"{file}: nothing was asked, for these cannot be:{listed}{more}")
 
 
-def _line(number: int, text: str, asked: AnswerOptions, place: int) -> Line:
+def _line(number: int, text: str, asked: AnswerOptions, place: int) -> BatchLine:
     entry = _unwrapped(_object(text))
     custom = "custom_id" in entry
     entry = {"id" if name == "custom_id" else name: value for name, value in entry.items()}
@@ -246,7 +245,7 @@ def _line(number: int, text: str, asked: AnswerOptions, place: int) -> Line:
     if roles is not None and asked.raw:
         raise InvalidRequestError(f'"{roles}" needs a chat: leave out --raw')
     naming = naming_tokens(given)
-    return Line(
+    return BatchLine(
         number=number,
         id=own_id,
         custom=custom,
@@ -361,7 +360,7 @@ class Results:
                 self.out.unlink(missing_ok=True)
 
 
-def answered(out: Path, file: str, lines: Sequence[Line]) -> set[int]:
+def answered(out: Path, file: str, lines: Sequence[BatchLine]) -> set[int]:
     """The numbers of the lines that a result file answers; failed answers and a cut last line are removed from it.
 
     Raises:
@@ -461,13 +460,15 @@ def _sum_up(count: int, tally: Tally, precision: str) -> None:
         raise click.exceptions.Exit(1)
 
 
-async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], asked: AnswerOptions, results: Results) -> Tally:
+async def _answer_all(
+    file: str, model: LanguageModel, lines: Sequence[BatchLine], asked: AnswerOptions, results: Results
+) -> Tally:
     requests = await _requests(file, model, lines, asked)
     gate = asyncio.Semaphore(AT_ONCE)
     with _bar() as bar:
         tally = Tally(bar, len(lines))
 
-        async def one(line: Line, request: Request) -> None:
+        async def one(line: BatchLine, request: Request) -> None:
             async with gate:
                 results.write(await _answer(model, line, request, tally))
             tally.ended()
@@ -482,7 +483,7 @@ async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], as
     return tally
 
 
-async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], asked: AnswerOptions) -> list[Request]:
+async def _requests(file: str, model: LanguageModel, lines: Sequence[BatchLine], asked: AnswerOptions) -> list[Request]:
     """The ids and the options of every line.
 
     Raises:
@@ -509,7 +510,7 @@ async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], aske
     return requests
 
 
-async def _ids(model: LanguageModel, line: Line) -> list[int]:
+async def _ids(model: LanguageModel, line: BatchLine) -> list[int]:
     contents = [line.prompt] if line.messages is None else [message.get("content") for message in line.messages]
     check_fits(model, *(text for text in contents if isinstance(text, str)))
     if line.messages is not None:
@@ -518,7 +519,7 @@ async def _ids(model: LanguageModel, line: Line) -> list[int]:
     return await model.tokenize_async(line.prompt)
 
 
-async def _answer(model: LanguageModel, line: Line, request: Request, tally: Tally) -> dict[str, Any]:
+async def _answer(model: LanguageModel, line: BatchLine, request: Request, tally: Tally) -> dict[str, Any]:
     """The line's result; a failed answer does not end the others."""
     ids, options = request
     pieces: list[str] = []

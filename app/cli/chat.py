@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 import click
 import numpy as np
@@ -24,7 +24,7 @@ from app.cli.common import console, print_table, rows_table
 from app.cli.options import AnswerOptions, Flags, answer_options, can_chat, json_or_text, precision_note, with_token_ids
 from app.cli.printing import Wrapper, for_stdout, one_line, probability, shown, speculation, token_table, without_controls
 from app.cli.saved_session import Opened, check_stack, on_thread, opened, session_called
-from app.cli.settings import Settings, utf8
+from app.cli.settings import CliSettings, utf8
 from app.workbench.refusals import stored
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import content_of
@@ -32,18 +32,11 @@ from app.workbench.workbench import PRESET
 from runtime import Finish, GenerationOptions, LanguageModel, Origin, RuntimeFault, TokenRun
 from ui import Event, Refusal, SessionChanged, SessionView, TokensArrived, TurnChanged, TurnStatus, TurnView
 
-if TYPE_CHECKING:
-    from prompt_toolkit import PromptSession
-
 QUOTES = '"""'
 PROMPT, CONTINUED = "> ", "… "
 
 
-class Reader(Protocol):
-    """A source of messages."""
-
-    async def read(self) -> str | None:
-        """The next message; None at the end."""
+InputReader = Callable[[], Awaitable[str | None]]  # reads the next message; None at the end
 
 
 def is_open(text: str) -> bool:
@@ -61,53 +54,29 @@ def message_of(text: str) -> str:
     return text.replace("\\\n", "\n").removesuffix("\\")
 
 
-class Piped:
-    """Reads messages from the lines of a stream, one at a time: the writer may wait for the answers."""
+def piped() -> InputReader:
+    """Reads messages from the lines of standard input, one at a time: the writer may wait for the answers."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
 
-    def __init__(self, stream: io.TextIOBase | Any) -> None:
-        self._stream = stream
-
-    async def read(self) -> str | None:
-        """Reads the next message. Blocks the loop, which is idle; Ctrl-C ends the wait."""
+    async def read() -> str | None:  # blocks the loop, which is idle; Ctrl-C ends the wait
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            line = self._stream.readline()
+            line = sys.stdin.readline()
             if not line:
                 return None
             text = line.rstrip("\r\n")
-            while is_open(text) and (line := self._stream.readline()):
+            while is_open(text) and (line := sys.stdin.readline()):
                 text += "\n" + line.rstrip("\r\n")
         finally:
             signal.signal(signal.SIGINT, before)
         return message_of(text)
 
-
-def piped() -> Reader:
-    """Standard input."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")
-    return Piped(sys.stdin)
+    return read
 
 
-class Terminal:
-    """A line editor with history, colours and completion of commands."""
-
-    def __init__(self, session: PromptSession[str]) -> None:
-        self._session = session
-
-    async def read(self) -> str | None:
-        """Reads the next message; Ctrl-C drops the line, Ctrl-D ends the conversation."""
-        while True:
-            try:
-                return message_of(await self._session.prompt_async())
-            except KeyboardInterrupt:
-                click.secho("(Ctrl-D or /quit ends the chat)", dim=True, err=True)
-            except EOFError:
-                return None
-
-
-def terminal(history: Path) -> Reader:
-    """A line editor in this terminal.
+def terminal(history: Path) -> InputReader:
+    """A line editor in this terminal; Ctrl-C drops the line, Ctrl-D ends the conversation.
 
     Args:
         history: The file of earlier input; only its owner can read it.
@@ -129,18 +98,27 @@ def terminal(history: Path) -> Reader:
     keys.add("enter")(enter)
     keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
     history.touch(mode=0o600)
-    return Terminal(
-        PromptSession(
-            message=[("class:prompt", PROMPT)],
-            prompt_continuation=[("class:prompt", CONTINUED)],
-            style=Style.from_dict({"prompt": "ansigreen bold"}),
-            history=FileHistory(str(history)),
-            completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
-            complete_while_typing=False,
-            key_bindings=keys,
-            multiline=True,
-        )
+    session = PromptSession[str](
+        message=[("class:prompt", PROMPT)],
+        prompt_continuation=[("class:prompt", CONTINUED)],
+        style=Style.from_dict({"prompt": "ansigreen bold"}),
+        history=FileHistory(str(history)),
+        completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
+        complete_while_typing=False,
+        key_bindings=keys,
+        multiline=True,
     )
+
+    async def read() -> str | None:
+        while True:
+            try:
+                return message_of(await session.prompt_async())
+            except KeyboardInterrupt:
+                click.secho("(Ctrl-D or /quit ends the chat)", dim=True, err=True)
+            except EOFError:
+                return None
+
+    return read
 
 
 NOT_IN_CHAT = {"raw": False, "batch": None, "alternatives": 10, "as_json": False, "sample_top_k": None}  # of `ask` only
@@ -161,7 +139,7 @@ Examples:
 @click.command(epilog=EPILOG)
 @answer_options
 @click.pass_obj
-def chat(settings: Settings, /, **given: Any) -> None:
+def chat(settings: CliSettings, /, **given: Any) -> None:
     """Chats with a model; the session is saved as you go."""
     if sys.stdin is None:
         raise click.ClickException("stdin is closed; messages are read from it")
@@ -178,15 +156,14 @@ for option in chat.params:
         option.show_default = str(PRESET.max_tokens)
 
 
-async def _chat(settings: Settings, asked: AnswerOptions, title: str | None) -> bool:
+async def _chat(settings: CliSettings, asked: AnswerOptions, title: str | None) -> bool:
     """Runs the conversation; returns whether an answer failed, always false if stdin and stdout are a terminal."""
     instead = "close it, or use elsewise ask without --session"
     async with opened(settings.data, asked, PRESET, holder="chat", instead=instead) as place:
         talk = Chat(place, asked)
         await talk.begin(title)
         at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        reader = terminal(settings.data.root / "chat_history") if at_terminal else piped()
-        await talk.run(reader)
+        await talk.run(terminal(settings.data.root / "chat_history") if at_terminal else piped())
         talk.farewell()
         return talk.failed and not at_terminal
 
@@ -257,9 +234,9 @@ class Chat:
         self.call.update(with_token_ids(named, await model.byte_vocab_async()))
         await self.workbench.services.vocabulary.learn(model)
 
-    async def run(self, reader: Reader) -> None:
+    async def run(self, read: InputReader) -> None:
         """Answers every message until the input ends or `/quit`."""
-        while not self.over and (text := await reader.read()) is not None:
+        while not self.over and (text := await read()) is not None:
             if not text.strip():
                 continue
             try:

@@ -15,11 +15,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.settings import Settings
+from app.cli.settings import CliSettings
+from app.paths import DataFolder
 from resources.files import read_regular
 from runtime import OnComparison, OnProgress
 from runtime import Progress as Step
-from storage import SessionStore
+from storage import DataFolderLock, SessionStore
 
 console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
@@ -110,33 +111,43 @@ def read_text(file: str, limit: int = LARGEST_TEXT) -> str:
         raise click.ClickException(f"{name}: not UTF-8 at byte {at:,}; only plain text can be read") from error
 
 
-class Bar:
-    """A progress bar for the `Progress` steps of loading."""
+@contextmanager
+def step_bar() -> Iterator[Callable[[Step], None]]:
+    """A bar on stderr for the steps of loading, if that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task, stage = bar.add_task("", total=None), ""
 
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("", total=None)
-        self._stage = ""
+        def show(step: Step) -> None:
+            nonlocal task, stage
+            if step.stage != stage:  # a new task: an unknown total cannot replace a known one
+                bar.remove_task(task)
+                task, stage = bar.add_task(step.stage, total=None), step.stage
+            bar.update(task, completed=step.done if step.total else 0, total=step.total or None)
 
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
+        yield show
 
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
-    def show(self, step: Step) -> None:
-        if step.stage != self._stage:  # a new task: an unknown total cannot replace a known one
-            self._progress.remove_task(self._task)
-            self._task, self._stage = self._progress.add_task(step.stage, total=None), step.stage
-        self._progress.update(self._task, completed=step.done if step.total else 0, total=step.total or None)
+@contextmanager
+def locked(data: DataFolder, holder: str, advice: str) -> Iterator[None]:
+    """Holds the lock of a data folder under the name `holder`, so that no window or engine uses it.
+
+    Raises:
+        click.ClickException: Another process holds it; with the advice.
+    """
+    lock = DataFolderLock(data.root, holder)
+    if not lock.acquire():
+        raise click.ClickException(f"{data.root} is in use by {lock.held_by or 'another process'}; {advice}")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 T = TypeVar("T")
 
 
-def with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any, Any, T]]) -> T:
+def with_store(settings: CliSettings, read: Callable[[SessionStore], Coroutine[Any, Any, T]]) -> T:
     """Runs `read` on the store, opened read-only, which does not disturb a writer."""
 
     async def run() -> T:

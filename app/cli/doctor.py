@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.common import INTERRUPTED, console, print_table, rows_table
-from app.cli.settings import Settings
+from app.cli.settings import CliSettings
 from app.doctor.finding import Report, markdown
 from app.doctor.run import PARTS, SLEEP, Doing, check_machine
 from runtime import __version__, available_backends, default_backend, list_models, models_dir
@@ -107,7 +107,7 @@ def _print_report(report: Report) -> None:
         click.echo("interrupted: the remaining parts were not run", err=True)
 
 
-def _check_installation(settings: Settings) -> None:
+def _check_installation(settings: CliSettings) -> None:
     problems: list[str] = []
     table = rows_table()
     table.add_row("elsewise", __version__)

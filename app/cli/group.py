@@ -18,7 +18,8 @@ from typing import Final, NoReturn
 
 import click
 
-from app.cli.settings import ESCAPE, Settings
+import runtime  # its names are imported at their first use
+from app.cli.settings import ESCAPE, CliSettings
 from app.paths import DataFolder
 from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, __version__
 from storage import StoreError
@@ -95,8 +96,8 @@ def cli(
         if command is not None and command != "window":
             raise click.UsageError(_where_connect_goes(context, command, connect))
         named = context.get_parameter_source("model") is not click.core.ParameterSource.DEFAULT
-        model = _address(connect) + (f"#{model}" if named else "")
-    context.obj = Settings(folder, model, backend)
+        model = runtime.server_address(connect) + (f"#{model}" if named else "")
+    context.obj = CliSettings(folder, model, backend)
     if context.invoked_subcommand is None:
         start_window(context, demo=demo)
 
@@ -121,9 +122,10 @@ def window(context: click.Context, files: tuple[Path, ...]) -> None:
 
 def start_window(context: click.Context, *, demo: bool = False, files: Sequence[Path] = ()) -> NoReturn:
     """Opens the window with `files`; exits when it is closed."""
-    settings: Settings = context.obj
+    settings: CliSettings = context.obj
     if settings.backend != "auto":
-        _check_known(settings.backend)
+        with suppress(BackendUnavailableError):  # the window explains one that cannot run here
+            runtime.check_backend(settings.backend)
     gc.disable()  # objects of the start stay alive; collecting garbage would take a tenth of it
     _import_numpy()
     plain = builtins.__import__
@@ -146,29 +148,6 @@ def _import_numpy() -> None:
     import numpy  # noqa: F401  # loads OpenBLAS
 
     del os.environ["OPENBLAS_NUM_THREADS"]
-
-
-def _check_known(backend: str) -> None:
-    """Refuses an unknown backend; the window explains one that cannot run here.
-
-    Raises:
-        UnknownBackendError: It is unknown; suggests the nearest name.
-    """
-    from runtime import check_backend  # looks through every installed package
-
-    with suppress(BackendUnavailableError):
-        check_backend(backend)
-
-
-def _address(url: str) -> str:
-    """The address of a server, as a model's source.
-
-    Raises:
-        InvalidRequestError: It is not an address, or an unencrypted one of another machine.
-    """
-    from runtime import server_address  # imports an HTTP client
-
-    return server_address(url)
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

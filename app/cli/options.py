@@ -8,13 +8,14 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final, TypedDict, TypeVar
 
 import click
 
 from app.cli.common import console, read_text
-from app.cli.settings import TEXT, Settings, utf8
+from app.cli.settings import TEXT, CliSettings, utf8
 from runtime import (
     CHAT_FORMATS,
     OPTION_NAMES,
@@ -164,43 +165,24 @@ def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
         InvalidRequestError: More than one is given.
         GrammarError: llguidance refuses it, with its own message.
     """
-    forms = {"a schema": schema, "a regex": regex, "a Lark grammar": lark}
-    given = [name for name, form in forms.items() if form is not None]
+    makers = {"a schema": Grammar.json_schema, "a regex": Grammar.regex, "a Lark grammar": Grammar.lark}
+    given = [(name, form) for name, form in zip(makers, (schema, regex, lark), strict=True) if form is not None]
     if len(given) > 1:
-        raise InvalidRequestError(f"{' and '.join(given)} contradict each other: give one of them")
-    if schema is not None:
-        return Grammar.json_schema(schema).check()
-    if lark is not None:
-        return Grammar.lark(lark).check()
-    return None if regex is None else Grammar.regex(regex).check()
+        raise InvalidRequestError(f"{' and '.join(name for name, _ in given)} contradict each other: give one of them")
+    return next((makers[name](form).check() for name, form in given), None)
 
 
-def lark_of(given: str | None) -> str | None:
-    """A Lark grammar, given as text (with a colon) or by its file.
+def text_or_file(given: str | None, option: str, is_text: Callable[[str], bool]) -> str | None:
+    """A grammar or a schema, given as text or by its file.
 
     Raises:
         click.UsageError: The text is not UTF-8.
         click.ClickException: The file cannot be read.
     """
-    if given is None or (":" in given and not _is_path(given)):
-        return given if given is None else _typed(given, "--lark")
-    return read_text(given, MAX_GRAMMAR_BYTES)
-
-
-def schema_of(given: str | None) -> str | None:
-    """A JSON schema, given as text or by its file.
-
-    Raises:
-        click.UsageError: The text is not UTF-8.
-        click.ClickException: The file cannot be read.
-    """
-    if given is None or given.lstrip().startswith(("{", "[")):
-        return given if given is None else _typed(given, "--schema")
-    return read_text(given, MAX_GRAMMAR_BYTES)
-
-
-def _typed(given: str, option: str) -> str:
-    """A text given on the command line in place of a file."""
+    if given is None:
+        return None
+    if not is_text(given):
+        return read_text(given, MAX_GRAMMAR_BYTES)
     try:
         return utf8(given)
     except UnicodeError as error:
@@ -224,11 +206,6 @@ def format_of(given: str | None) -> dict[str, Any]:
     if Path(given).is_file():
         return {"chat_template_file": given}
     raise click.UsageError(f"--format {given}: neither one of {', '.join(TEMPLATES)} nor a file")
-
-
-def offload_of(given: str | None) -> dict[str, Any]:
-    """The load option for weights on disk, if given."""
-    return {} if given in (None, "none") else {"offload": given}
 
 
 def weights_of(given: str | None) -> dict[str, Any]:
@@ -389,7 +366,8 @@ def _preset(name: str) -> dict[str, Any]:
     return {"default": None, "show_default": str(PRESET[name])}
 
 
-CONNECT_OPTIONS = (
+MODEL_OPTIONS = (
+    click.option("--model", help="A model folder, a GGUF file, or a name on the shelf."),
     click.option(
         "--connect",
         "connect_to",
@@ -400,11 +378,10 @@ CONNECT_OPTIONS = (
     ),
     click.option("--plain-http", is_flag=True, help="With --connect: allow unencrypted HTTP to another machine."),
     click.option("--tokenizer", metavar="PATH|NAME", help="With --connect: a tokenizer of this machine, or 'server'."),
+    click.option("--backend", help="auto, hf, mlx, mock, or a registered one."),
 )
 OPTIONS = (
-    click.option("--model", help="A model folder, a GGUF file, or a name on the shelf."),
-    *CONNECT_OPTIONS,
-    click.option("--backend", help="auto, hf, mlx, mock, or a registered one."),
+    *MODEL_OPTIONS,
     click.option(
         "--format",
         "template",
@@ -505,11 +482,23 @@ OPTIONS = (
 )
 
 
+def model_options(command: Command) -> Command:
+    """Adds `MODEL_OPTIONS` to a command."""
+    return reduce(lambda made, option: option(made), reversed(MODEL_OPTIONS), command)
+
+
 def answer_options(command: Command) -> Command:
     """Adds all of `OPTIONS` to a command."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+    return reduce(lambda made, option: option(made), reversed(OPTIONS), command)
+
+
+adapter_option = click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="PATH|NAME[:SCALE]",
+    help="Put a LoRA adapter on the model, as `elsewise ask` does; can be repeated (they add up).",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,7 +517,7 @@ class AnswerOptions:
     as_json: bool
 
     @classmethod
-    def of(cls, settings: Settings, flags: Flags, *, chats: bool = False) -> AnswerOptions:
+    def of(cls, settings: CliSettings, flags: Flags, *, chats: bool = False) -> AnswerOptions:
         """Checks the options of the command line.
 
         Args:
@@ -540,7 +529,9 @@ class AnswerOptions:
             click.UsageError: A value out of range, or two that contradict each other.
         """
         load = load_options("--load", flags["loads"]) | format_of(flags["template"]) | adapter_options(flags["adapters"])
-        load |= offload_of(flags["offload"]) | weights_of(flags["weights"])
+        load |= weights_of(flags["weights"])
+        if flags["offload"] == "disk":
+            load["offload"] = "disk"
         load |= connection_of(flags["connect_to"], flags["model"], flags["tokenizer"], plain_http=flags["plain_http"])
         in_session = chats or flags["session"] is not None  # a session may have its own seed
         _check_company(flags, load, chats=chats)
@@ -560,7 +551,9 @@ class AnswerOptions:
         naming = naming_tokens(named)
         call |= {name: value for name, value in named.items() if name not in naming}
         try:
-            call["grammar"] = grammar_of(schema_of(flags["schema"]), flags["regex"], lark_of(flags["lark"]))
+            schema = text_or_file(flags["schema"], "--schema", lambda text: text.lstrip().startswith(("{", "[")))
+            lark = text_or_file(flags["lark"], "--lark", lambda text: ":" in text and not _is_path(text))
+            call["grammar"] = grammar_of(schema, flags["regex"], lark)
             resolve_options(call, preset=PRESET)
         except (InvalidRequestError, GrammarError) as fault:
             raise click.UsageError(in_options(fault)) from fault
@@ -588,14 +581,12 @@ class AnswerOptions:
         """Whether the answer has an output format."""
         return "grammar" in self.call
 
-    def options(self, model: LanguageModel, line: Mapping[str, Any] | None = None) -> GenerationOptions:
-        """The options on a model: the line's take precedence, then the command's, the preset's, the model's.
+    def options(self, model: LanguageModel, line: Mapping[str, Any]) -> GenerationOptions:
+        """The options of a line on a model: the line's take precedence, then the command's, the preset's, the model's.
 
         Raises:
             InvalidRequestError, GrammarError: They contradict each other.
         """
-        if line is None:
-            return self.resolved(model).options
         return model.resolve_options(line, session=self.call_on(model), preset=PRESET).options
 
     def resolved(self, model: LanguageModel) -> ResolvedOptions:
@@ -647,13 +638,6 @@ def _check_company(flags: Flags, load: Mapping[str, Any], *, chats: bool) -> Non
         for name, given in (("--session", flags["session"] is not None), ("--alternatives", flags["alternatives"])):
             if given:
                 raise click.UsageError(f"--batch answers lines, each on its own: leave out {name}")
-
-
-def connect_options(command: Command) -> Command:
-    """Adds `CONNECT_OPTIONS` to a command."""
-    for option in reversed(CONNECT_OPTIONS):
-        command = option(command)
-    return command
 
 
 def connection_of(url: str | None, model: str | None, tokenizer: str | None, *, plain_http: bool) -> dict[str, Any]:

@@ -68,7 +68,6 @@ class Printer:
         self._alternatives = alternatives
         self._json = as_json
         self._formed = formed
-        self.vocabulary: Callable[[int], bytes] = lambda token: b"%d" % token
         self.summary = Summary()
 
     @property
@@ -78,15 +77,14 @@ class Printer:
 
     def run(self, run: TokenRun, decode: Callable[[int], bytes]) -> None:
         """Prints new tokens."""
-        self.vocabulary = decode
         for record in run:
             self.summary = replace(self.summary, tokens=self.summary.tokens + 1)
             if record.finish_reason is not None:
                 self.summary = replace(self.summary, finish=record.finish_reason, incomplete=record.incomplete)
             if self._json:
-                click.echo(json.dumps({"type": "token", **self._fields(record)}, ensure_ascii=False))
+                click.echo(json.dumps({"type": "token", **self._fields(record, decode)}, ensure_ascii=False))
             elif self._alternatives:
-                click.echo(self._line(record))
+                click.echo(self._line(record, decode))
             elif record.finish_reason != Finish.EOS.label:
                 click.echo(for_stdout(record.text), nl=False)
 
@@ -112,29 +110,35 @@ class Printer:
         if self.broken:
             click.echo(incomplete(summary.finish, summary.tokens), err=True)
 
-    def _fields(self, record: TokenRecord) -> dict[str, Any]:
-        fields: dict[str, Any] = {
-            "id": record.token_id,
-            "text": record.text,
-            "bytes": record.token_bytes.hex(),
-            "logprob": record.logprob,
-            "rank": record.rank,
-            "entropy": record.entropy,
-            "finish_reason": record.finish_reason,
-        }
+    def _fields(self, record: TokenRecord, decode: Callable[[int], bytes]) -> dict[str, Any]:
+        fields = record_fields(record) | {"finish_reason": record.finish_reason}
         if self._alternatives:
-            pairs = list(zip(record.top_ids, record.top_logprobs, strict=True))[: self._alternatives]
-            fields["top"] = [{"id": t, "text": self._text(t), "logprob": p} for t, p in pairs]
+            fields["top"] = top_fields(record, decode)[: self._alternatives]
         return fields
 
-    def _line(self, record: TokenRecord) -> str:
-        pairs = zip(record.top_ids, record.top_logprobs, strict=True)
-        others = "  ".join(f"{shown(self._text(t))} {probability(p)}" for t, p in list(pairs)[: self._alternatives])
+    def _line(self, record: TokenRecord, decode: Callable[[int], bytes]) -> str:
+        tops = top_fields(record, decode)[: self._alternatives]
+        others = "  ".join(f"{shown(top['text'])} {probability(top['logprob'])}" for top in tops)
         own = shown(record.token_bytes.decode(errors="replace"))
         return f"{own:<16} {probability(record.logprob)}  rank {record.rank or '-':<5} | {others}"
 
-    def _text(self, token: int) -> str:
-        return self.vocabulary(token).decode(errors="replace")
+
+def record_fields(record: TokenRecord) -> dict[str, Any]:
+    """A token's own numbers as JSON values."""
+    return {
+        "id": record.token_id,
+        "text": record.text,
+        "bytes": record.token_bytes.hex(),
+        "logprob": record.logprob,
+        "rank": record.rank,
+        "entropy": record.entropy,
+    }
+
+
+def top_fields(record: TokenRecord, decode: Callable[[int], bytes]) -> list[dict[str, Any]]:
+    """A token's alternatives as JSON values."""
+    pairs = zip(record.top_ids, record.top_logprobs, strict=True)
+    return [{"id": token, "text": decode(token).decode(errors="replace"), "logprob": value} for token, value in pairs]
 
 
 class Wrapper:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from app.cli.common import locked
 from app.cli.options import PRESET, AnswerOptions, load_model, precision_note, with_token_ids
 from app.paths import DataFolder
 from app.supervisor import Supervisor
@@ -20,7 +21,7 @@ from app.workbench.answers.provenance import MADE
 from app.workbench.models.settings import back_up, blocks_in, disk_budget
 from app.workbench.setup.values import options_with_sources, stored_sources
 from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
-from storage import DataFolderLock, SessionStore, StoreError
+from storage import SessionStore, StoreError
 from ui import Event, Refusal, SessionSetup, TokensArrived
 
 Decode = Callable[[int], bytes]
@@ -65,10 +66,7 @@ async def opened(
         click.ClickException: Another process writes into the data folder, or an answer could not be saved at the end; says
             where its text is.
     """
-    lock = DataFolderLock(data.root, holder)
-    if not lock.acquire():
-        raise click.ClickException(f"{data.root} is in use by {lock.held_by or 'another process'}; {instead}")
-    try:
+    with locked(data, holder, instead):
         store = SessionStore.open(data.sessions)
         blocks = blocks_in(data, await disk_budget(store))
         supervisor = Supervisor(asked.model, asked.backend, start=_in_process, **asked.load, blocks=blocks)
@@ -84,8 +82,6 @@ async def opened(
             await workbench.close()
             if workbench.services.unsaved:  # replaces any other exception
                 raise click.ClickException("; ".join(workbench.services.unsaved))
-    finally:
-        lock.release()
 
 
 async def session_called(store: SessionStore, title: str) -> int:

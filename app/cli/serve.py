@@ -12,17 +12,8 @@ from typing import Any
 import click
 
 from app.cli.common import read_text
-from app.cli.options import (
-    TEMPLATES,
-    WEIGHTS,
-    WEIGHTS_HELP,
-    adapter_options,
-    format_of,
-    in_options,
-    load_options,
-    weights_of,
-)
-from app.cli.settings import Settings
+from app.cli.options import TEMPLATES, WEIGHTS, WEIGHTS_HELP, adapter_options, format_of, in_options, load_options, weights_of
+from app.cli.settings import CliSettings
 
 KEY_VARIABLE = "ELSEWISE_SERVE_KEY"
 OLD_KEY_VARIABLE = "ELSEWISE_API_KEY"  # the variable of clients; read if `KEY_VARIABLE` is not set
@@ -70,7 +61,7 @@ Examples:
 )
 @click.pass_obj
 def serve(
-    settings: Settings,
+    settings: CliSettings,
     model: str | None,
     backend: str | None,
     host: str,
@@ -90,7 +81,7 @@ def serve(
 
     Ctrl-C stops it. Prompts and answers are neither logged nor stored; --verbose before the command logs a line a request.
     """
-    from app.serve import Access, Engine, bind, checked_keys, is_loopback
+    from app.serve import Access, ServedModel, bind, checked_keys, is_loopback
     from app.serve import serve as run
     from runtime import spawn
 
@@ -131,7 +122,7 @@ def serve(
         bound = bind(host, port)
     except OSError as fault:
         raise click.ClickException(f"--host {host} --port {port}: {fault.strerror}") from fault
-    engine = Engine(partial(spawn, source, chosen, **options), name)
+    served = ServedModel(partial(spawn, source, chosen, **options), name)
     access = Access(
         keys=keys,
         hosts=frozenset(each.lower() for each in hosts),
@@ -142,10 +133,10 @@ def serve(
     address = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
 
     def ready() -> None:
-        loaded = engine.loaded
+        loaded = served.loaded
         for warning in loaded.info.warnings if options and loaded is not None else ():
             click.echo(f"note: {in_options(warning)}", err=True)
-        click.echo(f"serving {engine.name} at {address}/v1", err=True)
+        click.echo(f"serving {served.name} at {address}/v1", err=True)
 
     click.echo(f"loading {source}", err=True)
-    asyncio.run(run(engine, access, bound, on_ready=ready, ssl=tls))
+    asyncio.run(run(served, access, bound, on_ready=ready, ssl=tls))

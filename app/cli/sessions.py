@@ -6,19 +6,20 @@ import asyncio
 import datetime
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from app.block_files import put_into, take_from
-from app.cli.common import PIPE_WIDTH, console, headed, print_table, with_store
+from app.cli.common import console, headed, locked, print_table, with_store
 from app.cli.printing import for_stdout, one_line, without_controls
-from app.cli.settings import TEXT, Settings
+from app.cli.settings import TEXT, CliSettings
 from app.portable_kv import carries_blocks, keys_of, kv_draft
 from app.rescue import recover_in_terminal, remedies
 from app.workbench.compare.branch_diff import compare
@@ -43,25 +44,23 @@ def sessions() -> None:
 
 @sessions.command("list")
 @click.pass_obj
-def list_command(settings: Settings) -> None:
+def list_command(settings: CliSettings) -> None:
     """Lists all sessions, pinned first, then the most recent."""
-    if not _nothing_yet(settings):
-        _print_rows(*with_store(settings, lambda store: _read_list(store)))
+    _print_sessions(settings)
 
 
 @sessions.command("search")
 @click.argument("query", type=TEXT)
 @click.pass_obj
-def search_command(settings: Settings, query: str) -> None:
+def search_command(settings: CliSettings, query: str) -> None:
     """Lists sessions with QUERY in their title or text, in any branch."""
-    if not _nothing_yet(settings):
-        _print_rows(*with_store(settings, lambda store: _read_list(store, query)))
+    _print_sessions(settings, query)
 
 
 @sessions.command("show")
 @click.argument("session_id", type=int)
 @click.pass_obj
-def show_command(settings: Settings, session_id: int) -> None:
+def show_command(settings: CliSettings, session_id: int) -> None:
     """Prints the branch of a session that was shown last."""
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
@@ -74,7 +73,7 @@ def show_command(settings: Settings, session_id: int) -> None:
 
 @sessions.command("verify")
 @click.pass_obj
-def verify_command(settings: Settings) -> None:
+def verify_command(settings: CliSettings) -> None:
     """Checks every row, lists the damaged ones and sets them aside if no other process uses the data folder.
 
     Rows set aside stay in the file: every session still opens, no answer continues a damaged turn, and the next check lists
@@ -101,7 +100,7 @@ def verify_command(settings: Settings) -> None:
     raise click.exceptions.Exit(1)
 
 
-def _set_aside(settings: Settings) -> None:
+def _set_aside(settings: CliSettings) -> None:
     """Sets damaged rows aside unless another process holds the folder; prints the result, or what to do."""
     lock = DataFolderLock(settings.data.root, "sessions verify")
     try:
@@ -131,27 +130,22 @@ def _set_aside(settings: Settings) -> None:
 
 @sessions.command("recover")
 @click.pass_obj
-def recover_command(settings: Settings) -> None:
+def recover_command(settings: CliSettings) -> None:
     """Copies what can be read of a damaged sessions file into a new one and keeps both. An intact file is not changed."""
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
-    lock = DataFolderLock(settings.data.root, "sessions recover")
-    if not lock.acquire():
-        raise click.ClickException(f"{settings.data.root} is in use by {lock.held_by or 'another process'}; close it first")
-    try:
+    with locked(settings.data, "sessions recover", "close it first"):
         if _sound(settings):
             click.echo(f"{settings.data.sessions} is sound: there is nothing to recover, it was left as it is", err=True)
             return
         made = recover_in_terminal(settings.data, lambda words: click.echo(words, err=True))
-    finally:
-        lock.release()
     for words in made.lost:
         click.echo(f"lost: {words}")
     click.echo(f"{made.sessions:,} sessions with {made.turns:,} turns recovered into {settings.data.sessions}")
     click.echo(f"the damaged file is kept as {made.kept}")
 
 
-def _sound(settings: Settings) -> bool:
+def _sound(settings: CliSettings) -> bool:
     """Whether the sessions file is intact; one of an earlier version is migrated first, with a backup.
 
     Raises:
@@ -171,7 +165,7 @@ def _sound(settings: Settings) -> bool:
         return False
 
 
-def _nothing_yet(settings: Settings) -> bool:
+def _nothing_yet(settings: CliSettings) -> bool:
     """Whether there is no store, which is printed on stderr; does not create one."""
     if settings.data.sessions.exists() or settings.data.sessions.is_symlink():
         return False
@@ -179,13 +173,16 @@ def _nothing_yet(settings: Settings) -> bool:
     return True
 
 
-async def _read_list(store: SessionStore, query: str = "") -> tuple[list[SessionRow], dict[int, str]]:
-    """Sessions, and the folders' names by id."""
-    return await store.sessions(query), {folder.id: folder.name for folder in await store.places.folders()}
+def _print_sessions(settings: CliSettings, query: str = "") -> None:
+    """Prints a table of the sessions; empty ones are not listed."""
 
+    async def read(store: SessionStore) -> tuple[list[SessionRow], dict[int, str]]:
+        names = {folder.id: folder.name for folder in await store.places.folders()}
+        return [row for row in await store.sessions(query) if row.branches], names
 
-def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
-    rows = [row for row in rows if row.branches]  # empty sessions are not listed
+    if _nothing_yet(settings):
+        return
+    rows, folders = with_store(settings, read)
     if not rows:
         click.echo("no session found", err=True)
         return
@@ -218,7 +215,7 @@ def _moment(seconds: float) -> str:
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.pass_obj
 def export_command(
-    settings: Settings, session: str, file: Path, form: str | None, portable: bool, with_kv: bool, force: bool
+    settings: CliSettings, session: str, file: Path, form: str | None, portable: bool, with_kv: bool, force: bool
 ) -> None:
     """Writes SESSION (its id or title) to FILE ("-" for stdout).
 
@@ -243,10 +240,10 @@ def export_command(
         raise click.ClickException(str(refusal)) from refusal
     session_id = with_store(settings, lambda store: _find(store, session))
     given = (with_store(settings, lambda store: snapshot_of(store, session_id)),) if portable else ()
-    instead = "export from its window (File > Export Session File with KV), or leave out --with-kv"
+    instead = "close it and try again, or export from its window (File > Export Session File with KV), or leave out --with-kv"
     with ExitStack() as stack:
         if with_kv:  # locked before anything is written
-            stack.enter_context(_locked(settings, "sessions export --with-kv", instead))
+            stack.enter_context(locked(settings.data, "sessions export --with-kv", instead))
         if to_stdout:  # through a file: the output is complete or missing
             file = Path(stack.enter_context(TemporaryDirectory())) / f"session.{FORMATS[kind].format.ending}"
         made = stack.enter_context(kv_draft(file)) if with_kv else file
@@ -272,12 +269,12 @@ def export_command(
     "--with-kv", is_flag=True, help="Also import the KV blocks of a portable file; use it only if you trust the source."
 )
 @click.pass_obj
-def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
+def import_command(settings: CliSettings, file: Path, with_kv: bool) -> None:
     """Imports FILE: a session as JSON, a portable session file, or messages in the format of OpenAI's API.
 
     Imports everything or nothing.
     """
-    with _locked(settings, "sessions import", "import in its window (File > Import)"):
+    with locked(settings.data, "sessions import", "close it and try again, or import in its window (File > Import)"):
         store = SessionStore.open(settings.data.sessions)
         with _bar("importing") as progress:
             keys, budget = asyncio.run(_import(store, file, progress))
@@ -293,29 +290,12 @@ def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
             )
 
 
-@contextmanager
-def _locked(settings: Settings, what: str, instead: str) -> Iterator[None]:
-    """Holds the lock of the data folder, so that no window or engine uses it.
-
-    Raises:
-        click.ClickException: Another process holds it.
-    """
-    lock = DataFolderLock(settings.data.root, what)
-    if not lock.acquire():
-        holder = lock.held_by or "another process"
-        raise click.ClickException(f"{settings.data.root} is in use by {holder}: close it and try again, or {instead}")
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 @sessions.command("diff")
 @click.argument("session", type=TEXT)
 @click.argument("a", type=click.IntRange(1), required=False)
 @click.argument("b", type=click.IntRange(1), required=False)
 @click.pass_obj
-def diff_command(settings: Settings, session: str, a: int | None, b: int | None) -> None:
+def diff_command(settings: CliSettings, session: str, a: int | None, b: int | None) -> None:
     """Compares branches A and B of SESSION token by token; without A and B lists the branches with their numbers."""
     if (a is None) != (b is None):
         raise click.UsageError("give two branches, or none to list them")
@@ -340,12 +320,7 @@ def diff_command(settings: Settings, session: str, a: int | None, b: int | None)
 
 def console_out(text: Text) -> None:
     """Prints a line on stdout, with colours on a terminal."""
-    from rich.console import Console
-
-    out = Console()
-    if not out.is_terminal:
-        out = Console(width=PIPE_WIDTH)
-    out.print(text, soft_wrap=True)
+    Console().print(text, soft_wrap=True)
 
 
 async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tuple[list[bytes], int]:
@@ -397,14 +372,11 @@ def _print_diff(diff: BranchDiff) -> None:
             if side.tokens:
                 console_out(Text(_indented(sign, side), style=style))
     for sign, name, side in (("-", diff.left_name, diff.left), ("+", diff.right_name, diff.right)):
-        after = f"{side.tokens:,} tokens after the shared beginning, {_numbers(side)}"
+        scored = "not scored" if side.logprob is None else f"{side.logprob:.2f} nats together"
+        after = f"{side.tokens:,} tokens after the shared beginning, {scored}"
         console_out(Text(f"{sign} {one_line(name) or 'branch'}: {after}"))
 
 
 def _indented(sign: str, side: DiffSide) -> str:
     lines = without_controls(side.text).strip("\n").split("\n") or [""]
     return "\n".join(f"{sign} {line}" for line in lines)
-
-
-def _numbers(side: DiffSide) -> str:
-    return "not scored" if side.logprob is None else f"{side.logprob:.2f} nats together"

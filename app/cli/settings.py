@@ -13,7 +13,7 @@ from app.paths import DataFolder
 ESCAPE: Final = "elsewise-escape"  # the error handler of stdout
 
 
-class Settings(Struct, frozen=True):
+class CliSettings(Struct, frozen=True):
     """The global options."""
 
     data: DataFolder

@@ -53,7 +53,7 @@ WIRED_BAR: Final = 0.6  # of the machine's memory; macOS gives two thirds or mor
 _left: list[object] = []  # keeps a model open until the process ends
 ESTIMATED_TOKENS, ESTIMATED_CHUNK, ESTIMATE_BAR = 256, 64, 0.15
 REPORT: Final = "report it with this table"
-Trial = Callable[[str, Reference, Path], Finding]
+Trial = Callable[[str, str, Reference, Path], Finding]  # name, backend, model, folder
 
 
 def memory(backend: str) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def memory(backend: str) -> Iterator[Finding]:
     for name, trial in trials:
         with tempfile.TemporaryDirectory(prefix="elsewise-doctor-") as room:
             try:
-                found = trial(backend, llama, Path(room) / "model")
+                found = trial(name, backend, llama, Path(room) / "model")
             except Unavailable as reason:
                 found = Finding(name, "not here", "", "skipped", str(reason))
             except Exception as error:  # noqa: BLE001  # the row reports whatever a library raises
@@ -127,7 +127,7 @@ def _wide(reference: Reference, folder: Path) -> Path:
     return write_model(folder, reference.config | {"max_position_embeddings": CONTEXT}, reference.shapes)
 
 
-def _estimated(backend: str, _: Reference, __: Path) -> Finding:
+def _estimated(name: str, backend: str, _: Reference, __: Path) -> Finding:
     """The peak memory of loading the default model and reading a text, against the estimate."""
     entry = next((each for each in list_models() if each.name == SMOLLM2 and each.complete), None)
     if entry is None:
@@ -151,7 +151,7 @@ def _estimated(backend: str, _: Reference, __: Path) -> Finding:
     estimated = fit.peak - (fit.libraries if on_gpu else 0)  # arrays alone
     share = abs(estimated / measured - 1)
     shown = f"{estimated / 1e6:,.0f} MB estimated, {measured / 1e6:,.0f} MB measured"
-    return held("estimated against measured memory", share, ESTIMATE_BAR, shown, f"within {100 * ESTIMATE_BAR:.0f} %", REPORT)
+    return held(name, share, ESTIMATE_BAR, shown, f"within {100 * ESTIMATE_BAR:.0f} %", REPORT)
 
 
 def _most_arrays(backend: str) -> int:
@@ -172,9 +172,8 @@ def _most_resident() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def _guard(backend: str, reference: Reference, folder: Path) -> Finding:
+def _guard(name: str, backend: str, reference: Reference, folder: Path) -> Finding:
     """The seconds until weights of twice the machine's memory are refused."""
-    name = "a model larger than memory"
     weights = write_vast_model(folder, reference, 2 * psutil.virtual_memory().total)
     begin = time.perf_counter()
     try:
@@ -186,9 +185,9 @@ def _guard(backend: str, reference: Reference, folder: Path) -> Finding:
     return held(name, seconds, GUARD_BAR, shown, f"refused in {GUARD_BAR:.0f} s", REPORT)
 
 
-def _overflow(backend: str, reference: Reference, folder: Path) -> Finding:
+def _overflow(name: str, backend: str, reference: Reference, folder: Path) -> Finding:
     """An answer that needs more than the KV budget: it must end with our error, and the model must go on."""
-    name, bar = "an answer larger than its memory", "refused; the next is answered"
+    bar = "refused; the next is answered"
     options = GenerationOptions(max_tokens=CONTEXT // 2, ignore_eos=True)
     with _opened(backend, reference, folder, {"kv_cache_bytes": FULL}) as model:
         tokens = 0
@@ -202,9 +201,8 @@ def _overflow(backend: str, reference: Reference, folder: Path) -> Finding:
     return Finding(name, f"{tokens:,} tokens in {FULL:,} bytes", bar, "missed", REPORT)
 
 
-def _buffers(backend: str, reference: Reference, folder: Path) -> Finding:
+def _buffers(name: str, backend: str, reference: Reference, folder: Path) -> Finding:
     """The number of arrays of a trie with many edges."""
-    name = f"buffers with {EDGES:,} cached edges"
     with _opened(backend, reference, folder) as model:
         stem = reference.text[:30]
         contexts = [[*stem, 3 + number // 200, 3 + number % 200] for number in range(EDGES)]
@@ -212,14 +210,15 @@ def _buffers(backend: str, reference: Reference, folder: Path) -> Finding:
             model.batch_next_token_logprobs_sync(contexts[start : start + 1000])
         edges = model.cache_report().edges
         gc.collect()
-        arrays = sum(issubclass(type(each), _array_type(backend)) for each in gc.get_objects())
+        array = import_module("mlx.core").array if backend == "mlx" else import_module("torch").Tensor
+        arrays = sum(issubclass(type(each), array) for each in gc.get_objects())
     shown = f"{arrays:,} arrays beside {edges:,} edges"
     if edges < EDGES:
         return Finding(name, shown, f"{EDGES:,} edges", "missed", f"the cache holds fewer edges than were made; {REPORT}")
     return held(name, arrays, BUFFERS_BAR, shown, f"<= {BUFFERS_BAR:,}, a tenth of what Metal holds", REPORT)
 
 
-def _freed(backend: str, reference: Reference, folder: Path) -> Finding:
+def _freed(name: str, backend: str, reference: Reference, folder: Path) -> Finding:
     """The bytes that MLX keeps of freed buffers of many sizes; without a limit it keeps all."""
     if backend != "mlx":
         raise Unavailable("only MLX says what it keeps")
@@ -231,10 +230,10 @@ def _freed(backend: str, reference: Reference, folder: Path) -> Finding:
             mx.eval(mx.zeros(((20 + size) << 20,), mx.uint8))
         kept = int(mx.get_cache_memory())
     shown = f"{kept / 1e6:,.0f} MB of {sum((20 + size) << 20 for size in range(FREED)) / 1e6:,.0f} MB"
-    return held("freed buffers that are kept", kept, KEPT_BAR, shown, f"<= {KEPT_BAR / 1e6:.0f} MB", REPORT)
+    return held(name, kept, KEPT_BAR, shown, f"<= {KEPT_BAR / 1e6:.0f} MB", REPORT)
 
 
-def _longest_step(backend: str, reference: Reference, folder: Path) -> Finding:
+def _longest_step(name: str, backend: str, reference: Reference, folder: Path) -> Finding:
     """The longest time between two reports of a long prefill, an upper bound for a GPU command."""
     with _opened(backend, reference, folder) as model:
         tokens = PROMPT if _on_gpu(model) else PROMPT_ON_A_PROCESSOR
@@ -247,11 +246,11 @@ def _longest_step(backend: str, reference: Reference, folder: Path) -> Finding:
         next(iter(model.generate_sync(ids, GenerationOptions(max_tokens=1, ignore_eos=True), on_progress=hear)))
         times.append(time.perf_counter())
     longest = float(np.diff(times).max())
-    name, advice = "longest step of a long prompt", f"load with a smaller prefill_chunk_tokens; {REPORT}"
+    advice = f"load with a smaller prefill_chunk_tokens; {REPORT}"
     return held(name, longest, COMMAND_BAR, f"{longest:.2f} s over {tokens:,} tokens", f"<= {COMMAND_BAR:g} s", advice)
 
 
-def _threads(backend: str, reference: Reference, folder: Path) -> Finding:
+def _threads(name: str, backend: str, reference: Reference, folder: Path) -> Finding:
     """The error of answers to calls from several threads, although arrays belong to one thread."""
     with _opened(backend, reference, folder) as model:
         contexts = [reference.text[: 40 + number] for number in range(THREADS * 4)]
@@ -268,17 +267,10 @@ def _threads(backend: str, reference: Reference, folder: Path) -> Finding:
         for thread in threads:
             thread.join()
     worst = float(np.max(off)) if len(off) == len(contexts) else float("inf")
-    return held(
-        f"answers to {THREADS} threads at once",
-        worst,
-        THREADS_BAR,
-        f"{worst:.1e} nats apart",
-        f"<= {THREADS_BAR:g} nats",
-        REPORT,
-    )
+    return held(name, worst, THREADS_BAR, f"{worst:.1e} nats apart", f"<= {THREADS_BAR:g} nats", REPORT)
 
 
-def _branches(backend: str, reference: Reference, folder: Path) -> Finding:
+def _branches(name: str, backend: str, reference: Reference, folder: Path) -> Finding:
     """Peak memory of eight branches, in multiples of their shared KV."""
     if backend != "mlx":
         raise Unavailable("only MLX says what its arrays took at most")
@@ -299,12 +291,10 @@ def _branches(backend: str, reference: Reference, folder: Path) -> Finding:
         family = model.info.kv_bytes_per_token * (STEM + tokens)
     copies = extra / family
     shown = f"{extra / 1e6:.1f} MB, {copies:.1f} times the {family / 1e6:.1f} MB that they share"
-    return held(
-        "memory of eight branches", copies, COPIES_BAR, shown, f"<= {COPIES_BAR:g} times", f"attention copies keys; {REPORT}"
-    )
+    return held(name, copies, COPIES_BAR, shown, f"<= {COPIES_BAR:g} times", f"attention copies keys; {REPORT}")
 
 
-def _returned(backend: str, reference: Reference, folder: Path) -> Finding:
+def _returned(name: str, backend: str, reference: Reference, folder: Path) -> Finding:
     """The memory that a process keeps after models were closed."""
     there = [entry for entry in list_models() if entry.name == SMOLLM2 and entry.complete]
     source: Any = SMOLLM2 if there else write_model(folder, reference.config, reference.shapes)
@@ -318,7 +308,7 @@ def _returned(backend: str, reference: Reference, folder: Path) -> Finding:
     loads = f"{CYCLES - 1} more loads of {'a' if there else 'a small'} model"
     shown = f"{grown / 1e6:+.0f} MB over {loads}, {arrays / 1e6:.0f} MB of arrays"
     bar = f"<= {RETURNED_BAR / 1e6:.0f} MB of each"
-    return held("memory after closing a model", max(grown, arrays), RETURNED_BAR, shown, bar, REPORT)
+    return held(name, max(grown, arrays), RETURNED_BAR, shown, bar, REPORT)
 
 
 def _arrays_left(backend: str) -> int:
@@ -330,7 +320,7 @@ def _arrays_left(backend: str) -> int:
     return int(torch.cuda.memory_reserved()) if torch.cuda.is_available() else 0
 
 
-def _at_exit(backend: str, reference: Reference, folder: Path) -> Finding:
+def _at_exit(name: str, backend: str, reference: Reference, folder: Path) -> Finding:
     """The exit status of processes that end during an answer: a library's threads must not abort them."""
     command = child_command("app.doctor.child", "leave", str(_wide(reference, folder)), backend)
     ends = [
@@ -339,13 +329,7 @@ def _at_exit(backend: str, reference: Reference, folder: Path) -> Finding:
     ]
     failed = [end for end in ends if end]
     shown = f"{len(failed)} of {EXITS} failed" + (f", exit status {failed[0]}" if failed else "")
-    return held(
-        "a process that ends with a model open", len(failed), 0, shown, "0 failed", f"close models before the end; {REPORT}"
-    )
-
-
-def _array_type(backend: str) -> Any:
-    return import_module("mlx.core").array if backend == "mlx" else import_module("torch").Tensor
+    return held(name, len(failed), 0, shown, "0 failed", f"close models before the end; {REPORT}")
 
 
 def _on_gpu(model: LanguageModel) -> bool:

@@ -13,15 +13,7 @@ import numpy as np
 from app.doctor.bare import bare_logprobs
 from app.doctor.finding import Finding, held
 from app.doctor.reference import SMOLLM2, Float32, Reference, references, write_reference
-from runtime import (
-    GenerationOptions,
-    LanguageModel,
-    ModelMissingError,
-    RuntimeFault,
-    SamplingOptions,
-    list_models,
-    load,
-)
+from runtime import GenerationOptions, LanguageModel, RuntimeFault, SamplingOptions, list_models, load
 
 BAR: Final = 1e-4  # nats, as in docs/tolerances.md; beyond it, the distance of the bare library calibrates the bar
 CALIBRATED: Final = 2.0  # the bar, as a multiple of the bare library's distance
@@ -37,26 +29,21 @@ def parity(backend: str) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory(prefix="elsewise-doctor-") as room:
         for reference in references():
             name = f"{backend} {reference.name} ({', '.join(kind for kind, _ in groupby(sorted(reference.kinds)))})"
+            source: Path | str
             if reference.name == SMOLLM2:
-                yield _shelf_model(backend, name, reference)
-                continue
-            folder = write_reference(Path(room) / reference.name, reference)
+                here = next((entry for entry in list_models() if entry.name == SMOLLM2 and entry.complete), None)
+                if here is None or here.quantisation is not None:
+                    advice = f"needs the model {SMOLLM2} in float32: elsewise models get {SMOLLM2}"
+                    yield Finding(name, "not here", "", "skipped", advice)
+                    continue
+                source, folder = SMOLLM2, here.path
+            else:
+                source = folder = write_reference(Path(room) / reference.name, reference)
             try:
-                with load(folder, backend) as model:
+                with load(source, backend) as model:
                     yield _compared(name, model, folder, reference)
             except RuntimeFault as fault:
                 yield Finding(name, type(fault).__name__, "loads", "failed", str(fault))
-
-
-def _shelf_model(backend: str, name: str, reference: Reference) -> Finding:
-    found = next((entry for entry in list_models() if entry.name == SMOLLM2), None)
-    if found is None or not found.complete or found.quantisation is not None:
-        return Finding(name, "not here", "", "skipped", f"needs the model {SMOLLM2} in float32: elsewise models get {SMOLLM2}")
-    try:
-        with load(SMOLLM2, backend) as model:
-            return _compared(name, model, found.path, reference)
-    except (RuntimeFault, ModelMissingError) as fault:
-        return Finding(name, type(fault).__name__, "loads", "failed", str(fault))
 
 
 def _compared(name: str, model: LanguageModel, folder: Path, reference: Reference) -> Finding:

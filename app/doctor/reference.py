@@ -29,7 +29,7 @@ WEIGHTS: Final = "model.safetensors"
 SMOLLM2: Final = "smollm2"  # a model of the shelf: only its answers are stored
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ReferenceAnswer(msgspec.Struct, frozen=True):
     """Natural log-probabilities of some tokens after one position."""
 
     position: int  # index in the text of the last token read
@@ -45,7 +45,7 @@ class Reference(msgspec.Struct, frozen=True):
     config: dict[str, Any]  # its config.json; empty for a model of the shelf
     shapes: dict[str, list[int]]  # of its tensors by name
     text: list[int]  # token ids of the prompt
-    answers: list[Answer]  # at some positions of the text
+    answers: list[ReferenceAnswer]  # at some positions of the text
     # logit lens at the last token: for each layer, the embedding first, log-probabilities of the ids of the last answer; empty
     # if not recorded
     layers: list[list[float]]

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
 from runtime import InvalidRequestError, ToolCall, ToolCallError, ToolCallReader, ToolCalls, parse_tool_calls
 
 OPEN: Final = "<think>"
@@ -186,8 +184,3 @@ def _moved(schema: Any, root: str) -> Any:
     if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         moved["$ref"] = root + reference[1:]
     return moved
-
-
-def arguments_text(call: ToolCall) -> str:
-    """A call's arguments as JSON text."""
-    return msgspec.json.encode(call.arguments).decode()

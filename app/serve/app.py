@@ -9,9 +9,8 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +25,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.serve.chat import chat
 from app.serve.completions import complete
-from app.serve.engine import Engine
 from app.serve.errors import ApiError, api_error
 from app.serve.metrics import metrics
 from app.serve.schemas import (
@@ -48,6 +46,7 @@ from app.serve.schemas import (
     document,
 )
 from app.serve.security import Access, cors_headers, read_body
+from app.serve.served_model import ServedModel
 from app.serve.sse import Answer, encoder
 from app.serve.texts import detokenize, embed, tokenize, tokenizer_info
 from runtime import RuntimeFault, __version__
@@ -57,85 +56,56 @@ GRACE_SECONDS: Final = 3  # for requests in flight when the server ends
 MOST_CONNECTIONS: Final = 1024
 SEND_SECONDS: Final = 60.0  # for a client to read enough for the next piece
 HEAD_SECONDS: Final = 20.0  # for the head of a connection's first or next request
-Handler = Callable[[Engine, Any], Awaitable[Answer]]
 
 
-@dataclass(frozen=True, slots=True)
-class Posted:
-    """An endpoint that takes JSON."""
-
-    path: str
-    schema: type[msgspec.Struct]  # of the body
-    handler: Handler
-    answer: type[msgspec.Struct]
-    streams: bool = False  # whether it can answer with events
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """An endpoint that is read with GET."""
-
-    path: str
-    handler: Callable[[Engine], Awaitable[Answer]]
-    answer: type[msgspec.Struct] | None = None
-    media_type: str = "application/json"
-
-
-async def _models(engine: Engine) -> ModelList:
+async def _models(served: ServedModel) -> ModelList:
     """The model that is served."""
-    model = await engine.model()
+    model = await served.model()
     info = model.info
-    card = ModelCard(engine.name, engine.created, info.context_length, info.name)
+    card = ModelCard(served.name, served.created, info.context_length, info.name)
     card.vocab_size, card.tokenizer_digest, card.eos_token_ids = info.vocab_size, model.tokenizer_digest, model.eos_token_ids
     return ModelList([card])
 
 
-async def _health(engine: Engine) -> bytes:
+async def _health(served: ServedModel) -> bytes:
     """Whether the engine runs; answered without a key."""
-    model = engine.loaded
+    model = served.loaded
     if model is None or model.ended is not None:
         raise ApiError("the engine has stopped and is started again by the next request", 503, code="engine_stopped")
     return b"{}"
 
 
-async def _version(engine: Engine) -> bytes:  # noqa: ARG001  # the shape of all handlers
+async def _version(served: ServedModel) -> bytes:  # noqa: ARG001  # the shape of all handlers
     """The version of Elsewise."""
     return msgspec.json.encode({"version": __version__})
 
 
-async def _openapi(engine: Engine) -> bytes:  # noqa: ARG001  # the shape of all handlers
+async def _openapi(served: ServedModel) -> bytes:  # noqa: ARG001  # the shape of all handlers
     """This document."""
-    read = [Operation(each.path, _summary(each.handler), None, each.answer, streams=False) for each in READ]
-    posted = [Operation(each.path, _summary(each.handler), each.schema, each.answer, each.streams) for each in POSTED]
-    return document([*posted, *read])
+    return document(OPERATIONS)
 
 
-def _summary(handler: Callable[..., Any]) -> str:
-    return (handler.__doc__ or "").partition("\n")[0]
-
-
-POSTED: Final = (
-    Posted("/v1/completions", CompletionRequest, complete, Completion, streams=True),
-    Posted("/v1/chat/completions", ChatRequest, chat, ChatCompletion, streams=True),
-    Posted("/v1/embeddings", EmbeddingRequest, embed, Embeddings),
-    Posted("/tokenize", TokenizeRequest, tokenize, Tokenized),
-    Posted("/detokenize", DetokenizeRequest, detokenize, Detokenized),
-)
-READ: Final = (
-    Read("/v1/models", _models, ModelList),
-    Read("/health", _health),
-    Read("/version", _version),
-    Read("/tokenizer_info", tokenizer_info, TokenizerInfo),
-    Read("/metrics", metrics, media_type="text/plain; version=0.0.4; charset=utf-8"),
-    Read("/openapi.json", _openapi),
+OPERATIONS: Final = (
+    Operation("/v1/completions", complete, CompletionRequest, Completion, streams=True),
+    Operation("/v1/chat/completions", chat, ChatRequest, ChatCompletion, streams=True),
+    Operation("/v1/embeddings", embed, EmbeddingRequest, Embeddings),
+    Operation("/tokenize", tokenize, TokenizeRequest, Tokenized),
+    Operation("/detokenize", detokenize, DetokenizeRequest, Detokenized),
+    Operation("/v1/models", _models, answer=ModelList),
+    Operation("/health", _health),
+    Operation("/version", _version),
+    Operation("/tokenizer_info", tokenizer_info, answer=TokenizerInfo),
+    Operation("/metrics", metrics, media_type="text/plain; version=0.0.4; charset=utf-8"),
+    Operation("/openapi.json", _openapi),
 )
 
 
-def build_app(engine: Engine, access: Access) -> ASGIApp:
+def build_app(served: ServedModel, access: Access) -> ASGIApp:
     """The ASGI application."""
-    routes = [Route(each.path, _Endpoint(engine, access, each), methods=["POST"]) for each in POSTED]
-    routes += [Route(each.path, _Endpoint(engine, access, each), methods=["GET"]) for each in READ]
-    return _Guard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), engine, access)
+    routes = [
+        Route(each.path, _Endpoint(served, access, each), methods=["POST" if each.body else "GET"]) for each in OPERATIONS
+    ]
+    return _Guard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), served, access)
 
 
 async def _refused(request: Request, fault: Exception) -> Response:  # noqa: ARG001  # Starlette's signature
@@ -149,8 +119,8 @@ async def _refused(request: Request, fault: Exception) -> Response:  # noqa: ARG
 class _Guard:
     """Checks every request before routing, answers CORS preflights, and counts and logs the outcome."""
 
-    def __init__(self, app: ASGIApp, engine: Engine, access: Access) -> None:
-        self._app, self._engine, self._access = app, engine, access
+    def __init__(self, app: ASGIApp, served: ServedModel, access: Access) -> None:
+        self._app, self._served, self._access = app, served, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -186,7 +156,7 @@ class _Guard:
         finally:
             known = scope.get("route")
             path = known.path if isinstance(known, Route) else "other"
-            self._engine.responses[path, status] += 1
+            self._served.responses[path, status] += 1
             # the route's path, not the request's, which may be private
             log.info("%s %s %d %.0f ms", request.method, path, status, (time.monotonic() - begun) * 1000)
 
@@ -194,9 +164,9 @@ class _Guard:
 class _Endpoint:
     """One path: reads the body, runs the handler, and stops it when the client disconnects."""
 
-    def __init__(self, engine: Engine, access: Access, kind: Posted | Read) -> None:
-        self._engine, self._access, self._kind = engine, access, kind
-        self._decoder = msgspec.json.Decoder(kind.schema) if isinstance(kind, Posted) else None
+    def __init__(self, served: ServedModel, access: Access, operation: Operation) -> None:
+        self._served, self._access, self._operation = served, access, operation
+        self._decoder = msgspec.json.Decoder(operation.body) if operation.body else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -213,7 +183,7 @@ class _Endpoint:
         try:
             await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                self._engine.counts["disconnects"] += 1
+                self._served.counts["disconnects"] += 1
         finally:
             for task in (work, disconnected):
                 task.cancel()
@@ -222,13 +192,11 @@ class _Endpoint:
     async def _answer(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         try:
-            if isinstance(self._kind, Read):
-                answer, media_type = await self._kind.handler(self._engine), self._kind.media_type
-            else:
-                answer, media_type = await self._kind.handler(self._engine, request), "application/json"
+            handler = self._operation.handler
+            answer: Answer = await (handler(self._served, request) if self._decoder else handler(self._served))
             if not isinstance(answer, AsyncGenerator):
                 body = answer if isinstance(answer, bytes) else encoder.encode(answer)
-                await Response(body, media_type=media_type)(scope, receive, send)
+                await Response(body, media_type=self._operation.media_type)(scope, receive, send)
                 return
             async with aclosing(answer) as pieces:
                 first = await anext(pieces)
@@ -242,7 +210,7 @@ class _Endpoint:
         except (ApiError, RuntimeFault) as fault:
             await _respond(api_error(fault), scope, receive, send)
         except ConnectionResetError:  # the client has stopped reading
-            self._engine.counts["disconnects"] += 1
+            self._served.counts["disconnects"] += 1
         except Exception as fault:  # noqa: BLE001  # the border: the client gets a status, the log the place
             # without the message, which may quote the request
             log.error("%s\n%s", type(fault).__name__, "".join(traceback.format_tb(fault.__traceback__)))
@@ -331,7 +299,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 async def serve(
-    engine: Engine,
+    served: ServedModel,
     access: Access,
     bound: socket.socket,
     *,
@@ -342,7 +310,7 @@ async def serve(
     """Loads the model, serves until `stop`, SIGINT or SIGTERM, and ends the engine.
 
     Args:
-        engine: The model.
+        served: The model.
         access: The callers that are answered.
         bound: A bound socket; closed at the end.
         on_ready: Called when the port answers.
@@ -351,12 +319,12 @@ async def serve(
     """
     stop = stop or asyncio.Event()
     try:
-        await engine.model()
+        await served.model()
     except BaseException:  # frees the port
         bound.close()
         raise
     config = uvicorn.Config(
-        build_app(engine, access),
+        build_app(served, access),
         log_config=None,
         log_level=logging.CRITICAL,
         access_log=False,
@@ -387,7 +355,7 @@ async def serve(
         stopping.cancel()
         for number in handled:
             loop.remove_signal_handler(number)
-        await engine.close()
+        await served.close()
         bound.close()
 
 

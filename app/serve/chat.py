@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
-from app.serve.answer_text import CLOSE, OPEN, AnswerReader, Delta, arguments_text, forced_schema
+import msgspec
+
+from app.serve.answer_text import CLOSE, OPEN, AnswerReader, Delta, forced_schema
 from app.serve.completions import finish_reason
-from app.serve.engine import Engine
 from app.serve.errors import ApiError
 from app.serve.generation import (
     Position,
@@ -37,6 +38,7 @@ from app.serve.schemas import (
     PositionLogprobs,
     ToolCallEntry,
 )
+from app.serve.served_model import ServedModel
 from app.serve.sse import Answer, events
 from runtime import Finish, Grammar, LanguageModel, TokenRun, ToolCall, check_fits
 
@@ -44,7 +46,7 @@ Messages = list[dict[str, Any]]
 THINK_TOKENS = 16  # last tokens of a prompt in which a template opens the reasoning
 
 
-async def chat(engine: Engine, request: ChatRequest) -> Answer:
+async def chat(served: ServedModel, request: ChatRequest) -> Answer:
     """Answers a conversation.
 
     Raises:
@@ -57,11 +59,11 @@ async def chat(engine: Engine, request: ChatRequest) -> Answer:
         raise ApiError("top_logprobs go with logprobs: true", param="top_logprobs")
     if request.prompt_logprobs is not None and (request.stream or request.prompt_logprobs < -1):
         raise ApiError("prompt_logprobs is -1 or more, and comes with a whole answer", param="prompt_logprobs")
-    model = await engine.model_for(request.model)
+    model = await served.model_for(request.model)
     tools, grammar = _tools_of(request)
     messages = conversation(request.messages)
     ids = await rendered(model, messages, tools)
-    work = _Work(engine, model, request, ids, tools, grammar)
+    work = _Work(served, model, request, ids, tools, grammar)
     return events(work.chunks(), done=True) if request.stream else await work.whole()
 
 
@@ -161,14 +163,14 @@ class _Work:
 
     def __init__(
         self,
-        engine: Engine,
+        served: ServedModel,
         model: LanguageModel,
         request: ChatRequest,
         ids: list[int],
         tools: Messages | None,
         grammar: Grammar | None,
     ) -> None:
-        self._engine, self._model, self._request, self._ids = engine, model, request, ids
+        self._served, self._model, self._request, self._ids = served, model, request, ids
         room = max(model.info.context_length - len(ids), 1)
         asked = request.max_completion_tokens or request.max_tokens
         self._max_tokens = room if asked is None else asked
@@ -192,7 +194,7 @@ class _Work:
         thinking = opened and (grammar is None or own_end)  # a grammar applies from the first token on
         forced = tools is not None and request.tool_choice not in (None, "auto")
         self._readers = [AnswerReader(tools, thinking=thinking, forced=forced) for _ in range(self._n)]
-        self._spent = Spent(len(ids), engine.priority(request.priority), request.cache_salt or "")
+        self._spent = Spent(len(ids), served.priority(request.priority), request.cache_salt or "")
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._prompt_entries: list[PositionLogprobs] | None = None
 
@@ -201,7 +203,7 @@ class _Work:
         request, model = self._request, self._model
         drawn: list[list[int]] = [[] for _ in range(self._n)]
         called = [False] * self._n
-        with self._engine.admitted(model, tokens_needed([self._ids], self._n, self._max_tokens)):
+        with self._served.admitted(model, tokens_needed([self._ids], self._n, self._max_tokens)):
             try:
                 if request.prompt_logprobs is not None:
                     wanted = Wanted(request.prompt_logprobs, (), model.info.vocab_size)
@@ -216,7 +218,7 @@ class _Work:
                             choice.finish_reason = "tool_calls"
                         yield index, choice, delta
             finally:
-                self._engine.count(self._spent.usage)
+                self._served.count(self._spent.usage)
 
     async def _grown(self, index: int, run: TokenRun, drawn: list[int]) -> tuple[ChatChoice, Delta]:
         finish = finish_reason(Finish(int(run.finish[-1])))
@@ -251,7 +253,7 @@ class _Work:
         return made
 
     def _answer(self, kind: str, choices: list[ChatChoice]) -> ChatCompletion:
-        return ChatCompletion(self._id, self._created, self._engine.name, choices, object=kind)
+        return ChatCompletion(self._id, self._created, self._served.name, choices, object=kind)
 
     async def chunks(self) -> AsyncGenerator[ChatCompletion, None]:
         """The answer in chunks, with usage last if requested."""
@@ -316,7 +318,8 @@ class _Work:
 
 def _entry(call: ToolCall, index: int | None) -> ToolCallEntry:
     """A call in OpenAI's shape, with its index in streams."""
-    entry = ToolCallEntry(id=f"call_{call.id}", type="function", function=FunctionCall(call.name, arguments_text(call)))
+    arguments = msgspec.json.encode(call.arguments).decode()
+    entry = ToolCallEntry(id=f"call_{call.id}", type="function", function=FunctionCall(call.name, arguments))
     if index is not None:
         entry.index = index
     return entry

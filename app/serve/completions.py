@@ -11,7 +11,6 @@ from typing import Final, cast
 
 import msgspec
 
-from app.serve.engine import Engine
 from app.serve.errors import ApiError
 from app.serve.generation import (
     Position,
@@ -28,29 +27,24 @@ from app.serve.generation import (
     token_text,
     tokens_needed,
 )
-from app.serve.schemas import (
-    MOST_CHOICES,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-)
+from app.serve.schemas import MOST_CHOICES, Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from app.serve.served_model import ServedModel
 from app.serve.sse import Answer, events
 from runtime import Finish, LanguageModel, TokenRun
 
 DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's and vLLM's
 
 
-async def complete(engine: Engine, request: CompletionRequest) -> Answer:
+async def complete(served: ServedModel, request: CompletionRequest) -> Answer:
     """Continues texts or token ids, and scores them.
 
     Raises:
         ApiError, RuntimeFault: It cannot be answered.
     """
     refuse_unsupported(request)
-    model = await engine.model_for(request.model)
+    model = await served.model_for(request.model)
     prompts = await _prompts(model, request)
-    work = _Work(engine, model, request, prompts)
+    work = _Work(served, model, request, prompts)
     work.check()
     return events(work.chunks(), done=True) if request.stream else await work.whole()
 
@@ -79,8 +73,8 @@ class _Choice:
 class _Work:
     """Computes the answer to one request, whole or as chunks."""
 
-    def __init__(self, engine: Engine, model: LanguageModel, request: CompletionRequest, prompts: list[list[int]]) -> None:
-        self._engine, self._model, self._request, self._prompts = engine, model, request, prompts
+    def __init__(self, served: ServedModel, model: LanguageModel, request: CompletionRequest, prompts: list[list[int]]) -> None:
+        self._served, self._model, self._request, self._prompts = served, model, request, prompts
         self._n = request.n or 1
         self._max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         vocab = model.info.vocab_size
@@ -93,10 +87,9 @@ class _Work:
         if request.echo and top is not None:  # the echoed prompt has log-probabilities too
             prompt_top = max(top, prompt_top or 0) if -1 not in (top, prompt_top) else -1
         self._prompt_wanted = None if prompt_top is None else Wanted(prompt_top, (), vocab)
-        self._spent = Spent(sum(map(len, prompts)), engine.priority(request.priority), request.cache_salt or "")
+        self._spent = Spent(sum(map(len, prompts)), served.priority(request.priority), request.cache_salt or "")
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._echoed: dict[int, list[Position]] = {}  # by index of the prompt
-        self._prompt_texts: dict[int, str] = {}
 
     def check(self) -> None:
         """Checks the requested log-probabilities before anything is computed.
@@ -172,12 +165,12 @@ class _Work:
         async with aclosing(self._pieces()) as pieces:
             async for index, piece in pieces:
                 piece.index = index
-                chunk = Completion(self._id, self._created, self._engine.name, [piece])
+                chunk = Completion(self._id, self._created, self._served.name, [piece])
                 if usage:
                     chunk.usage = None
                 yield chunk
         if usage:
-            yield Completion(self._id, self._created, self._engine.name, [], usage=self._spent.usage)
+            yield Completion(self._id, self._created, self._served.name, [], usage=self._spent.usage)
 
     async def _pieces(self) -> AsyncGenerator[tuple[int, CompletionChoice], None]:
         request, model = self._request, self._model
@@ -189,7 +182,7 @@ class _Work:
             grammar=grammar_of(request),
         )
         choices = [_Choice(prompt) for prompt in self._prompts for _ in range(self._n)]
-        with self._engine.admitted(model, tokens_needed(self._prompts, self._n, self._max_tokens)):
+        with self._served.admitted(model, tokens_needed(self._prompts, self._n, self._max_tokens)):
             try:
                 await self._score_prompts()
                 if request.echo:
@@ -212,7 +205,7 @@ class _Work:
                             positions = await self._wanted.positions(model, before, run, self._spent)
                         yield index, self._grown(choice, run, positions)
             finally:
-                self._engine.count(self._spent.usage)
+                self._served.count(self._spent.usage)
 
     async def whole(self) -> Completion:
         joined = [CompletionChoice(index=index, text="", logprobs=None) for index in range(len(self._prompts) * self._n)]
@@ -230,7 +223,7 @@ class _Work:
                 entries = prompt_entries(self._model, positions)
                 for choice in joined[place * self._n : (place + 1) * self._n]:
                     choice.prompt_logprobs = entries
-        return Completion(self._id, self._created, self._engine.name, joined, usage=self._spent.usage)
+        return Completion(self._id, self._created, self._served.name, joined, usage=self._spent.usage)
 
 
 def _append(choice: CompletionChoice, piece: CompletionChoice) -> None:

@@ -13,19 +13,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from app.serve.engine import TOKENS_AHEAD
 from app.serve.errors import ApiError
 from app.serve.schemas import PositionLogprobs, Prompts, PromptTokensDetails, SamplingRequest, StructuredOutputs, Usage
-from runtime import (
-    GenerationOptions,
-    Grammar,
-    LanguageModel,
-    Priority,
-    PromptProgress,
-    SamplingOptions,
-    TokenRun,
-    check_fits,
-)
+from app.serve.served_model import TOKENS_AHEAD
+from runtime import GenerationOptions, Grammar, LanguageModel, Priority, PromptProgress, SamplingOptions, TokenRun, check_fits
 
 MOST_RECORDED: Final = 1000  # alternatives in a token run; more are taken from whole rows
 MOST_ENTRIES: Final = 4_000_000  # log-probabilities in one answer, about 40 bytes of JSON each
@@ -206,7 +197,7 @@ class Spent:
 
 
 def tokens_needed(prompts: Sequence[Sequence[int]], n: int, max_tokens: int) -> int:
-    """The tokens of a request for `Engine.admitted`."""
+    """The tokens of a request for `ServedModel.admitted`."""
     return sum(map(len, prompts)) + len(prompts) * n * min(max_tokens, TOKENS_AHEAD)
 
 

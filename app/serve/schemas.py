@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -354,31 +354,31 @@ class ErrorBody(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path for the document."""
+    """One path: a POST of JSON, or a GET if it has no body."""
 
-    path: str  # its path
-    summary: str  # what it does, in a sentence
-    body: type[Struct] | None  # the struct of its request; None: it is read with GET
-    answer: type[Struct] | None  # the struct of its answer; None: plain text or an object without a schema
-    streams: bool  # whether ``stream: true`` makes its answer server-sent events
+    path: str
+    handler: Callable[..., Awaitable[Any]]  # takes the served model, and the request if there is a body; its docstring is shown
+    body: type[Struct] | None = None
+    answer: type[Struct] | None = None  # None: plain text or an object without a schema
+    streams: bool = False  # whether ``stream: true`` makes its answer server-sent events
+    media_type: str = "application/json"
 
 
-def document(operations: Iterable[Operation]) -> bytes:
+def document(operations: Sequence[Operation]) -> bytes:
     """The document as JSON."""
-    listed = list(operations)
-    types: list[Any] = [each for one in listed for each in (one.body, one.answer) if each is not None]
+    types: list[Any] = [each for one in operations for each in (one.body, one.answer) if each is not None]
     schemas, components = msgspec.json.schema_components([*types, ErrorBody], ref_template="#/components/schemas/{name}")
     by_type = dict(zip([*types, ErrorBody], schemas, strict=True))
     refused = {"description": "refused", "content": {"application/json": {"schema": by_type[ErrorBody]}}}
     paths: dict[str, Any] = {}
-    for one in listed:
+    for one in operations:
         content: dict[str, Any] = {}
         if one.answer is not None:
             content["application/json"] = {"schema": by_type[one.answer]}
         if one.streams:
             content["text/event-stream"] = {"schema": {"type": "string"}}
         operation: dict[str, Any] = {
-            "summary": one.summary,
+            "summary": (one.handler.__doc__ or "").partition("\n")[0],
             "responses": {"200": {"description": "done", "content": content}, "default": refused},
         }
         if one.body is not None:

@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from app.serve.chat import conversation, rendered
-from app.serve.engine import Engine
 from app.serve.errors import ApiError
 from app.serve.generation import listed_prompts, text_ids, token_text
 from app.serve.schemas import (
@@ -21,19 +20,20 @@ from app.serve.schemas import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from app.serve.served_model import ServedModel
 from runtime import LanguageModel
 
 MOST_TEXTS: Final = 2048  # of one request, as in OpenAI's API
 MOST_IDS: Final = 1 << 17  # of one text, or the context if longer: other requests wait meanwhile
 
 
-async def embed(engine: Engine, request: EmbeddingRequest) -> Embeddings:
+async def embed(served: ServedModel, request: EmbeddingRequest) -> Embeddings:
     """A vector of length 1 for each text.
 
     Raises:
         ApiError: No texts or too many; ids that are no text; another number of dimensions.
     """
-    model = await engine.model_for(request.model)
+    model = await served.model_for(request.model)
     if request.dimensions not in (None, model.info.hidden_size):
         raise ApiError(f"vectors of this model have {model.info.hidden_size:,} dimensions", param="dimensions")
     given = listed_prompts(request.input, "input")
@@ -51,27 +51,27 @@ async def embed(engine: Engine, request: EmbeddingRequest) -> Embeddings:
             raise ApiError(f"{param}: these ids are not how a text is tokenised here; give the text", param="input")
         tokens += len(ids)
         texts.append(text)
-    with engine.admitted(model, max(tokens // len(texts), 1)):  # computed one at a time, and no KV stays
+    with served.admitted(model, max(tokens // len(texts), 1)):  # computed one at a time, and no KV stays
         vectors = await model.embed(texts, request.pooling)
-    engine.counts["embedded_texts"] += len(texts)
+    served.counts["embedded_texts"] += len(texts)
     data = [
         Embedding(place, vector.tolist() if request.encoding_format == "float" else _base64(vector))
         for place, vector in enumerate(vectors)
     ]
-    return Embeddings(data, engine.name, {"prompt_tokens": tokens, "total_tokens": tokens})
+    return Embeddings(data, served.name, {"prompt_tokens": tokens, "total_tokens": tokens})
 
 
 def _base64(vector: np.ndarray) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-async def tokenize(engine: Engine, request: TokenizeRequest) -> Tokenized:
+async def tokenize(served: ServedModel, request: TokenizeRequest) -> Tokenized:
     """The ids of a text, or of a conversation by the chat template.
 
     Raises:
         ApiError: Neither or both.
     """
-    model = await engine.model_for(request.model)
+    model = await served.model_for(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise ApiError("give one of prompt and messages", param="prompt")
     if request.messages is not None:
@@ -83,18 +83,18 @@ async def tokenize(engine: Engine, request: TokenizeRequest) -> Tokenized:
     return Tokenized(len(ids), model.info.context_length, ids, texts)
 
 
-async def tokenizer_info(engine: Engine) -> TokenizerInfo:
+async def tokenizer_info(served: ServedModel) -> TokenizerInfo:
     """What a client needs to use /tokenize in place of a tokenizer of its own."""
-    model = await engine.model()
+    model = await served.model()
     first = await model.tokenize_async("")
     bos = token_text(model, first[0]) if first else None
     eos = token_text(model, model.eos_token_ids[0]) if model.eos_token_ids else None
     return TokenizerInfo("Elsewise", bos, eos, eos, model.chat_template)
 
 
-async def detokenize(engine: Engine, request: DetokenizeRequest) -> Detokenized:
+async def detokenize(served: ServedModel, request: DetokenizeRequest) -> Detokenized:
     """The text of ids; bytes that are no UTF-8 become U+FFFD."""
-    model = await engine.model_for(request.model)
+    model = await served.model_for(request.model)
     text = _text_of(model, request.tokens, "tokens", "tokens")
     pieces = [model.decode_token(token).hex() for token in request.tokens] if request.return_token_bytes else None
     return Detokenized(text, pieces)

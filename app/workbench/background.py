@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 
 class BackgroundTasks:
@@ -50,37 +50,6 @@ class _StoppedError(Exception):
     """The work was cancelled."""
 
 
-class _Reports(Generic[P]):
-    """The progress callback of blocking work: forwards at most one report per `REPORT_SECONDS` to the loop."""
-
-    def __init__(self, tell: Callable[[P], object]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._tell = tell
-        self._stopping = threading.Event()
-        self._next = 0.0
-
-    def __call__(self, report: P) -> None:
-        """Called on the work's thread.
-
-        Raises:
-            _StoppedError: The work was cancelled.
-        """
-        if self._stopping.is_set():
-            raise _StoppedError
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + REPORT_SECONDS
-            self._loop.call_soon_threadsafe(self._pass_on, report)
-
-    def stop(self) -> None:
-        """Ends the work at its next report; forwards no more reports."""
-        self._stopping.set()
-
-    def _pass_on(self, report: P) -> None:
-        if not self._stopping.is_set():
-            self._tell(report)
-
-
 async def stoppable(work: Callable[[Callable[[P], None]], T], tell: Callable[[P], object]) -> T:
     """Runs blocking `work` on a thread; if cancelled, stops it at its next report and waits for its end.
 
@@ -88,16 +57,29 @@ async def stoppable(work: Callable[[Callable[[P], None]], T], tell: Callable[[P]
         work: Takes the progress callback, calls it at least once a second, and lets its exception through.
         tell: Called on the loop with the reports, at most twenty per second.
     """
-    reports: _Reports[Any] = _Reports(tell)
+    loop, stopping, due = asyncio.get_running_loop(), threading.Event(), 0.0
+
+    def report(news: P) -> None:
+        nonlocal due
+        if stopping.is_set():
+            raise _StoppedError
+        if (now := time.monotonic()) >= due:
+            due = now + REPORT_SECONDS
+            loop.call_soon_threadsafe(pass_on, news)
+
+    def pass_on(news: P) -> None:
+        if not stopping.is_set():
+            tell(news)
+
     with ThreadPoolExecutor(1, thread_name_prefix="shelf") as pool:  # its exit waits for the work
-        running = asyncio.wrap_future(pool.submit(work, reports))
+        running = asyncio.wrap_future(pool.submit(work, report))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            reports.stop()
+            stopping.set()
             await asyncio.wait([running])
             if not running.cancelled():
                 running.exception()  # retrieved: `_StoppedError`
             raise
         finally:
-            reports.stop()
+            stopping.set()

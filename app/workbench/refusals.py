@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from app.faults import not_loaded
 from app.supervisor import Supervisor
 from runtime import EngineDiedError, GrammarError, LanguageModel, RuntimeFault
 from storage import StoreDamagedError, StoreError
@@ -60,6 +61,18 @@ async def refused(work: Awaitable[T]) -> T:
         return await work
     except RuntimeFault as fault:
         raise Refusal(str(fault)) from fault
+
+
+async def loaded_model(supervisor: Supervisor) -> LanguageModel:
+    """The model; loads it if none runs.
+
+    Raises:
+        Refusal: It cannot be loaded.
+    """
+    try:
+        return await supervisor.model()
+    except RuntimeFault as fault:
+        raise Refusal(not_loaded(fault)) from fault
 
 
 @asynccontextmanager

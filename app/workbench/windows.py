@@ -16,7 +16,7 @@ Listener = Callable[[Event], None]
 
 
 @dataclass(eq=False)
-class Window:
+class OpenWindow:
     """One window, as the workbench knows it."""
 
     shown: OpenSession | None = None
@@ -56,28 +56,28 @@ class Windows:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._all: list[Window] = []
+        self._all: list[OpenWindow] = []
         self.disk_note = self.serving = ""
         supervisor.subscribe(self.refresh_status)
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Iterator[OpenWindow]:
         """Iterates in the order in which the windows were opened."""
         return iter(tuple(self._all))
 
-    def add(self) -> Window:
+    def add(self) -> OpenWindow:
         """Adds a window without a session."""
-        window = Window(status=self._status(None))
+        window = OpenWindow(status=self._status(None))
         self._all.append(window)
         return window
 
-    def remove(self, window: Window) -> bool:
+    def remove(self, window: OpenWindow) -> bool:
         """Removes a window, which gets no more events; returns whether it was the last."""
         window.shown, window.listeners = None, []
         if window in self._all:
             self._all.remove(window)
         return not self._all
 
-    def tell(self, event: Event, *, but: Window | None = None) -> None:
+    def tell(self, event: Event, *, but: OpenWindow | None = None) -> None:
         """Sends an event to every window except `but`."""
         for window in self:
             if window is not but:
@@ -99,7 +99,7 @@ class Windows:
     def _status(self, session: OpenSession | None) -> StatusView:
         return replace(_status(self._supervisor, session), disk_note=self.disk_note, serving=self.serving)
 
-    def holder(self, session_id: int, *, but: Window | None = None) -> Window | None:
+    def holder(self, session_id: int, *, but: OpenWindow | None = None) -> OpenWindow | None:
         """The window other than `but` that shows or opens a session, if any."""
         return next((window for window in self if window is not but and window.holds(session_id)), None)
 

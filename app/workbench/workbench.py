@@ -21,17 +21,17 @@ from app.workbench.compare.comparison import Comparison
 from app.workbench.compare.similar import SimilarSearch
 from app.workbench.compare.similar_vectors import VectorCache
 from app.workbench.kv.block_pins import BlockPins
-from app.workbench.kv.cache import Cache
+from app.workbench.kv.cache import EngineCache
 from app.workbench.kv.saving import BlockSaver
 from app.workbench.models.downloads import Downloads
 from app.workbench.models.models import Models
-from app.workbench.models.server import Server
+from app.workbench.models.server import LocalServer
 from app.workbench.models.settings import Settings, back_up
 from app.workbench.models.shelf import Shelf
-from app.workbench.prompt.drafts import Drafts
+from app.workbench.prompt.drafts import MessageDrafts
 from app.workbench.prompt.prompt import Tokeniser
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.sessions.branches import Branches
+from app.workbench.sessions.branches import SessionBranches
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.sessions.session_list import SessionList
@@ -91,21 +91,21 @@ class Services:
         self.downloads = downloads = Downloads(windows)
         copies = Copies(store, supervisor, sessions, setups, windows)
         tokeniser = Tokeniser(store, vocabulary)
-        streaming = Streaming(store, supervisor, setups, adapters, running, call, windows)
+        streaming = Streaming(store, supervisor, setups, adapters, running, windows)
         if reopens:
             Reopening(sessions, supervisor, adapters, running, tasks, windows)
 
         self.answers = Answers(supervisor, sessions, adapters, copies, running, streaming, tokeniser, vocabulary, windows)
-        self.drafts = Drafts(sessions, supervisor, running, copies, windows)
-        self.branches = Branches(store, sessions, setups, running, windows)
-        self.continuations = Continuations(store, supervisor, sessions, setups, copies, running, streaming, tokeniser, windows)
+        self.drafts = MessageDrafts(sessions, supervisor, running, copies, windows)
+        self.branches = SessionBranches(store, sessions, setups, running, windows)
+        self.continuations = Continuations(store, supervisor, sessions, setups, copies, running, adapters, tokeniser, windows)
         self.drawings = Drawings(store, supervisor, sessions, vocabulary, adapters, running)
-        self.cache = Cache(supervisor, sessions, vocabulary, adapters, windows)
+        self.cache = EngineCache(supervisor, sessions, vocabulary, adapters, windows)
         self.setup = SetupChanges(
             supervisor, sessions, setups, presets, adapters, copies, running, downloads, vocabulary, windows
         )
         self.settings = Settings(store, supervisor, presets)
-        self.server = Server(supervisor, windows)
+        self.server = LocalServer(supervisor, windows)
         self.models = Models(supervisor, self.settings, sessions, running, vocabulary, tasks, windows)
         self.shelf = Shelf(supervisor, self.settings, downloads, windows)
         self.transfers = Transfers(store, supervisor, windows)

@@ -18,7 +18,7 @@ from runtime import load
 
 
 def main(asked: dict[str, Any]) -> dict[str, float]:
-    """The fields of `benchmarks.parts.reopen.Opened`."""
+    """The fields of `benchmarks.parts.reopen.ReopenSeconds`."""
     file, vocabulary = Path(asked["file"]), int(asked["vocabulary"])
     ids = session(int(asked["tokens"]), int(asked["turn"]), vocabulary)
     with closing(load(asked["source"], asked["backend"], **loading(asked["backend"], file))) as model:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.clock import Lap, Stopwatch, Told, cpu, speed, take_turns, timed, wall
-from benchmarks.findings import EMBEDDED, Case, Findings, Limit, Reading, Verdict, timing, timings
+from benchmarks.findings import EMBEDDED, BarVerdict, Case, Findings, Limit, Reading, timing, timings
 from benchmarks.forwards import FORWARDS, REST
 from benchmarks.forwards import LIMIT as FORWARDS_LIMIT
 from benchmarks.measure import measure
@@ -76,7 +76,7 @@ def peer_streams(case: Case) -> Any:
     return case.loaded.get(MlxStreams, lambda: MlxStreams(case.folder))
 
 
-def one_stream(case: Case, laps: Laps, row: str = ONE) -> list[Verdict]:
+def one_stream(case: Case, laps: Laps, row: str = ONE) -> list[BarVerdict]:
     """The verdicts of one stream; a bar is the least speed of a contender relative to a peer."""
     if case.backend == "mlx":
         bars = [(OURS, STREAM, 0.95), (OURS_BARE, STREAM, 1.0)]
@@ -103,7 +103,7 @@ def _limit(case: Case, laps: Laps, who: str, peer: str) -> Limit:
     return Limit(speed(laps[LOOP_RECORDS if who == OURS else LOOP], laps[peer], wall), LIMIT)
 
 
-def _eight(case: Case, one: Laps, eight: Laps) -> list[Verdict]:
+def _eight(case: Case, one: Laps, eight: Laps) -> list[BarVerdict]:
     if case.tiny:
         peer, what, bar = eight[LOOP_RECORDS], _what(OURS, "bare 8-row loop, records"), 0.9
     elif case.backend == "hf":
@@ -173,7 +173,7 @@ def _packed(case: Case, form: str) -> OurStreams:
     return case.loaded.get(form, lambda: OurStreams(case.folder, case.backend, **options))
 
 
-def _packed_verdict(case: Case, laps: Mapping[str, list[Lap]], form: str, weights: Mapping[str, int]) -> Verdict:
+def _packed_verdict(case: Case, laps: Mapping[str, list[Lap]], form: str, weights: Mapping[str, int]) -> BarVerdict:
     limit = speed(laps[READ], laps[GENERATE], wall) * weights[OURS] / weights[form]
     figure = speed(laps[form], laps[GENERATE], wall)
     what = f"{form} weights: speed / {GENERATE}"

@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.clock import Told
-from benchmarks.findings import Case, Findings, Verdict
+from benchmarks.findings import BarVerdict, Case, Findings
 from benchmarks.sizes import Sizes
 from benchmarks.tiny import make_tiny
 from runtime import LanguageModel, load
@@ -62,7 +62,7 @@ def gpu(case: Case, sizes: Sizes, tell: Told) -> Findings:
         return [rng.integers(5, 128_000, length).tolist() for _ in range(count)]
 
     device = replace(case, backend="hf", model=torch.cuda.get_device_name(0))
-    verdicts: list[Verdict] = []
+    verdicts: list[BarVerdict] = []
 
     def found(what: str, figure: float, bar: float, *, timed: bool = False) -> None:
         verdicts.append(device.verdict("gpu", what, figure, bar, timed=timed))

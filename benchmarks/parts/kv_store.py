@@ -23,7 +23,7 @@ from benchmarks.measure import Float32, Ids
 from benchmarks.ours import open_model
 from benchmarks.sizes import Sizes
 from benchmarks.tiny import make_tiny
-from runtime import GenerationOptions, LanguageModel, Trie, Weight, load
+from runtime import GenerationOptions, LanguageModel, Trie, Weight
 
 ROW = "kv"
 STEM, TURNS, MESSAGE, ANSWER = 2000, 20, 30, 30  # tokens of a chat
@@ -44,14 +44,14 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:  # noqa: ARG001  # 
         folder = Path(made) / case.model
         byte_text = partial(text, vocabulary=make_tiny(case.model.removeprefix("tiny-"), folder, layers=LAYERS))
         tell("kv: one chat")
-        with closing(_opened(folder, case.backend)) as model:
+        with closing(open_model(folder, case.backend)) as model:
             ids, held = _chat(model, byte_text, STEM, TURNS)
             chat_bytes = len(ids) * model.info.kv_bytes_per_token
             # the peak includes the allocator's copies of growing buffers, and cached logits and scores
             what = f"peak KV held / KV of the chat's tokens, {LAYERS} layers"
             verdicts = [verdict(what, held / chat_bytes, 1.10, timed=False)]
         tell("kv: one chat at 1.2 x its bytes")
-        with closing(_opened(folder, case.backend, int(1.2 * chat_bytes))) as model:
+        with closing(open_model(folder, case.backend, kv_cache_bytes=int(1.2 * chat_bytes))) as model:
             _answered(model, ids[:-1], 1)
             before = model.metrics().tokens_computed
             _answered(model, [*ids, *byte_text(MESSAGE)], ANSWER)
@@ -60,16 +60,16 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:  # noqa: ARG001  # 
             verdicts.append(verdict(what, computed / (MESSAGE + ANSWER), 1.0, timed=False))
     tell("kv: unrelated prompts")
     texts = [text(LENGTH) for _ in range(PROMPTS)]
-    with closing(_opened(case.folder, case.backend)) as model:
+    with closing(open_model(case.folder, case.backend)) as model:
         model.batch_next_token_logprobs_sync([text(LENGTH) for _ in range(8)])
 
         def one_by_one() -> None:
             for each in texts:
                 model.next_token_logprobs_sync(each)
 
-        laps = [(_seconds(model, one_by_one), _seconds(model, lambda: model.batch_next_token_logprobs_sync(texts)))]
-        laps.append((_seconds(model, one_by_one), _seconds(model, lambda: model.batch_next_token_logprobs_sync(texts))))
-        ratio = max(alone / together for alone, together in laps)
+        together = partial(model.batch_next_token_logprobs_sync, texts)
+        laps = [(_seconds(model, one_by_one), _seconds(model, together)) for _ in range(2)]
+        ratio = max(alone / batched for alone, batched in laps)
         verdicts.append(verdict("unrelated prompts, tokens/s: one call / one by one", ratio, 1.0, at_least=True))
         tell("kv: one prompt answered again and again")
         again = _again(model, text, AGAIN)
@@ -93,10 +93,6 @@ def _again(model: LanguageModel, text: Callable[[int], list[int]], count: int) -
         again.append(answered(same, seed))
         others.append(answered(text(AGAIN_PROMPT), seed))
     return median(again[count // 2 :]) / median(others[count // 2 :])
-
-
-def _opened(folder: Path, backend: str, budget: int | None = None) -> LanguageModel:
-    return load(folder, backend=backend, kv_cache_bytes=budget, threads=1 if backend == "hf" else None)
 
 
 def _answered(model: LanguageModel, ids: list[int], count: int) -> list[int]:
@@ -158,7 +154,8 @@ class _Weights:
 def trie(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """Inserts, finds and evicts one long path; counts the bytes of many branches of one stem."""
     tell(TRIE_ROW)
-    laps = [(_long_path(ids), _copied(ids)) for ids in [_path(sizes.trie_path)] * 5]
+    ids = np.random.default_rng(9).integers(FIRST_TAIL, size=sizes.trie_path).astype(np.int32)
+    laps = [(_long_path(ids), _copied(ids)) for _ in range(5)]
     path_ms, least_ms = (median(seconds) * 1000 for seconds in zip(*laps, strict=True))
     held, needed = _branches(sizes.trie_branches)
     what = f"ms: insert, lookup, evict {sizes.trie_path:,} tokens"
@@ -168,10 +165,6 @@ def trie(case: Case, sizes: Sizes, tell: Told) -> Findings:
         case.verdict(TRIE_ROW, weight, held / needed, 1.0, timed=False),
     )
     return Findings(verdicts=verdicts)
-
-
-def _path(tokens: int) -> npt.NDArray[np.int32]:
-    return np.random.default_rng(9).integers(FIRST_TAIL, size=tokens).astype(np.int32)
 
 
 def _copied(ids: npt.NDArray[np.int32]) -> float:

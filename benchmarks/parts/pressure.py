@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -19,9 +18,9 @@ import numpy as np
 
 from benchmarks.children.child import measure_in_child
 from benchmarks.children.edges import FEW, PAUSE_SECONDS
-from benchmarks.clock import Lap, Stopwatch, Told, cpu, take_turns, wall
+from benchmarks.clock import Lap, Stopwatch, Told, cpu, share, take_turns, wall
 from benchmarks.findings import Case, Findings, Limit, timings
-from benchmarks.forwards import FORWARDS, Forwards
+from benchmarks.forwards import FORWARDS, forwards_alone
 from benchmarks.forwards import LIMIT as FORWARDS_LIMIT
 from benchmarks.measure import Ids
 from benchmarks.ours import Ours, open_model
@@ -166,11 +165,11 @@ def _streams(case: Case, text: Text, rounds: int, tell: Told) -> Findings:
         run = partial(_lap, ours, prompts)
         contenders: dict[str, Callable[[], Lap]] = {OURS: run, **theirs}
         if least == FORWARDS:
-            contenders[FORWARDS] = partial(_forwards, ours.model, run)
+            contenders[FORWARDS] = partial(forwards_alone, ours.model, run)
         laps = take_turns(contenders, rounds, tell, row=STREAMS_ROW)
-    limit = Limit(_share(laps, least, name, wall), why)
+    limit = Limit(share(laps[least], laps[name], wall), why)
     what = f"wall / {name}: {STREAMS} x ({PROMPT} + {NEW}) tokens"
-    verdict = case.verdict(STREAMS_ROW, what, _share(laps, OURS, name, wall), bar, limit=limit)
+    verdict = case.verdict(STREAMS_ROW, what, share(laps[OURS], laps[name], wall), bar, limit=limit)
     return Findings(timings=timings(STREAMS_ROW, case, laps), verdicts=(verdict,))
 
 
@@ -178,18 +177,6 @@ def _lap(subject: Any, prompts: Sequence[Ids]) -> Lap:
     subject.forget()
     watch = Stopwatch().start()
     return watch.lap(STREAMS * NEW, subject.answers(prompts, NEW))
-
-
-def _forwards(model: LanguageModel, run: Callable[[], Lap]) -> Lap:
-    """A lap that counts only the time of its forwards."""
-    with Forwards(model) as forwards:
-        lap = run()
-    return replace(lap, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)
-
-
-def _share(laps: dict[str, list[Lap]], who: str, peer: str, seconds: Callable[[Lap], float]) -> float:
-    """A contender's seconds over the peer's in the same round: the median over rounds."""
-    return median(seconds(a) / seconds(b) for a, b in zip(laps[who], laps[peer], strict=True))
 
 
 def _texts(case: Case, text: Text, count: int, tell: Told) -> Findings:
@@ -220,10 +207,10 @@ def _texts(case: Case, text: Text, count: int, tell: Told) -> Findings:
 
         for what, own, scores in (("queries", query, False), ("scores", score, True)):
             contenders = {OURS: partial(lap, own), name: partial(lap, partial(theirs, scores=scores))}
-            contenders[FORWARDS] = partial(_forwards, model, contenders[OURS])
+            contenders[FORWARDS] = partial(forwards_alone, model, contenders[OURS])
             laps = take_turns(contenders, 2, tell, row=f"{TEXTS_ROW}, {what}")
-            share, least = (_share(laps, who, name, cpu) for who in (OURS, FORWARDS))
-            verdict = case.verdict(TEXTS_ROW, f"{what}: cpu / {name}", share, 1.0, limit=Limit(least, FORWARDS_LIMIT))
+            figure, least = (share(laps[who], laps[name], cpu) for who in (OURS, FORWARDS))
+            verdict = case.verdict(TEXTS_ROW, f"{what}: cpu / {name}", figure, 1.0, limit=Limit(least, FORWARDS_LIMIT))
             found += Findings(timings=timings(f"{TEXTS_ROW}, {what}", case, laps), verdicts=(verdict,))
     return found
 

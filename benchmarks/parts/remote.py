@@ -34,7 +34,7 @@ ANSWER_TOKENS = 24  # per client of a crowd
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerProcess:
     """A running `elsewise serve`."""
 
     port: int
@@ -84,7 +84,7 @@ def remote(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 @contextmanager
-def _server(case: Case) -> Iterator[Server]:
+def _server(case: Case) -> Iterator[ServerProcess]:
     command = [sys.executable, "-m", "app", "serve", str(case.folder), "--backend", case.backend, "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -92,7 +92,7 @@ def _server(case: Case) -> Iterator[Server]:
         port = next((found[1] for line in process.stderr if (found := re.search(r"^serving .*:(\d+)/v1", line))), None)
         if port is None:
             raise OSError(f"elsewise serve ended with {process.wait()} while it loaded {case.folder.name}")
-        yield Server(int(port), psutil.Process(process.pid))
+        yield ServerProcess(int(port), psutil.Process(process.pid))
     finally:
         process.terminate()
         process.communicate()
@@ -102,7 +102,7 @@ def _prompt(place: int) -> list[int]:
     return [5, 6, 7 + place]
 
 
-def _queries(case: Case, server: Server, runner: asyncio.Runner, sizes: Sizes, tell: Told) -> list[Timing]:
+def _queries(case: Case, server: ServerProcess, runner: asyncio.Runner, sizes: Sizes, tell: Told) -> list[Timing]:
     """Times of queries through the server and of a model in this process; every context is new."""
     found: list[Timing] = []
     fresh = count()
@@ -149,7 +149,7 @@ async def _read(model: LanguageModel, tokens: int) -> Lap:
     return watch.lap(STREAMS * tokens)
 
 
-async def _streamed(server: Server, tokens: int) -> Lap:
+async def _streamed(server: ServerProcess, tokens: int) -> Lap:
     watch = Stopwatch(cpu=server.cpu).start()
     await asyncio.gather(*(_ask(server.port, place, tokens, leave=False) for place in range(STREAMS)))
     return watch.lap(STREAMS * tokens)
@@ -177,7 +177,7 @@ async def _ask(port: int, place: int, tokens: int, *, leave: bool) -> None:
             await writer.wait_closed()
 
 
-async def _crowds(server: Server, clients: int) -> tuple[float, int]:
+async def _crowds(server: ServerProcess, clients: int) -> tuple[float, int]:
     """Memory growth of a third crowd of clients in per cent, and the leases left after it.
 
     The first two crowds warm up: the largest batches, and so the size of their buffers, depend on timing.

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.clock import Told
-from benchmarks.findings import EMBEDDED, Case, Findings, Verdict
+from benchmarks.findings import EMBEDDED, BarVerdict, Case, Findings
 from benchmarks.ours import one_thread
 from benchmarks.sizes import Sizes
 from runtime import GenerationOptions, LanguageModel, SamplingOptions, load
@@ -37,7 +37,7 @@ BUDGET = 8 << 30  # bytes of the block file
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ReopenSeconds:
     """Seconds of a process that reopened a saved session, see `benchmarks.children.reopen`."""
 
     reopen: float  # restoring the session and computing one token
@@ -66,7 +66,7 @@ def reopen(case: Case, sizes: Sizes, tell: Told) -> Findings:
         file = Path(made) / "blocks.db"
         tell(f"{REOPEN}: loading")
         saved = _save(case, source, file, sizes, tell)
-        opened: list[Opened] = []
+        opened: list[ReopenSeconds] = []
         for lap in range(min(sizes.rounds, sizes.reopen_processes)):
             tell(f"{REOPEN}: process {lap + 1}")
             opened.append(_in_another_process(case, source, file, sizes, cold=lap == 0 and sizes.reopen_embedded))
@@ -91,7 +91,7 @@ def loading(backend: str, file: Path) -> dict[str, Any]:
     return {"blocks": {"factory": "storage:open_blocks", "path": str(file), "budget": BUDGET}, **one_thread(backend)}
 
 
-def _reopened(case: Case, opened: list[Opened], *, timed: bool) -> tuple[Verdict, ...]:
+def _reopened(case: Case, opened: list[ReopenSeconds], *, timed: bool) -> tuple[BarVerdict, ...]:
     verdict = partial(case.verdict, REOPEN)
     exact = verdict("tokens computed beyond the new ones", max(each.computed for each in opened) - NEW, 1, timed=False)
     if not timed:
@@ -107,7 +107,7 @@ def _reopened(case: Case, opened: list[Opened], *, timed: bool) -> tuple[Verdict
     )
 
 
-def _in_another_process(case: Case, source: str, file: Path, sizes: Sizes, *, cold: bool) -> Opened:
+def _in_another_process(case: Case, source: str, file: Path, sizes: Sizes, *, cold: bool) -> ReopenSeconds:
     """Runs `benchmarks.children.reopen`.
 
     Raises:
@@ -129,10 +129,10 @@ def _in_another_process(case: Case, source: str, file: Path, sizes: Sizes, *, co
     )
     if done.returncode:
         raise RuntimeError(f"the process that opens the session again failed: {done.stderr[-2000:]}")
-    return Opened(**json.loads(done.stdout.splitlines()[-1]))
+    return ReopenSeconds(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _save(case: Case, source: str, file: Path, sizes: Sizes, tell: Told) -> tuple[Verdict, ...]:
+def _save(case: Case, source: str, file: Path, sizes: Sizes, tell: Told) -> tuple[BarVerdict, ...]:
     """Saves a session of the usual length; then, in each lap, adds a turn and saves it while a stream runs."""
     ids = ids_of(1, sizes.reopen_tokens, case.vocabulary)
     written, engine_ms, stalls = 0, 0.0, list[float]()  # longest stall of each lap in ms
@@ -187,7 +187,7 @@ async def _beside_a_stream(model: LanguageModel, ids: list[int], vocabulary: int
     return saved, max(max(beside, default=0.0) - usual, 0.0)
 
 
-def _disk(case: Case, source: str, file: Path, length: int) -> Verdict:
+def _disk(case: Case, source: str, file: Path, length: int) -> BarVerdict:
     """Bytes on the disk of branches of one stem, over the KV bytes of each token once."""
     stem = ids_of(2, length, case.vocabulary)
     with closing(load(source, case.backend, **loading(case.backend, file))) as model:

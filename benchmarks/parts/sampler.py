@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.clock import Lap, Stopwatch, Told, cpu, speed, take_turns, timed
-from benchmarks.findings import Case, Findings, Limit, Timing, Verdict, timings
+from benchmarks.findings import BarVerdict, Case, Findings, Limit, Timing, timings
 from benchmarks.ours import open_model
 from benchmarks.sizes import Sizes
 from runtime import GenerationOptions, Grammar, History, LanguageModel, SamplingOptions, draw_step, make_sampler
@@ -63,7 +63,7 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
     Successive steps have different rows, as in a stream: a CPU adapts to the positions of the large entries of one row.
     """
     measured: list[Timing] = []
-    verdicts: list[Verdict] = []
+    verdicts: list[BarVerdict] = []
     for vocabulary in VOCABULARIES:
         for rows in sizes.sampler_rows:
             logits = step_logits(rows, vocabulary, steps=min(max(FRESH_ENTRIES // (rows * vocabulary), FEWEST), FRESH))

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-from benchmarks.clock import Told
-from benchmarks.findings import Case, Findings, Limit, Verdict
-from benchmarks.forwards import FORWARDS, LIMIT
-from benchmarks.measure import Float32, Ids, Result, Subject, Workload, measure, medians
+from benchmarks.clock import Told, cpu, share, wall
+from benchmarks.findings import BarVerdict, Case, Findings, Limit
+from benchmarks.forwards import FORWARDS, LIMIT, forwards_alone
+from benchmarks.measure import Ids, Subject, Workload, WorkloadResult, measure, medians
 from benchmarks.ours import Ours, our_subject
 from benchmarks.peers.bare import NAME as BARE
 from benchmarks.sizes import WARM_UP, Sizes
@@ -23,7 +22,6 @@ RATIO_BAR = 1.05  # tokens computed by Elsewise over ideal
 CPU_BAR = 1.5  # CPU seconds over those of bare forwards
 ONCE = "transformers, stateless"  # played once: it takes minutes and has no bar
 ROW, CHAT_ROW = "W1 cpu", "W2 wall"
-CPU, WALL = attrgetter("cpu_seconds"), attrgetter("wall_seconds")
 
 
 def particles(case: Case, sizes: Sizes, tell: Told) -> Findings:
@@ -41,8 +39,8 @@ def chat(case: Case, sizes: Sizes, tell: Told) -> Findings:
     verdicts = [_counted(case, found[0])]
     for name, peer in results.items():
         if name not in (Ours.name, ONCE, FORWARDS):
-            limit = Limit(_share(results[FORWARDS], peer, WALL), LIMIT)
-            verdicts.append(case.verdict(CHAT_ROW, f"wall / {name}", _share(results[Ours.name], peer, WALL), 1.0, limit=limit))
+            limit = Limit(share(results[FORWARDS], peer, wall), LIMIT)
+            verdicts.append(case.verdict(CHAT_ROW, f"wall / {name}", share(results[Ours.name], peer, wall), 1.0, limit=limit))
     return Findings(results=tuple(found), verdicts=tuple(verdicts))
 
 
@@ -52,37 +50,32 @@ def branches(case: Case, sizes: Sizes, tell: Told) -> Findings:
     return Findings(results=tuple(found), verdicts=(_counted(case, found[0]),))
 
 
-def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> dict[str, list[Result]]:
+def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> dict[str, list[WorkloadResult]]:
     """Plays a workload with Elsewise, its peers and, in W1 and W2, Elsewise's forwards alone, in turns; results by name."""
     workload = sizes.workloads(case.vocabulary)[index]
-    results: dict[str, list[Result]] = {}
+    results: dict[str, list[WorkloadResult]] = {}
     tell(f"{workload.name}: loading")
     ours, others = our_subject(case), peers(case, particles=index == 0, records=index == 1)
     for subject in (ours, *others):
         WARM_UP.workloads(case.vocabulary)[index].play(subject)  # imports, first allocations
 
-    def play(name: str, lap: Callable[[], Result]) -> None:
+    def play(name: str, lap: Callable[[], WorkloadResult]) -> None:
         tell(f"{workload.name}, {name}")
         results.setdefault(name, []).append(lap())
 
+    run = partial(_lap, workload, ours, case)
     for turn in range(rounds):
-        play(ours.name, partial(_lap, workload, ours, case))
+        play(ours.name, run)
         for subject in others:
             if turn == 0 or subject.name != ONCE:
                 play(subject.name, partial(_lap, workload, subject, case))
         if index < 2:  # W1, W2
-            play(FORWARDS, partial(_forwards, workload, ours, case))
+            play(FORWARDS, lambda: replace(forwards_alone(ours.model, run), subject=FORWARDS))
     return results
 
 
-def _lap(workload: Workload, subject: Subject, case: Case) -> Result:
+def _lap(workload: Workload, subject: Subject, case: Case) -> WorkloadResult:
     return measure(workload, subject, backend=case.backend, model=case.model)
-
-
-def _forwards(workload: Workload, ours: Ours, case: Case) -> Result:
-    with ours.forwards() as forwards:
-        lap = _lap(workload, ours, case)
-    return replace(lap, subject=FORWARDS, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)
 
 
 def peers(case: Case, *, particles: bool, records: bool = False) -> list[Subject]:
@@ -105,25 +98,20 @@ def peers(case: Case, *, particles: bool, records: bool = False) -> list[Subject
     return [case.loaded.get(kind, partial(kind, case.folder)) for kind in kinds]
 
 
-def _counted(case: Case, ours: Result) -> Verdict:
+def _counted(case: Case, ours: WorkloadResult) -> BarVerdict:
     return case.verdict(ours.workload, "tokens computed / ideal", ours.ratio, RATIO_BAR, timed=False)
 
 
-def _by_cpu(case: Case, results: Mapping[str, Sequence[Result]]) -> list[Verdict]:
+def _by_cpu(case: Case, results: Mapping[str, Sequence[WorkloadResult]]) -> list[BarVerdict]:
     """CPU seconds over those of bare forwards, and over those of peers with a cache."""
     ours = results[Ours.name]
     verdicts = []
     for name, peer in results.items():
         if name not in (Ours.name, ONCE, FORWARDS):
             bar = CPU_BAR if name == BARE else 1.0
-            limit = Limit(_share(results[FORWARDS], peer, CPU), LIMIT)
-            verdicts.append(case.verdict(ROW, f"cpu / {name}", _share(ours, peer, CPU), bar, limit=limit))
+            limit = Limit(share(results[FORWARDS], peer, cpu), LIMIT)
+            verdicts.append(case.verdict(ROW, f"cpu / {name}", share(ours, peer, cpu), bar, limit=limit))
     return verdicts
-
-
-def _share(ours: Sequence[Result], peer: Sequence[Result], seconds: Callable[[Result], float]) -> float:
-    """Elsewise's seconds over the peer's in the same round: the median over rounds."""
-    return median(seconds(a) / seconds(b) for a, b in zip(ours, peer, strict=True))
 
 
 def budget(case: Case, sizes: Sizes, tell: Told) -> Findings:
@@ -136,13 +124,12 @@ def budget(case: Case, sizes: Sizes, tell: Told) -> Findings:
     )
     tell(f"{workload.name}: loading")
     limit = sizes.budget_tokens * our_subject(case).kv_bytes_per_token
-    with closing(Ours(case.folder, case.backend, kv_cache_bytes=limit)) as ours:
+    with closing(_Log(case.folder, case.backend, kv_cache_bytes=limit)) as ours:
         tell(f"{workload.name}, elsewise")
-        log = _Log(ours)
-        result = measure(workload, log, backend=case.backend, model=case.model)
+        result = measure(workload, ours, backend=case.backend, model=case.model)
         peak = ours.metrics.kv_peak_bytes
-    largest = max(len(prompt) + len(answer) for prompt, answer in log.requests)
-    best = simulate(log.requests, sizes.budget_tokens - largest)
+    largest = max(len(prompt) + len(answer) for prompt, answer in ours.requests)
+    best = simulate(ours.requests, sizes.budget_tokens - largest)
     what = f"tokens computed / simulator ({result.tokens:,} / {best:,})"
     verdicts = (
         case.verdict(workload.name, what, result.tokens / best, RATIO_BAR, timed=False),
@@ -151,29 +138,14 @@ def budget(case: Case, sizes: Sizes, tell: Told) -> Findings:
     return Findings(results=(result,), verdicts=verdicts)
 
 
-class _Log:
-    """A subject that forwards to another one and records prompts and answers for the simulated cache."""
+class _Log(Ours):
+    """Elsewise with its prompts and answers, for the simulated cache."""
 
-    name = Ours.name
-
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
         self.requests: list[tuple[Ids, Ids]] = []
-        self._subject = subject
-
-    @property
-    def tokens_computed(self) -> int:
-        return self._subject.tokens_computed
-
-    def logprobs(self, contexts: Sequence[Ids]) -> Float32:
-        return self._subject.logprobs(contexts)
 
     def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
-        answers = self._subject.answers(prompts, n)
+        answers = super().answers(prompts, n)
         self.requests += [(list(prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)]
         return answers
-
-    def forget(self) -> None:
-        self._subject.forget()
-
-    def close(self) -> None:
-        self._subject.close()

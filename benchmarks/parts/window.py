@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ import numpy as np
 
 from benchmarks.children.child import measure_in_child
 from benchmarks.clock import Told, gaps_of, ticks
-from benchmarks.findings import Case, Findings, Gaps, Limit, Verdict
+from benchmarks.findings import BarVerdict, Case, Findings, Gaps, Limit
 from benchmarks.ours import one_thread
 from benchmarks.sizes import Sizes
 from benchmarks.workloads import Everything
@@ -53,7 +52,7 @@ def start(case: Case, sizes: Sizes, tell: Told) -> Findings:
     return Findings(verdicts=start_verdicts(found, case) if found is not None else ())
 
 
-def start_verdicts(found: Start, case: Case) -> tuple[Verdict, ...]:
+def start_verdicts(found: Start, case: Case) -> tuple[BarVerdict, ...]:
     """The figures with their bars and floors."""
     rows = (
         ("s", found.wall_seconds, found.floor_wall_seconds, WALL_BAR),
@@ -81,7 +80,7 @@ def measure_start(starts: int) -> Start | None:
             print(f"the time to the window was not measured: {error}", file=sys.stderr)
             return None
     cpu, wall, floor_cpu, floor_wall = (
-        statistics.median(seconds) for pairs in (ours[1:], floors[1:]) for seconds in zip(*pairs, strict=True)
+        median(seconds) for pairs in (ours[1:], floors[1:]) for seconds in zip(*pairs, strict=True)
     )
     return Start(starts, cpu, wall, floor_cpu, floor_wall)
 
@@ -143,29 +142,29 @@ def measure_view(tokens: int, sessions: int, turns: int) -> dict[str, list[float
     return {name: frames if isinstance(frames, list) else [float(frames)] for name, frames in raw.items()}
 
 
-def view_verdicts(case: Case, found: dict[str, list[float]], sizes: Sizes) -> tuple[Verdict, ...]:
+def view_verdicts(case: Case, found: dict[str, list[float]], sizes: Sizes) -> tuple[BarVerdict, ...]:
     """The figures of the widgets with their bars."""
     long = f"{sizes.view_tokens:,} tokens"
     return tuple(
         case.verdict(VIEW_ROW, what, figure, bar)
         for what, figure, bar in (
-            (f"ms: append {long}, median frame", _share(found["append_paragraphs"], 50), 1.0),
-            (f"ms: append {long}, p99 frame", _share(found["append_paragraphs"], 99), 8.0),
-            (f"ms: append {long} in one paragraph, median frame", _share(found["append_one"], 50), 1.0),
-            (f"ms: append {long} in one paragraph, p99 frame", _share(found["append_one"], 99), 8.0),
+            (f"ms: append {long}, median frame", _percentile(found["append_paragraphs"], 50), 1.0),
+            (f"ms: append {long}, p99 frame", _percentile(found["append_paragraphs"], 99), 8.0),
+            (f"ms: append {long} in one paragraph, median frame", _percentile(found["append_one"], 50), 1.0),
+            (f"ms: append {long} in one paragraph, p99 frame", _percentile(found["append_one"], 99), 8.0),
             (f"MB held for {long} with top-10 columns", max(found["rss_paragraphs"][0], found["rss_one"][0]) / 1e6, 30.0),
             ("ms: the mouse moves, mean", fmean(found["move"]), 0.1),
-            (f"ms: scroll anywhere in {long}, p99", _share(found["scroll"], 99), 16.0),
+            (f"ms: scroll anywhere in {long}, p99", _percentile(found["scroll"], 99), 16.0),
             ("ms: other colours, longest", max(found["switch"]), 50.0),
-            ("ms: a slider of Why over the stored head, median", _share(found["slider_head"], 50), 10.0),
-            ("ms: a slider of Why over a row of 50,000, median", _share(found["slider_row"], 50), 10.0),
-            (f"ms: scroll anywhere in {sizes.view_sessions:,} sessions, p99", _share(found["list_scroll"], 99), 16.0),
-            (f"ms: the whole tree of {sizes.view_turns:,} turns shows, median", _share(found["tree_show"], 50), 100.0),
+            ("ms: a slider of Why over the stored head, median", _percentile(found["slider_head"], 50), 10.0),
+            ("ms: a slider of Why over a row of 50,000, median", _percentile(found["slider_row"], 50), 10.0),
+            (f"ms: scroll anywhere in {sizes.view_sessions:,} sessions, p99", _percentile(found["list_scroll"], 99), 16.0),
+            (f"ms: the whole tree of {sizes.view_turns:,} turns shows, median", _percentile(found["tree_show"], 50), 100.0),
         )
     )
 
 
-def _share(frames: Sequence[float], percent: float) -> float:
+def _percentile(frames: Sequence[float], percent: float) -> float:
     return float(np.percentile(frames, percent))
 
 
@@ -190,7 +189,7 @@ def measure_window(case: Case, sizes: Sizes) -> dict[str, list[float]]:
     return measure_in_child("benchmarks.children.window", *asked, what="the event loop of the whole window was")
 
 
-def window_verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Sizes) -> tuple[Verdict, ...]:
+def window_verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Sizes) -> tuple[BarVerdict, ...]:
     """The 99th percentile and the longest gap of each scene with their bars; their limit is that of the idle window."""
     scenes = (
         ("stream", "a model streams"),
@@ -199,16 +198,16 @@ def window_verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Siz
         ("export", f"a session of {sizes.window_turns:,} turns is exported"),
     )
     _, idle_p99, idle_most = gaps_of(found[IDLE])
-    rows: list[Verdict] = []
+    rows: list[BarVerdict] = []
     for name, words in scenes:
         _, p99, most = gaps_of(found[name])
         for which, figure, bar, least in (("p99", p99, P99_MS, idle_p99), ("longest", most, MAX_MS, idle_most)):
             what = f"ms: {words}, {which} gap of a 5 ms timer"
             rows.append(case.verdict(WINDOW_ROW, what, figure, bar, limit=Limit(least, LIMIT)))
-    typed, alternative = (statistics.median(found[name]) for name in ("typed", "alternative"))
+    typed, alternative = (median(found[name]) for name in ("typed", "alternative"))
     what = f"times an alternative's {alternative:.0f} ms: the first token after typed words"
     rows.append(case.verdict(WINDOW_ROW, what, typed / alternative, TYPED_BAR))
-    card = statistics.median(found["card"])
+    card = median(found["card"])
     what = "ms: a click on a token pins its card, painted, median"
     rows.append(case.verdict(WINDOW_ROW, what, card, CARD_MS))
     return tuple(rows)
@@ -251,10 +250,10 @@ async def _latency(case: Case, windows: Sequence[float], tell: Told) -> Findings
     )
 
 
-def latency_verdicts(case: Case, idle: Windows, spawned: Windows, inside: Windows) -> tuple[Verdict, ...]:
+def latency_verdicts(case: Case, idle: Windows, spawned: Windows, inside: Windows) -> tuple[BarVerdict, ...]:
     """Medians over the windows with their bars; the limit is that of the idle event loop."""
 
-    def verdict(who: str, name: str, place: int, ticked: Windows, bar: float) -> Verdict:
+    def verdict(who: str, name: str, place: int, ticked: Windows, bar: float) -> BarVerdict:
         figure, least = (median(gaps_of(window)[place] for window in windows) for windows in (ticked, idle))
         what = f"{who}: {name} ms, median of {len(ticked)} windows (the most: {max(gaps_of(w)[place] for w in ticked):.1f})"
         return case.verdict(LATENCY_ROW, what, figure, bar, limit=Limit(least, LOOP_LIMIT))

@@ -45,7 +45,6 @@ class BareMlx(BareRows):
         self._cache = make_prompt_cache(self._model)
 
     def close(self) -> None:
-        """Frees the model and the cache."""
         del self._model, self._cache
 
 
@@ -82,7 +81,6 @@ class MlxPromptCache:
         self._cache = LRUPromptCache(max_size=ENTRIES)
 
     def close(self) -> None:
-        """Frees the model and the caches."""
         self.forget()
         del self._model
 
@@ -196,5 +194,4 @@ class MlxStreams:
         return watch.lap(len(ids))
 
     def close(self) -> None:
-        """Frees the model."""
         del self._model

@@ -38,11 +38,6 @@ class TransformersModel:
         self.model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)  # no token ends an answer
         self.model.register_forward_pre_hook(self._count, with_kwargs=True)
 
-    @property
-    def layers(self) -> int:
-        """Number of layers of the model."""
-        return int(self.model.config.num_hidden_layers)
-
     def logprobs_after(self, rows: Any, cache: Any = None) -> Float32:
         """Log-probabilities after the last token of each row of ids, ``(rows, vocab) float32``."""
         with torch.inference_mode():
@@ -50,12 +45,14 @@ class TransformersModel:
             logprobs: Float32 = torch.log_softmax(out.logits[:, -1].float(), -1).cpu().numpy()
         return logprobs
 
+    def generated(self, ids: Any, n: int, **options: Any) -> Any:
+        """What transformers' `generate` returns for rows of one length and `n` new tokens."""
+        with torch.inference_mode():
+            return self.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, **options)
+
     def greedy(self, prompt: Ids, n: int, cache: Any = None) -> list[int]:
         """Generates `n` tokens with transformers' `generate`; without `cache`, it uses one for this call only."""
-        ids = self.tensor([prompt])
-        mask = torch.ones_like(ids)
-        with torch.inference_mode():
-            out = self.model.generate(ids, attention_mask=mask, max_new_tokens=n, past_key_values=cache)
+        out = self.generated(self.tensor([prompt]), n, past_key_values=cache)
         answer: list[int] = out[0, len(prompt) :].tolist()
         return answer
 
@@ -64,7 +61,6 @@ class TransformersModel:
         return torch.from_numpy(np.array(rows, np.int64)).to(self._device)
 
     def close(self) -> None:
-        """Frees the model."""
         self.model = None
 
     def _count(self, _module: Any, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -166,10 +162,9 @@ class BareTorch(BareRows):
         self._cache.choose(rows)
 
     def clear(self) -> None:
-        self._cache = InPlaceCache(self._peer.layers)
+        self._cache = InPlaceCache(self._peer.model.config.num_hidden_layers)
 
     def close(self) -> None:
-        """Frees the model."""
         self._peer.close()
 
 
@@ -220,16 +215,9 @@ class OneCacheRecords(OneCache):
 
     def greedy(self, prompt: Ids, n: int, cache: Any = None) -> list[int]:
         """Generates `n` tokens and makes their records with torch from the logits that `generate` returns."""
-        ids = self.tensor([prompt])
         with torch.inference_mode():
-            out = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=n,
-                past_key_values=cache,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
+            ids = self.tensor([prompt])
+            out = self.generated(ids, n, past_key_values=cache, output_logits=True, return_dict_in_generate=True)
             answer = out.sequences[0, len(prompt) :]
             for logits, token in zip(out.logits, answer, strict=True):
                 torch_records(logits, token[None])
@@ -265,19 +253,13 @@ class TorchBranches(TransformersModel):
     def branches(self, prompt: Ids, n: int, tokens: int) -> Lap:
         """Draws `tokens` tokens in each of `n` continuations of the prompt."""
         ids, watch = self.tensor([prompt]), Stopwatch().start()
-        with torch.inference_mode():
-            self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, num_return_sequences=n, max_new_tokens=tokens
-            )
+        self.generated(ids, tokens, do_sample=True, top_k=0, num_return_sequences=n)
         return watch.lap(n * tokens)
 
     def beams(self, prompt: Ids, width: int, tokens: int) -> Lap:
         """Beam search with `width` beams of `tokens` tokens."""
         ids, watch = self.tensor([prompt]), Stopwatch().start()
-        with torch.inference_mode():
-            out = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), num_beams=width, num_return_sequences=width, max_new_tokens=tokens
-            )
+        out = self.generated(ids, tokens, num_beams=width, num_return_sequences=width)
         return watch.lap(width * tokens, out[:, len(prompt) :].tolist())
 
 
@@ -295,14 +277,7 @@ class TorchStreams(TransformersModel):
         """
         ids, mark = self.tensor([prompt]), _FirstToken()
         with torch.inference_mode():
-            out = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=n,
-                streamer=mark,
-                output_logits=records,
-                return_dict_in_generate=True,
-            )
+            out = self.generated(ids, n, streamer=mark, output_logits=records, return_dict_in_generate=True)
             answer = out.sequences[0, len(prompt) :]
             if records:
                 for logits, token in zip(out.logits[1:], answer[1:], strict=True):  # one batch of all would be slower
@@ -329,7 +304,7 @@ class TorchStreams(TransformersModel):
                         drawn.append(self._push(drawn[-1], cache, records=False))
                     out = torch.cat(drawn, 1)
                 else:
-                    out = self.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n)
+                    out = self.generated(ids, n)
             return watch.lap(len(prompts) * n, out[:, ids.shape[1] :].tolist())
         finally:
             torch.set_num_threads(1)

@@ -57,7 +57,7 @@ def test_every_token_is_pushed_within_the_time_of_forwards(folder: Path, backend
 
         model.compute = counted
         before = ours.tokens_computed
-        with ours.forwards() as forwards:
+        with Forwards(ours.model) as forwards:
             ours.logprobs(PROMPTS)
         assert pushed == ours.tokens_computed - before > 0
         assert forwards.wall_seconds > 0
@@ -70,7 +70,7 @@ def test_no_time_is_counted_twice(folder: Path, backend: str, monkeypatch: pytes
     monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: 0.0, perf_counter=lambda: float(next(seconds))))
     with closing(Ours(folder, backend)) as ours:
         before = ours.metrics.forward_calls
-        with ours.forwards() as forwards:
+        with Forwards(ours.model) as forwards:
             ours.logprobs(PROMPTS[:1])
             ours.logprobs([[*PROMPTS[0], 9]])
         # then each call of the model took the second between its beginning and its end

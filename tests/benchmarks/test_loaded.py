@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import ours
 from benchmarks.catalogue import chosen_parts
-from benchmarks.findings import Case, Loaded
+from benchmarks.findings import Case, LoadedModels
 from benchmarks.run import measure_all
 from runtime import LanguageModel
 from tests.benchmarks.small import SMALL
@@ -27,7 +27,7 @@ class Thing:
 
 def test_each_kind_is_loaded_once_and_closed_at_the_end() -> None:
     # given two kinds, one of which is requested twice
-    loaded, closed = Loaded(), list[str]()
+    loaded, closed = LoadedModels(), list[str]()
     first = loaded.get("a", lambda: Thing("a", closed))
     assert loaded.get("a", lambda: Thing("another", closed)) is first
     loaded.get("b", lambda: Thing("b", closed))
@@ -50,7 +50,7 @@ def test_the_counting_parts_of_a_case_load_our_model_once(cases: list[Case], mon
         return opened[-1]
 
     monkeypatch.setattr(ours, "open_model", spied)
-    case = replace(cases[0], loaded=Loaded())
+    case = replace(cases[0], loaded=LoadedModels())
     report = measure_all([case], chosen_parts(("W2", "W3")), SMALL, quick=True)
     assert len(opened) == 1
     assert [each.part for each in report.took] == ["W2", "W3"]

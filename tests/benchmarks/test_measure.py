@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.measure import Float32, Ids, Result, Subject, Workload, measure, medians
+from benchmarks.measure import Float32, Ids, Subject, Workload, WorkloadResult, measure, medians
 from tests.benchmarks.subjects import Scripted
 
 
@@ -16,7 +16,7 @@ def two_requests(subject: Subject) -> None:
     subject.answers([[1, 2, 3, 5]], 3)
 
 
-def run(subject: Scripted) -> Result:
+def run(subject: Scripted) -> WorkloadResult:
     return measure(Workload("W0", two_requests), subject, backend="none", model="scripted")
 
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.catalogue import NAMES, chosen_parts
 from benchmarks.children.child import resident_bytes
 from benchmarks.findings import Case, Findings, Timing
-from benchmarks.measure import Result
+from benchmarks.measure import WorkloadResult
 from benchmarks.parts.sampler import PLAIN, SETTINGS
 from benchmarks.parts.token_counts import RATIO_BAR
 from benchmarks.run import measure_all
@@ -166,10 +166,10 @@ def exact(findings: Findings) -> set[str]:
     return {v.row for v in counts}
 
 
-def say_the_same(rows: Sequence[Result | Timing]) -> bool:
+def say_the_same(rows: Sequence[WorkloadResult | Timing]) -> bool:
     """Whether all subjects drew the same tokens for the same requests."""
     outcomes: dict[tuple[str, str, str], set[str]] = {}
     for row in rows:
-        part = row.workload if isinstance(row, Result) else row.part
+        part = row.workload if isinstance(row, WorkloadResult) else row.part
         outcomes.setdefault((row.backend, row.model, part), set()).add(row.outcome)
     return all(len(found) == 1 for found in outcomes.values())

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from app.cli import bench as command
 from benchmarks.catalogue import NAMES, PARTS, On, chosen_parts
-from benchmarks.findings import Case, Findings, Limit, Verdict
-from benchmarks.measure import Result
+from benchmarks.findings import BarVerdict, Case, Findings, Limit
+from benchmarks.measure import WorkloadResult
 from benchmarks.parts.decode import speculative
-from benchmarks.report import WIDTH, Report, verdict_table
+from benchmarks.report import WIDTH, BenchReport, verdict_table
 from benchmarks.run import MODELS, measure_all, run_bench
 from runtime import BackendUnavailableError, UnknownBackendError, models_dir
 from tests.benchmarks.small import SMALL
@@ -24,7 +24,7 @@ FEW = ("W1", "W6", "trie")
 
 
 @pytest.fixture(scope="module")
-def short(cases: list[Case]) -> Report:
+def short(cases: list[Case]) -> BenchReport:
     return measure_all(cases[:1], chosen_parts(FEW), SMALL, quick=True)
 
 
@@ -37,7 +37,7 @@ def test_a_long_session_reads_only_its_shown_part_and_lists_have_their_bars(case
 
 
 @pytest.mark.slow
-def test_tables_fit_and_name_every_row(short: Report) -> None:
+def test_tables_fit_and_name_every_row(short: BenchReport) -> None:
     out = io.StringIO()
     short.print(Console(file=out, width=WIDTH))
     text = out.getvalue()
@@ -57,14 +57,16 @@ def test_tables_fit_and_name_every_row(short: Report) -> None:
 
 @pytest.mark.parametrize("width", [80, WIDTH])
 def test_large_numbers_are_never_truncated(width: int) -> None:
-    rows = [Result(f"W{i}", "hf", "tiny-qwen3", "transformers, stateless", 205_696, 824, 123.45, 678.9, "x") for i in (1, 2)]
+    rows = [
+        WorkloadResult(f"W{i}", "hf", "tiny-qwen3", "transformers, stateless", 205_696, 824, 123.45, 678.9, "x") for i in (1, 2)
+    ]
     out = io.StringIO()
-    Report(True, SMALL, ("W1",), (), Findings(results=tuple(rows))).print(Console(file=out, width=width))
+    BenchReport(True, SMALL, ("W1",), (), Findings(results=tuple(rows))).print(Console(file=out, width=width))
     for number in ("205,696", "824", "249.631", "123.45", "678.90"):
         assert out.getvalue().count(number) == 2
 
 
-def test_json_holds_the_same_figures(short: Report, tmp_path: Path) -> None:
+def test_json_holds_the_same_figures(short: BenchReport, tmp_path: Path) -> None:
     short.save(tmp_path / "figures.json")
     read = json.loads((tmp_path / "figures.json").read_text("utf-8"))
     assert read["quick"] is True
@@ -78,12 +80,12 @@ def test_json_holds_the_same_figures(short: Report, tmp_path: Path) -> None:
     assert [row["limit"] for row in read["bars"]] == [v.limit and asdict(v.limit) for v in short.findings.verdicts]
 
 
-def test_a_short_report_is_exact(short: Report) -> None:
+def test_a_short_report_is_exact(short: BenchReport) -> None:
     assert {v.row for v in short.findings.verdicts if not v.timed} == {"W1 particles", "W6 score", "trie"}
     assert [v for v in short.findings.verdicts if not v.timed and not v.met] == []
 
 
-def test_every_timed_figure_has_a_lower_limit_of_the_same_run(short: Report) -> None:
+def test_every_timed_figure_has_a_lower_limit_of_the_same_run(short: BenchReport) -> None:
     # then each timed figure of these parts has a limit of the same run
     timed = [v for v in short.findings.verdicts if v.timed]
     assert {v.row for v in timed} == {"W1 cpu", "W6 score", "trie"}
@@ -91,7 +93,7 @@ def test_every_timed_figure_has_a_lower_limit_of_the_same_run(short: Report) -> 
 
 
 def test_a_bar_is_met_on_its_side() -> None:
-    least = Verdict("W5 one stream", "hf", "tiny-llama", "speed", 1.15, 1.15, at_least=True)
+    least = BarVerdict("W5 one stream", "hf", "tiny-llama", "speed", 1.15, 1.15, at_least=True)
     assert least.met
     assert not replace(least, figure=1.149).met
     assert replace(least, at_least=False).met
@@ -195,7 +197,7 @@ def test_prompt_lookup_gives_the_same_answers_in_fewer_forwards() -> None:
 def test_the_limit_of_a_figure_is_shown_only_if_its_bar_is_missed() -> None:
     # given a figure with its limit, on each side of the bar
     limit = Limit(1.12, "the bare loop")
-    missed = Verdict("W5 one stream", "hf", "tiny-llama", "speed", 0.9, 1.15, at_least=True, limit=limit)
+    missed = BarVerdict("W5 one stream", "hf", "tiny-llama", "speed", 0.9, 1.15, at_least=True, limit=limit)
     for verdict, told in ((missed, True), (replace(missed, figure=1.2), False)):
         console = Console(width=160, record=True, file=io.StringIO())
         console.print(verdict_table("bars", [verdict]))

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from app.doctor.reference import FILE, SMOLLM2, Answer, Reference, numbers, write_model
+from app.doctor.reference import FILE, SMOLLM2, Reference, ReferenceAnswer, numbers, write_model
 from runtime import list_models, load
 from tests.tiny_models import BUILDERS
 
@@ -37,14 +37,14 @@ def logits(folder: Path, ids: list[int]) -> Any:
     return torch.log_softmax(rows, -1).numpy()
 
 
-def answers_of(rows: Any) -> list[Answer]:
+def answers_of(rows: Any) -> list[ReferenceAnswer]:
     """The answers to store: the likeliest tokens and some others."""
     found = []
     for position in POSITIONS:
         row = rows[position]
         order = np.argsort(-row)
         ids = sorted({*order[: TOKENS // 2].tolist(), *order[:: len(order) // (TOKENS // 2)][: TOKENS // 2].tolist()})
-        found.append(Answer(position, ids, [round(float(row[i]), DIGITS) for i in ids]))
+        found.append(ReferenceAnswer(position, ids, [round(float(row[i]), DIGITS) for i in ids]))
     return found
 
 

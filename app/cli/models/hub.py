@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import Bar, console, headed, print_table, read_secret, rows_table
+from app.cli.common import console, headed, print_table, read_secret, rows_table, step_bar
 from app.cli.options import load_options
 from app.cli.printing import fit_facts, fit_rows, fit_word, one_line, ready_line
 from app.fitting import fits
@@ -145,8 +146,8 @@ def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None,
     if model == EMBEDDED:
         if dry_run:
             raise click.UsageError("--dry-run is for models of a hub")
-        with Bar() as bar:
-            folder = fetch_embedded(bar.show)
+        with step_bar() as show:
+            folder = fetch_embedded(show)
         click.echo(ready_line(EMBEDDED, folder.path))
     elif dry_run:
         with console.status(f"looking up {model}"):
@@ -158,9 +159,9 @@ def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None,
             print_table(_files(plan))
             print_table(_summary(plan, fit_rows(found)))
     else:
-        with FetchBar() as fetching:
+        with fetch_bar() as show:
             try:
-                fetched = fetch_any(model, fetching.show)
+                fetched = fetch_any(model, show)
             except KeyboardInterrupt:
                 click.echo("paused: run the same command again to resume", err=True)
                 raise click.exceptions.Exit(1) from None
@@ -171,43 +172,37 @@ def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None,
             click.echo(ready_line(name, fetched.path, fetched.quantisation))
 
 
-class FetchBar:
+@contextmanager
+def fetch_bar() -> Iterator[Callable[[DownloadProgress], None]]:
     """Progress of a download on stderr: a bar on a terminal, else a line for each file and each reason to wait."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TextColumn("{task.fields[speed]}"),
+    )
+    printed: set[str] = set()
+    under_way: dict[str, None] = {}  # files being downloaded, in the order in which they began
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("look up", total=None, speed="")
 
-    def __init__(self) -> None:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            DownloadColumn(),
-            TextColumn("{task.fields[speed]}"),
-        )
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("look up", total=None, speed="")
-        self._printed: set[str] = set()
-        self._under_way: dict[str, None] = {}  # files being downloaded, in the order in which they began
+        def show(step: DownloadProgress) -> None:
+            note = one_line(step.note) if step.note else ""
+            if step.state == "fetch" and step.file_done < step.file_total:
+                under_way[step.file] = None
+            else:
+                under_way.pop(step.file, None)
+            first, others = next(iter(under_way), step.file or step.state), len(under_way) - 1
+            speed = f"{rate_text(step.rate)}, {time_left(step.eta)}" if step.rate else note
+            shown = f"{first} +{others}" if others > 0 else first
+            bar.update(task, description=shown, completed=step.done, total=step.total or None, speed=speed)
+            taken = f"{step.file}: {step.file_total:,} bytes" if step.state == "fetch" and step.total else ""
+            line = f"{note}; waiting to ask again" if note else taken
+            if line and line not in printed and not console.is_terminal:
+                printed.add(line)
+                click.echo(line, err=True)
 
-    def __enter__(self) -> FetchBar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, step: DownloadProgress) -> None:
-        note = one_line(step.note) if step.note else ""
-        if step.state == "fetch" and step.file_done < step.file_total:
-            self._under_way[step.file] = None
-        else:
-            self._under_way.pop(step.file, None)
-        first, others = next(iter(self._under_way), step.file or step.state), len(self._under_way) - 1
-        speed = f"{rate_text(step.rate)}, {time_left(step.eta)}" if step.rate else note
-        shown = f"{first} +{others}" if others > 0 else first
-        self._progress.update(self._task, description=shown, completed=step.done, total=step.total or None, speed=speed)
-        taken = f"{step.file}: {step.file_total:,} bytes" if step.state == "fetch" and step.total else ""
-        line = f"{note}; waiting to ask again" if note else taken
-        if line and line not in self._printed and not console.is_terminal:
-            self._printed.add(line)
-            click.echo(line, err=True)
+        yield show
 
 
 def rate_text(rate: float) -> str:

@@ -1,4 +1,4 @@
-"""`elsewise models`: lists, imports, converts, checks and removes models of the shelf."""
+"""`elsewise models`: lists, imports, converts, checks and removes models of the shelf; connects to servers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 import click
 
-from app.cli.common import Bar, print_table
-from app.cli.models.connect import connect_command
+from app.cli.common import console, print_table, read_secret, step_bar
 from app.cli.models.hub import EMBEDDED, catalogue_command, fetch_command, login_command, logout_command, search_command
 from app.cli.options import in_options, load_options
 from app.cli.printing import facts, facts_table, fit_facts, fit_rows, measured_facts, measured_rows, ready_line, shelf_table
 from app.fitting import fits
 from runtime import (
+    Connection,
     ModelLoadError,
     ModelShelf,
+    add_connection,
     connections,
     convert_model,
     discard_download,
@@ -114,14 +115,14 @@ def import_command(path: Path, name: str | None, keep_quantised: bool | None) ->
 
     Of an adapter (peft's or mlx-lm's layout), copies configuration and safetensors; use it with: ask --adapter NAME.
     """
-    with Bar() as bar:
+    with step_bar() as show:
         if is_adapter_folder(path):
             if keep_quantised is not None:
                 raise click.UsageError("--keep-quantised and --float32 are for GGUF files; an adapter is taken as it is")
-            adapter = import_adapter(path, name, bar.show)
+            adapter = import_adapter(path, name, show)
             done = f"{adapter.name}: ready in {adapter.path}; use it with: elsewise ask --adapter {adapter.name}"
         else:
-            folder = import_model(path, name, bar.show, keep_quantised=keep_quantised)
+            folder = import_model(path, name, show, keep_quantised=keep_quantised)
             note = plan_import(path).note if folder.quantisation and path.is_file() else ""
             done = ready_line(folder.path.name.replace("--", "/"), folder.path, folder.quantisation)
             done += f"\n{note}" if note else ""
@@ -137,8 +138,8 @@ def convert_command(source: str, bits: str, name: str | None) -> None:
 
     Example: elsewise models convert smollm2 --bits 8
     """
-    with Bar() as bar:
-        folder = convert_model(source, 8 if bits == "8" else 4, name, bar.show)
+    with step_bar() as show:
+        folder = convert_model(source, 8 if bits == "8" else 4, name, show)
     made = folder.path.name.replace("--", "/")
     click.echo(ready_line(made, folder.path, folder.quantisation))
 
@@ -152,12 +153,39 @@ def add_command(path: Path, name: str | None) -> None:
     click.echo(ready_line(entry.name, Path(entry.source), entry.quantisation))
 
 
-models.add_command(catalogue_command)
-models.add_command(search_command)
-models.add_command(connect_command)
-models.add_command(login_command)
-models.add_command(logout_command)
-models.add_command(fetch_command)
+CONNECT_EXAMPLES = """\b
+Examples:
+  elsewise models connect big http://127.0.0.1:8000
+  elsewise models connect cluster https://vllm.example.org/v1 --model meta-llama/Llama-3.1-70B --key
+  elsewise ask "Name three colours." --model big
+"""
+
+
+@models.command("connect", epilog=CONNECT_EXAMPLES)
+@click.argument("name")
+@click.argument("url")
+@click.option("--model", help="The model's id on the server; not needed if it has only one.")
+@click.option("--tokenizer", metavar="PATH|NAME", help="A tokenizer of this machine, or 'server' for the server's.")
+@click.option("--key", "with_key", is_flag=True, help="Ask for the server's key without showing it; it can also be piped in.")
+@click.option("--plain-http", is_flag=True, help="Allow unencrypted HTTP to another machine, from now on.")
+def connect_command(name: str, url: str, model: str | None, tokenizer: str | None, with_key: bool, plain_http: bool) -> None:
+    """Saves a server's model under NAME, to be used with --model. The key is stored only in the system keychain.
+
+    Asks the server what it supports and prints what is missing.
+    """
+    key = read_secret("key") if with_key else ""
+    with console.status(f"connecting to {url}"):
+        info, kept_in = add_connection(Connection(name, url, model, plain_http, tokenizer), key.strip())
+    click.echo(f"{name}: {info.name}, {info.backend} {info.options['server_version']}".rstrip())
+    click.echo(f"it has: {', '.join(info.capabilities)}")
+    for warning in info.warnings:
+        click.echo(f"note: {warning}", err=True)
+    if kept_in:
+        click.echo(f"the key is stored in {kept_in}")
+
+
+for command in (catalogue_command, search_command, login_command, logout_command, fetch_command):
+    models.add_command(command)
 models.add_command(fetch_command, "get")  # an alias: its original name
 
 
@@ -170,8 +198,8 @@ def verify_command(name: str | None) -> None:
     failed = False
     for each in names:
         try:
-            with Bar() as bar:
-                ModelShelf().verify(each, bar.show)
+            with step_bar() as show:
+                ModelShelf().verify(each, show)
             click.echo(f"{each}: sound")
         except ModelLoadError as fault:
             failed = True

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from app.cli.common import read_text, reading
-from app.cli.options import adapter_options, connect_options, connection_of, in_options, load_model
-from app.cli.settings import ESCAPE, Settings
+from app.cli.options import adapter_option, adapter_options, connection_of, in_options, load_model, model_options
+from app.cli.settings import ESCAPE, CliSettings
 from runtime import POOLINGS, Pooling, RuntimeFault
 
 SUFFIXES = (".npy", ".jsonl")
@@ -31,9 +31,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("file")
-@click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
-@connect_options
-@click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
+@model_options
 @click.option(
     "--pooling",
     type=click.Choice(POOLINGS),
@@ -41,18 +39,12 @@ Examples:
     show_default=True,
     help="Which hidden states become the vector: the last token's, the mean, the maximum, or the first token's.",
 )
-@click.option(
-    "--adapter",
-    "adapters",
-    multiple=True,
-    metavar="PATH|NAME[:SCALE]",
-    help="Put a LoRA adapter on the model, as `elsewise ask` does; can be repeated (they add up).",
-)
+@adapter_option
 @click.option("--jsonl", is_flag=True, help='Each line of FILE is an object with a "text", whatever its extension.')
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="FILE.npy (float32) or FILE.jsonl; else stdout.")
 @click.pass_obj
 def embed(
-    settings: Settings,
+    settings: CliSettings,
     file: str,
     model: str | None,
     connect_to: str | None,

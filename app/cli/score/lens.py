@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.common import print_table, read_text, reading
-from app.cli.options import adapter_options, load_model, load_options
+from app.cli.options import adapter_option, adapter_options, load_model, load_options
 from app.cli.printing import shown
-from app.cli.settings import Settings
+from app.cli.score.files import json_value
+from app.cli.settings import CliSettings
 from runtime import LanguageModel, LensCost, LensRun, check_fits
 
 MOST_LISTED: Final = 1_000_000  # positions of one range; more than any context has
@@ -42,18 +43,12 @@ Examples:
 )
 @click.option("--alternatives", type=click.IntRange(1, 1000), default=3, show_default=True, help="How many for each layer.")
 @click.option("--token", "tokens", multiple=True, metavar="TEXT", help="Follow the first token of this text, too.")
-@click.option(
-    "--adapter",
-    "adapters",
-    multiple=True,
-    metavar="PATH|NAME[:SCALE]",
-    help="Put a LoRA adapter on the model, as `elsewise ask` does; can be repeated (they add up).",
-)
+@adapter_option
 @click.option("--load", "loads", multiple=True, help="Any load option by name. Example: --load kv_dtype=q8")
 @click.option("--json", "as_json", is_flag=True, help="One object a position.")
 @click.pass_obj
 def lens(
-    settings: Settings,
+    settings: CliSettings,
     file: str,
     model: str | None,
     backend: str | None,
@@ -114,15 +109,10 @@ def position_of(run: LensRun, row: int, ids: list[int], model: LanguageModel) ->
     def text(token: int) -> str:
         return model.decode_token(token).decode(errors="replace")
 
-    def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
+    columns = {column: token for column, token in enumerate(run.token_ids[row].tolist()) if token >= 0}
     followed = [
-        {"id": token, "text": text(token), "leads_from": int(run.leads_from(column)[row])}
-        for column, token in enumerate(run.token_ids[row].tolist())
-        if token >= 0
+        {"id": token, "text": text(token), "leads_from": int(run.leads_from(column)[row])} for column, token in columns.items()
     ]
-    columns = [column for column, token in enumerate(run.token_ids[row].tolist()) if token >= 0]
     layers = []
     for layer in range(run.layers + 1):
         pairs = zip(run.top_ids[row, layer].tolist(), run.top_logprobs[row, layer].tolist(), strict=True)
@@ -130,7 +120,7 @@ def position_of(run: LensRun, row: int, ids: list[int], model: LanguageModel) ->
             {
                 "layer": layer,
                 "entropy": float(run.entropy[row, layer]),
-                "logprobs": [number(float(run.logprobs[row, layer, column])) for column in columns],
+                "logprobs": [json_value(float(run.logprobs[row, layer, column])) for column in columns],
                 "ranks": [int(run.ranks[row, layer, column]) for column in columns],
                 "top": [{"id": token, "text": text(token), "logprob": value} for token, value in pairs if token >= 0],
             }

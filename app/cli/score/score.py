@@ -19,35 +19,25 @@ from app.cli.options import (
     WEIGHTS,
     WEIGHTS_HELP,
     adapter_options,
-    connect_options,
     connection_of,
     in_options,
     load_model,
     load_options,
+    model_options,
     precision_note,
     weights_of,
 )
-from app.cli.printing import shown, token_table
+from app.cli.printing import record_fields, shown, token_table, top_fields
 from app.cli.score.files import check_out, json_value, score_files
-from app.cli.settings import Settings
-from runtime import (
-    ContextOverflowError,
-    LanguageModel,
-    ModelComparison,
-    OnProgress,
-    TokenRun,
-    check_fits,
-    compare_models,
-)
+from app.cli.settings import CliSettings
+from runtime import ContextOverflowError, LanguageModel, ModelComparison, OnProgress, TokenRun, check_fits, compare_models
 
 LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: about 4,000,000 tokens; tokenising them takes 2 GB
 
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
-@connect_options
-@click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
+@model_options
 @click.option("--alternatives", type=click.IntRange(0, 1000), show_default="3", help="How many for each token.")
 @click.option("--top-k", type=click.IntRange(0, 1000), hidden=True)  # the old name, until the next release
 @click.option(
@@ -88,7 +78,7 @@ LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: about 4,000,000 tokens; toke
 @click.option("--resume", is_flag=True, help="With --out: continue the run that was stopped.")
 @click.pass_obj
 def score(
-    settings: Settings,
+    settings: CliSettings,
     files: tuple[str, ...],
     model: str | None,
     connect_to: str | None,
@@ -150,8 +140,9 @@ def score(
     if not text:
         raise click.ClickException(f"{file}: empty; there is nothing to score")
     if beside:
-        second = Settings(settings.data, *first).chosen(against, against_backend)
-        found = _compare(text, first, second, own, other, kl=kl)
+        second = CliSettings(settings.data, *first).chosen(against, against_backend)
+        with load_model(*first, **own) as left, load_model(*second, **other) as right, counting("comparing") as show:
+            found = asyncio.run(compare_models(left, right, text, kl_start=0 if kl else None, on_progress=show))
         (write_json if as_json else write_csv if as_csv else write_table)(found)
         for line in words(found):
             click.echo(line, err=True)
@@ -203,35 +194,9 @@ async def _scored(model: LanguageModel, ids: list[int], top_k: int, stride: int 
     return await model.score_run(ids, top_k, stride=stride, on_progress=on_progress)
 
 
-def _compare(
-    text: str,
-    first: tuple[str, str],
-    second: tuple[str, str],
-    own: dict[str, Any],
-    other: dict[str, Any],
-    *,
-    kl: bool,
-) -> ModelComparison:
-    with load_model(*first, **own) as left, load_model(*second, **other) as right, counting("comparing") as on_progress:
-        return asyncio.run(compare_models(left, right, text, kl_start=0 if kl else None, on_progress=on_progress))
-
-
 def _write_json(run: TokenRun, model: LanguageModel) -> None:
     for record in run:
-        top = [
-            {"id": t, "text": model.decode_token(t).decode(errors="replace"), "logprob": p}
-            for t, p in zip(record.top_ids, record.top_logprobs, strict=True)
-        ]
-        fields = {
-            "id": record.token_id,
-            "text": record.text,
-            "bytes": record.token_bytes.hex(),
-            "logprob": record.logprob,
-            "rank": record.rank,
-            "entropy": record.entropy,
-            "covered_mass": record.covered_mass,
-            "top": top,
-        }
+        fields = record_fields(record) | {"covered_mass": record.covered_mass, "top": top_fields(record, model.decode_token)}
         click.echo(json.dumps(fields, ensure_ascii=False))
 
 

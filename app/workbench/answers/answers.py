@@ -20,7 +20,7 @@ from app.workbench.answers.streaming import Prepare, Streaming
 from app.workbench.prompt.prompt import Tokeniser, check_tokens, typed_run
 from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.refusals import GONE, check_has, refusing, stored
+from app.workbench.refusals import GONE, check_has, loaded_model, refusing, stored
 from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.sessions.titles import title_from_model, title_of
@@ -149,13 +149,11 @@ class Answers:
         if not text:
             raise Refusal(translate("Workbench", "write what the answer should say from here on"))
         self._running.check_idle(session_id)
-        model = await self._streaming.model()
-        try:
+        model = await loaded_model(self._supervisor)
+        async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node_id))
             adapted = await self._adapters.adapted(session, model)
             given = Given(await self._tokens_of(model, text), adapted.fingerprint)
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
         target = await self._copies.target(session)
         async with self._running.begin(target.session) as answer:
             await self._go_on(answer, target.place(replace(new, text=text)), given)
@@ -201,14 +199,14 @@ class Answers:
         session.check_sound(session.tree.path(node_id))
         if why := refusal(node):
             raise Refusal(why)
-        if why := refusal(node, await self._streaming.model()):
+        if why := refusal(node, await loaded_model(self._supervisor)):
             raise Refusal(why)
         run = session.runs.get(node_id, EMPTY)
         try:
             repeat = Repeat.read(node, run)
         except InvalidRequestError as fault:
             raise Refusal(str(fault)) from fault
-        await self._adapters.require(await self._streaming.model(), stack_made_with(repeat.made) or ())
+        await self._adapters.require(await loaded_model(self._supervisor), stack_made_with(repeat.made) or ())
         known = run[: len(run) - len(repeat.ids)]  # the header, or a token that was picked
         new = NewNode(
             session.id, node.parent_id, "assistant", at_token=node.at_token, at_byte=node.at_byte, turn_start=node.turn_start,
@@ -261,27 +259,22 @@ class Answers:
     async def _score(self, session: WholeSession, progress: OnTransfer) -> None:
         assert session.tip is not None
         session.check_sound(session.tree.path(session.tip))
-        model = await self._streaming.model()
+        model = await loaded_model(self._supervisor)
         check_has(model, "score")
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(session.tip))
             adapted = await self._adapters.adapted(session, model)
-            try:
-                await self._tokeniser.along(session, adapted, session.tip)
-                await self._streaming.score(session, adapted, lambda now: progress(now.done, now.total))
-            except StoreError as fault:
-                raise Refusal(str(fault)) from fault
+            await stored(self._tokeniser.along(session, adapted, session.tip))
+            await stored(self._streaming.score(session, adapted, lambda now: progress(now.done, now.total)))
 
     async def _cut(self, session: WholeSession, node: NodeRow) -> TokenRun:
         """Tokenises an answer stored as text, and saves its tokens."""
         async with self._running.begin(session):
             session.check_sound(session.tree.path(node.id))
-            model = await self._streaming.model()
-            try:
+            model = await loaded_model(self._supervisor)
+            async with refusing(self._supervisor, model):
                 check_tokens(model, session, session.tree.path(node.id))
-                await self._tokeniser.own_words(session, await self._adapters.adapted(session, model), node)
-            except (RuntimeFault, StoreError) as fault:
-                raise Refusal(str(fault)) from fault
+                await stored(self._tokeniser.own_words(session, await self._adapters.adapted(session, model), node))
             await self._sessions.refresh(session)
         return session.runs[node.id]
 
@@ -351,7 +344,6 @@ class Answers:
         return [self._vocabulary.bytes_of(token) for token in token_ids]
 
     def find_tokens(self, session_id: int, text: str, most: int) -> Sequence[int]:  # noqa: ARG002  # one vocabulary so far
-        """Tokens that contain a text."""
         return self._vocabulary.containing(text, most)
 
     # ---- helpers ------------------------------------------------------------------------------------------------------

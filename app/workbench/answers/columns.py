@@ -12,7 +12,7 @@ from app.workbench.answers.answer import Answer
 from app.workbench.answers.completion import Ending
 from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Segment
+from app.workbench.tree.tree import PathSegment
 from app.workbench.tree.turn_notes import ending_note
 from runtime import BeamOptions, GenerationOptions, LanguageModel, Origin, TokenRun, texts_of
 from storage import NewNode, SessionStore, StoreError
@@ -41,7 +41,7 @@ class ContinuationGroup:
     computed: int = 0  # tokens of the prompt that were computed
     began: float = field(default_factory=time.monotonic)  # time when the model was ready
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[PathSegment]:
         """The segments of the path before the place."""
         path = self.session.tree.path(self.new.parent_id)
         if path and self.new.at_token is not None:

@@ -16,23 +16,18 @@ from app.workbench.answers.answer import Answer, RunningAnswers, continuation_no
 from app.workbench.answers.columns import ContinuationGroup, Endings, beam_options, own_tokens_before, unscored_run
 from app.workbench.answers.completion import CUTS, Ending, record_outcome, stats_of
 from app.workbench.answers.provenance import found_with, plain_options
-from app.workbench.answers.resolve_options import with_seed
-from app.workbench.answers.streaming import STARTING, Streaming, reading_note
+from app.workbench.answers.resolve_options import resolve_answer, with_seed
+from app.workbench.answers.streaming import STARTING, reading_note
 from app.workbench.prompt.prompt import Tokeniser, check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
 from app.workbench.refusals import check_has
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import AdaptedModel
+from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.windows import Windows
-from runtime import (
-    BeamStep,
-    Finish,
-    GenerationOptions,
-    PromptProgress,
-)
+from runtime import BeamStep, Finish, GenerationOptions, PromptProgress
 from storage import SessionStore, StoreError
 from ui import (
     BeamRules,
@@ -62,7 +57,7 @@ class Continuations:
     _setups: Setups  # options and adapters of sessions
     _copies: Copies  # of the sample, which is never changed
     _running: RunningAnswers
-    _streaming: Streaming  # resolves options
+    _adapters: Adapters
     _tokeniser: Tokeniser  # text to ids
     _windows: Windows  # show columns and their tokens
     # the last one of each session, as long as anything refers to it
@@ -124,7 +119,7 @@ class Continuations:
         group.note, group.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(group)
-        adapted = await self._streaming.adapted(claimed, model)
+        adapted = await self._adapters.under(model, claimed.stack)
         segments = group.segments()
         check_tokens(model, group.session, segments)
         assert group.new.parent_id is not None  # the child of an answer, or its sibling
@@ -144,7 +139,7 @@ class Continuations:
 
     async def _draw(self, group: ContinuationGroup, claimed: Answer, asked: Asked) -> None:
         adapted, prompt = await self._prompt(group, claimed)
-        model, options = adapted.model, self._streaming.resolve(claimed, asked, adapted)
+        model, options = adapted.model, resolve_answer(claimed, asked, adapted)
         most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
         options = replace(options, max_tokens=most, speculative=None)  # the continuations share one forward per step already
         if options.sampling.temperature == 0.0:
@@ -184,7 +179,7 @@ class Continuations:
                 group.beams = tuple(Column(-1 - i, unscored_run(model, ids), p) for i, (ids, p) in enumerate(beams))
                 self._show(group)
 
-        options = beam_options(self._streaming.resolve(claimed, asked, adapted), group)
+        options = beam_options(resolve_answer(claimed, asked, adapted), group)
         read_on = partial(self._read_on, group, group.computed)
         found = await model.beam_generate(prompt, options, adapters=adapted.adapters, on_progress=read_on, on_step=on_step)
         group.scores = [hypothesis.score for hypothesis in found]

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.faults import not_loaded
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.answers.provenance import beams_of, made_of
 from app.workbench.answers.provenance_text import stack_words
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.refusals import GONE, intact, refusing, stored
+from app.workbench.refusals import GONE, intact, loaded_model, refusing, stored
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.values import mapping_of, spoken_name, with_weights
@@ -78,11 +77,8 @@ class Drawings:
         Raises:
             Refusal: No model runs, or it cannot compute them.
         """
-        session = await self._sessions.whole(session_id, node_id)
-        place = session.locate(node_id, index)
-        if place is None:
-            raise Refusal(translate("Workbench", GONE))
-        ids = ids_before(session, *place)
+        session, node, offset = await self._token(session_id, node_id, index)
+        ids = ids_before(session, node, offset)
         if not ids:
             raise Refusal(translate("Workbench", "the first token has nothing before it, so it has no probability"))
         model = self._supervisor.running
@@ -90,7 +86,7 @@ class Drawings:
             raise Refusal(translate("Workbench", NO_MODEL))
         if here and not model.has("kv"):
             raise Refusal(translate("Workbench", "the model is on a server, which is asked only on request"))
-        async with self._query(model, session, place[0]) as adapted:
+        async with self._query(model, session, node) as adapted:
             return await model.next_token_logprobs(ids, adapters=adapted.adapters)
 
     async def depth(self, session_id: int, node_id: int, index: int, also: Sequence[int] = ()) -> LensRun:
@@ -101,11 +97,7 @@ class Drawings:
         Raises:
             Refusal: No model runs, another one wrote the token, or its layers cannot be read.
         """
-        session = await self._sessions.whole(session_id, node_id)
-        place = session.locate(node_id, index)
-        if place is None:
-            raise Refusal(translate("Workbench", GONE))
-        node, offset = place
+        session, node, offset = await self._token(session_id, node_id, index)
         ids = ids_before(session, node, offset)
         if not ids:
             raise Refusal(translate("Workbench", "the first token has nothing before it, so it has no layers"))
@@ -155,22 +147,28 @@ class Drawings:
         Raises:
             Refusal: No model can be loaded, or it fails.
         """
-        session = await self._sessions.whole(session_id, node_id)
-        place = session.locate(node_id, index)
-        if place is None:
-            raise Refusal(translate("Workbench", GONE))
-        try:
-            model = await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(not_loaded(fault)) from fault
-        ids = [*ids_before(session, *place), token_id]
+        session, node, offset = await self._token(session_id, node_id, index)
+        model = await loaded_model(self._supervisor)
+        ids = [*ids_before(session, node, offset), token_id]
         words: list[bytes] = []
-        async with self._query(model, session, place[0]) as adapted:
+        async with self._query(model, session, node) as adapted:
             while len(words) < most and not model.is_eos(ids[-1]) and len(ids) < model.info.context_length:
                 top = await model.top_logprobs(ids, 1, adapters=adapted.adapters)
                 ids.append(int(top.ids[0]))
                 words.append(b"" if model.is_eos(ids[-1]) else model.decode_token(ids[-1]))
         return [word for word in words if word]
+
+    async def _token(self, session_id: int, node_id: int, index: int) -> tuple[WholeSession, NodeRow, int]:
+        """The session, and the node and the offset of token `index` of a turn.
+
+        Raises:
+            Refusal: There is no such token.
+        """
+        session = await self._sessions.whole(session_id, node_id)
+        place = session.locate(node_id, index)
+        if place is None:
+            raise Refusal(translate("Workbench", GONE))
+        return session, *place
 
     async def _maker_of(self, session: WholeSession, *nodes: NodeRow) -> LanguageModel:
         """The running model, if it generated the tokens of all these nodes.

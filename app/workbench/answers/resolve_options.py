@@ -13,21 +13,20 @@ from app.workbench.answers.provenance import MADE, beams_of, made_with, options_
 from app.workbench.answers.provenance_text import refusal, stack_words, words
 from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.setups import Asked
-from app.workbench.setup.values import guessed_by, without_lacking
+from app.workbench.setup.values import guessed_by, stored_sources, without_lacking
 from app.workbench.tree.tree import Tree
 from runtime import GenerationOptions, InvalidRequestError, ResolvedOptions, SamplingOptions, fresh_seed
 from storage import NodeRow
 from ui import translate
 
 
-def resolve_answer(answer: Answer, asked: Asked, adapted: AdaptedModel, call: Mapping[str, Any]) -> GenerationOptions:
+def resolve_answer(answer: Answer, asked: Asked, adapted: AdaptedModel) -> GenerationOptions:
     """Resolves the options of an answer, and sets its `options`, `made_with` and `changed`.
 
     Args:
         answer: Its options so far are its preset's (see `with_seed`), or those of the answer that it repeats.
         asked: The session's options and adapters when the answer began.
         adapted: The model that answers.
-        call: By the names of `GenerationOptions.from_mapping`; takes precedence over the session.
 
     Raises:
         InvalidRequestError: It repeats another answer, which this model cannot.
@@ -40,10 +39,10 @@ def resolve_answer(answer: Answer, asked: Asked, adapted: AdaptedModel, call: Ma
         return answer.options
     guessed = guessed_by(asked.session, adapted.model)
     layer = guessed if adapted.adapters is None else {**guessed, "adapters": adapted.adapters}
-    said = call if answer.seed is None else {**call, "seed": answer.seed}
+    said = asked.call if answer.seed is None else {**asked.call, "seed": answer.seed}
     preset = without_lacking(answer.options, adapted.model)
     resolved = adapted.model.resolve_options(said, session=layer, preset=preset)
-    chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), call.get("seed")] != [None] * 3
+    chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), asked.call.get("seed")] != [None] * 3
     if answer.continues is not None:
         lacks = adapted.model.lacks
         resolved, answer.changed, chosen = answer.continues.under(resolved, asked, lacks, seed_was_chosen=chosen)
@@ -97,7 +96,7 @@ class Continued(Struct, frozen=True):
             lacks: Settings that the model does not have (`LanguageModel.lacks`).
             seed_was_chosen: Whether the seed of `now` was chosen.
         """
-        then = self._sources()
+        then = stored_sources(self.made)
         preset_changed = self.made.get("preset", asked.preset_name) != asked.preset_name
         by_hand = _BY_HAND | {"preset"} if preset_changed else _BY_HAND
         new, sources = _flat(now.options), dict(now.sources)
@@ -122,11 +121,6 @@ class Continued(Struct, frozen=True):
             options, sources["seed"] = replace(options, seed=fresh_seed(), branch=0), "default"
         changed += self._others(now.options, asked)
         return ResolvedOptions(options, sources), changed, sources.get("seed", "default") != "default"
-
-    def _sources(self) -> dict[str, str]:
-        stored = self.made.get("sources")
-        listed = stored.items() if isinstance(stored, Mapping) else ()
-        return {str(name): str(source) for source, names in listed for name in names}
 
     def _others(self, now: GenerationOptions, asked: Asked) -> list[str]:
         """The output format and adapters, in words, if they have changed; the current ones are used."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace as replace_struct
 
-from app.faults import not_loaded
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import Answer, RunningAnswers, live_stats
 from app.workbench.answers.completion import CUTS, Ending, record_outcome, stats_of
@@ -25,22 +23,12 @@ from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, began, content_of, leading_template
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Segment
+from app.workbench.tree.tree import PathSegment
 from app.workbench.tree.turn_notes import turn_stats
 from app.workbench.windows import Windows
-from runtime import Finish, GenerationOptions, LanguageModel, Priority, PromptProgress, RuntimeFault, TokenRun
+from runtime import Finish, Priority, PromptProgress, RuntimeFault, TokenRun
 from storage import SessionStore, StoreError
-from ui import (
-    QT_TRANSLATE_NOOP,
-    EngineState,
-    Refusal,
-    SessionChanged,
-    TokensArrived,
-    TurnChanged,
-    TurnStatus,
-    in_window,
-    translate,
-)
+from ui import QT_TRANSLATE_NOOP, EngineState, SessionChanged, TokensArrived, TurnChanged, TurnStatus, in_window, translate
 
 log = logging.getLogger(__name__)
 
@@ -60,35 +48,10 @@ class Streaming:
     _setups: Setups  # options and adapters of sessions
     _adapters: Adapters  # loads an answer's adapters
     _running: RunningAnswers
-    # options by the names of `GenerationOptions.from_mapping`; they take precedence over the session's
-    _call: Mapping[str, Any]
     _windows: Windows  # show tokens and turns
 
     def __post_init__(self) -> None:
         self._supervisor.subscribe(self._tell_start)
-
-    async def model(self) -> LanguageModel:
-        """The model for answers; loads it if none runs.
-
-        Raises:
-            Refusal: It cannot be loaded.
-        """
-        try:
-            return await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(not_loaded(fault)) from fault
-
-    async def adapted(self, answer: Answer, model: LanguageModel) -> AdaptedModel:
-        """The model under the adapters of an answer; loads them, and keeps them loaded until the answer ends.
-
-        Raises:
-            RuntimeFault: One of them cannot be used.
-        """
-        return AdaptedModel.of(model, await self._adapters.bring(model, answer.stack))
-
-    def resolve(self, answer: Answer, asked: Asked, adapted: AdaptedModel) -> GenerationOptions:
-        """The options of an answer (see `resolve_answer`)."""
-        return resolve_answer(answer, asked, adapted, self._call)
 
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
         """Streams the answer of an open node; returns when it has ended or failed.
@@ -134,8 +97,8 @@ class Streaming:
         finally:
             if session.notes.get(node_id, "").startswith(translate("Workbench", STARTING)):
                 del session.notes[node_id]
-        adapted = await self.adapted(answer, model)
-        options = self.resolve(answer, asked, adapted)
+        adapted = await self._adapters.under(model, answer.stack)
+        options = resolve_answer(answer, asked, adapted)
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
@@ -184,7 +147,7 @@ class Streaming:
             answer.guesses = took.drafted, took.accepted
 
     async def _score_typed(
-        self, answer: Answer, adapted: AdaptedModel, recorder: Recorder, segments: Sequence[Segment], prompt: Sequence[int]
+        self, answer: Answer, adapted: AdaptedModel, recorder: Recorder, segments: Sequence[PathSegment], prompt: Sequence[int]
     ) -> None:
         """Scores the one typed token while the answer already streams, so that its first token does not wait for it.
 

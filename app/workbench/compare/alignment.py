@@ -8,8 +8,7 @@ recursion.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import Match, SequenceMatcher
 from typing import Final
 
 import numpy as np
@@ -19,15 +18,6 @@ Ids = npt.NDArray[np.int64]
 GRAMS: Final = (8, 3, 1)  # lengths of the runs to match, tried in this order
 SMALL: Final = 1 << 14  # largest gap for difflib, as a product of both lengths
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)  # multiplies a hash; any odd number with many digits does
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """``left[a : a + size]`` is ``right[b : b + size]``."""
-
-    a: int
-    b: int
-    size: int
 
 
 def matches(left: Ids, right: Ids) -> list[Match]:

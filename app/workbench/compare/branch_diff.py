@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
+from difflib import Match
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from app.workbench.compare.alignment import Match, matches
+from app.workbench.compare.alignment import matches
 from app.workbench.refusals import GONE
 from app.workbench.tree.outline import outline
 from app.workbench.tree.reading import read_whole
@@ -23,7 +24,7 @@ _WORD = re.compile(r"\s*\S+|\s+")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BranchTokens:
     """A branch from the root to its end as columns, one row per token (per word in text without tokens)."""
 
     name: str
@@ -61,11 +62,11 @@ async def compare(store: SessionStore, session: OpenSession, left: int, right: i
     names = {row.node_id: row.name for row in rows}
     current = next((row.name for row in rows if row.current), "")
     named = [current if tip == session.tip else names.get(node, "") for node, tip in zip((left, right), tips, strict=True)]
-    a, b = (line(whole, tip, name) for tip, name in zip(tips, named, strict=True))
+    a, b = (branch_tokens(whole, tip, name) for tip, name in zip(tips, named, strict=True))
     return await asyncio.to_thread(difference, a, b)
 
 
-def line(session: WholeSession, tip: int, name: str) -> Line:
+def branch_tokens(session: WholeSession, tip: int, name: str) -> BranchTokens:
     """The branch that ends at `tip`."""
     runs, starts = [], []
     for segment in session.tree.path(tip):
@@ -76,11 +77,11 @@ def line(session: WholeSession, tip: int, name: str) -> Line:
         starts += [segment.node.turn_start and at == 0 for at in range(len(run))]
     whole = TokenRun.concat(runs)
     template = (whole.origin == int(Origin.TEMPLATE)) | whole.by_eos
-    return Line(name, whole.token_bytes, template, whole.logprob, np.array(starts, np.bool_))
+    return BranchTokens(name, whole.token_bytes, template, whole.logprob, np.array(starts, np.bool_))
 
 
-def difference(left: Line, right: Line) -> BranchDiff:
-    """Compares two lines; blocking, any thread."""
+def difference(left: BranchTokens, right: BranchTokens) -> BranchDiff:
+    """Compares two branches; blocking, any thread."""
     keys: dict[tuple[bytes, bool], int] = {}
     a, b = (
         np.array([keys.setdefault(key, len(keys)) for key in zip(each.pieces, each.template.tolist(), strict=True)], np.int64)

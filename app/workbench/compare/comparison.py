@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.faults import not_loaded
+import runtime  # its names are imported at their first use: the window opens without them
 from app.supervisor import Supervisor, ended
-from app.workbench.compare.comparison_choices import comparison_choices, other_models, words
+from app.workbench.compare.comparison_choices import comparison_choices, in_words, other_models
 from app.workbench.compare.comparison_engine import ComparisonEngine, room_for
 from app.workbench.models.settings import Settings
-from app.workbench.models.views import backend_choices, models_here
+from app.workbench.models.views import backend_choices
 from app.workbench.prompt.prompt import check_tokens
-from app.workbench.refusals import refusing
+from app.workbench.refusals import loaded_model, refusing
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import AdaptedModel, Adapters, values_of
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Segment
+from app.workbench.tree.tree import PathSegment
 from runtime import EngineDiedError, InvalidRequestError, RuntimeFault
 from ui import (
     QT_TRANSLATE_NOOP,
@@ -35,10 +34,6 @@ from ui import (
     WeightsForm,
     translate,
 )
-
-if TYPE_CHECKING:
-    from runtime import Fit, LanguageModel, ModelComparison, ModelInfo
-
 
 MOST_ROWS = 512  # last tokens of a path that are compared by whole distributions by default; two queries for each
 UNREAD = QT_TRANSLATE_NOOP("Workbench", "no model has read this path yet: send a message, then there is something to compare")
@@ -58,7 +53,7 @@ class Comparison:
         self._engine = ComparisonEngine(self._supervisor)
 
     async def choices(self, session_id: int) -> Sequence[ComparisonChoice]:
-        entries = await asyncio.to_thread(models_here)
+        entries = await asyncio.to_thread(lambda: runtime.list_models())
         session = self._sessions.opened(session_id)
         running = self._supervisor.running
         info = None if running is None else running.info
@@ -126,36 +121,35 @@ class Comparison:
         spans_of = places(session, segments)
         kl_from = 0 if kl_of_all else max(len(ids) - MOST_ROWS, 0)
         if not (anyway or choice.same_engine or self._engine.runs(choice)):
-            check_room(choice, await room_for(choice, len(ids)))
+            check_room(choice, await asyncio.to_thread(room_for, choice, len(ids)))
         try:
             left, used = await self._left(session, segments, progress)
             found = await self._found(left, ids, choice, progress, kl_from)
         finally:
-            if not choice.same_engine:
-                await self._engine.release()
+            if not (choice.same_engine or self._engine.keeps):
+                await self._engine.close()
         inside = np.repeat(np.arange(len(found)), np.diff(found.left.borders))
         on = [each for each in used if each.on]
         spoken = spoken_name(left.model.info)
-        name = translate("Workbench", "{0} with {1}").format(spoken, words(on)) if on else spoken
+        name = translate("Workbench", "{0} with {1}").format(spoken, in_words(on)) if on else spoken
         spans = {node: inside[start:stop] for node, (start, stop) in spans_of.items()}
         return PathComparison(session.id, name, choice.label, found, spans, len(ids), kl_from)
 
     async def _left(
-        self, session: WholeSession, segments: Sequence[Segment], progress: OnCompared
+        self, session: WholeSession, segments: Sequence[PathSegment], progress: OnCompared
     ) -> tuple[AdaptedModel, Sequence[AdapterChoice]]:
         """The model in use under the session's adapters, and these adapters, since the session's may change meanwhile."""
         if self._supervisor.running is None:
             progress(translate("Workbench", "starting the engine"), 0, 0)
-        try:
-            model = await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(not_loaded(fault)) from fault
+        model = await loaded_model(self._supervisor)
         async with refusing(self._supervisor, model):
             check_tokens(model, session, segments)
             used = values_of(session).adapters
-            return AdaptedModel.of(model, await self._adapters.bring(model, used or None)), used
+            return await self._adapters.under(model, used or None), used
 
-    async def _right(self, left: LanguageModel, choice: ComparisonChoice, progress: OnCompared) -> LanguageModel:
+    async def _right(
+        self, left: runtime.LanguageModel, choice: ComparisonChoice, progress: OnCompared
+    ) -> runtime.LanguageModel:
         if choice.same_engine:
             return left
         progress(translate("Workbench", "loading {0}").format(choice.label), 0, 0)
@@ -166,13 +160,11 @@ class Comparison:
 
     async def _found(
         self, left: AdaptedModel, ids: list[int], choice: ComparisonChoice, progress: OnCompared, kl_from: int
-    ) -> ModelComparison:
-        from runtime import compare_models  # the window opens without it
-
+    ) -> runtime.ModelComparison:
         right = await self._right(left.model, choice, progress)
         try:
             stack = await self._adapters.bring(right, choice.adapters)
-            return await compare_models(
+            return await runtime.compare_models(
                 left.model,
                 right,
                 ids,
@@ -182,17 +174,10 @@ class Comparison:
                 on_progress=lambda done, total: progress(translate("Workbench", "comparing"), done, total),
             )
         except EngineDiedError as fault:
-            if choice.same_engine or ended(left.model):
-                await self._supervisor.died(left.model)
-                raise Refusal(
-                    translate("Workbench", "the engine of {0} stopped; compare again to restart it").format(
-                        left.model.info.name
-                    )
-                ) from fault
-            await self._engine.died(right)
-            raise Refusal(
-                translate("Workbench", "the engine of {0} stopped; compare again to restart it").format(choice.label)
-            ) from fault
+            is_left = choice.same_engine or ended(left.model)
+            await (self._supervisor.died(left.model) if is_left else self._engine.died(right))
+            words = translate("Workbench", "the engine of {0} stopped; compare again to restart it")
+            raise Refusal(words.format(left.model.info.name if is_left else choice.label)) from fault
         except InvalidRequestError as fault:
             raise Refusal(translate("Workbench", "{0} cannot be compared with: {1}").format(choice.label, fault)) from fault
         except RuntimeFault as fault:
@@ -202,23 +187,21 @@ class Comparison:
                 self._adapters.free(choice.adapters or ())
 
 
-def _held(info: ModelInfo | None) -> str:
+def _held(info: runtime.ModelInfo | None) -> str:
     """The form of the linear weights of a loaded model."""
     form = "auto" if info is None else str(info.options.get("weights", "auto"))
     return "float32" if form == "auto" else form
 
 
-def _forms(info: ModelInfo, digest: str) -> list[WeightsForm]:
+def _forms(info: runtime.ModelInfo, digest: str) -> list[WeightsForm]:
     """The forms in which an engine could hold a model's weights, with their measured perplexity."""
-    from runtime import measured_perplexities, weight_forms
-
     if info.dtype.rpartition(".")[2] != "float32":
         return []
-    costs = {each.weights: str(each) for each in measured_perplexities(digest)}
-    return [WeightsForm(form, costs.get(form, "")) for form in weight_forms(info.backend, info.device)]
+    costs = {each.weights: str(each) for each in runtime.measured_perplexities(digest)}
+    return [WeightsForm(form, costs.get(form, "")) for form in runtime.weight_forms(info.backend, info.device)]
 
 
-def read_segments(session: WholeSession) -> list[Segment]:
+def read_segments(session: WholeSession) -> list[PathSegment]:
     """The path up to the first text without tokens."""
     found = []
     for segment in session.tree.path(session.tip):
@@ -228,7 +211,7 @@ def read_segments(session: WholeSession) -> list[Segment]:
     return found
 
 
-def places(session: WholeSession, segments: Sequence[Segment]) -> dict[int, tuple[int, int]]:
+def places(session: WholeSession, segments: Sequence[PathSegment]) -> dict[int, tuple[int, int]]:
     """The range of each turn's tokens in the path, by the turn's node; turns without tokens are left out."""
     found: dict[int, tuple[int, int]] = {}
     at, known = 0, {segment.node.id for segment in segments}
@@ -243,7 +226,7 @@ def places(session: WholeSession, segments: Sequence[Segment]) -> dict[int, tupl
     return found
 
 
-def check_room(choice: ComparisonChoice, fit: Fit | None) -> None:
+def check_room(choice: ComparisonChoice, fit: runtime.Fit | None) -> None:
     """Refuses a model that does not fit into free memory.
 
     Raises:

@@ -46,12 +46,13 @@ def comparison_choices(
         forms: The forms that these weights could have.
         set_weights: The form set for another model, by its name and engine; "": the engine's own.
     """
+    on = tuple(choice for choice in stack if choice.on)
     now = next((choice.name for choice in backends if choice.chosen), "auto")
     name = next((entry.title for entry in entries if entry.name == source), source)
     return [
         *_other_adapters(source, now, name, stack),
-        *_other_engines(source, now, name, stack, backends, dtype),
-        *_other_weights(source, now, name, stack, forms, weights),
+        *_other_engines(source, now, name, on, backends, dtype),
+        *_other_weights(source, now, name, on, forms, weights),
         *(_other_model(entry, now, backends, set_weights) for entry in entries if entry.name != source),
     ]
 
@@ -69,7 +70,7 @@ def _other_adapters(source: str, backend: str, name: str, stack: Sequence[Adapte
     on = tuple(choice for choice in stack if choice.on)
     wanted: list[tuple[AdapterChoice, ...]] = [(), *((replace(choice, on=True),) for choice in stack)]
     return [
-        ComparisonChoice(source, backend, f"{name} with {words(each)}", adapters=each, same_engine=True)
+        ComparisonChoice(source, backend, f"{name} with {in_words(each)}", adapters=each, same_engine=True)
         for each in wanted
         if each != on
     ]
@@ -79,11 +80,10 @@ def _other_engines(
     source: str,
     now: str,
     name: str,
-    stack: Sequence[AdapterChoice],
+    on: tuple[AdapterChoice, ...],
     backends: Sequence[BackendChoice],
     dtype: str,
 ) -> list[ComparisonChoice]:
-    on = tuple(choice for choice in stack if choice.on)
     found = [
         ComparisonChoice(source, choice.name, f"{name} on {choice.name}", adapters=on, problem=choice.problem)
         for choice in backends
@@ -96,9 +96,8 @@ def _other_engines(
 
 
 def _other_weights(
-    source: str, now: str, name: str, stack: Sequence[AdapterChoice], forms: Sequence[WeightsForm], held: str
+    source: str, now: str, name: str, on: tuple[AdapterChoice, ...], forms: Sequence[WeightsForm], held: str
 ) -> list[ComparisonChoice]:
-    on = tuple(choice for choice in stack if choice.on)
     return [
         ComparisonChoice(
             source,
@@ -128,6 +127,6 @@ def _other_model(
     return ComparisonChoice(entry.name, backend, label, detail_of(entry), weights=held, problem=problem)
 
 
-def words(stack: Sequence[AdapterChoice]) -> str:
+def in_words(stack: Sequence[AdapterChoice]) -> str:
     """Adapters in words."""
     return stack_words([(choice.name, choice.scale) for choice in stack])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.supervisor import Supervisor
 from runtime import RuntimeFault
 
 if TYPE_CHECKING:
-    from runtime import Fit, LanguageModel
     from ui import ComparisonChoice
 
 
@@ -31,7 +30,7 @@ class ComparisonEngine:
     def runs(self, choice: ComparisonChoice) -> bool:
         return self._held is not None and self._held.running is not None and self._key == _key(choice)
 
-    async def model(self, choice: ComparisonChoice, on_progress: Callable[[str], None]) -> LanguageModel:
+    async def model(self, choice: ComparisonChoice, on_progress: Callable[[str], None]) -> runtime.LanguageModel:
         """The second model, loaded if necessary; another one that was kept ends first.
 
         Raises:
@@ -45,12 +44,7 @@ class ComparisonEngine:
             self._held, self._key = held, _key(choice)
         return await self._held.model()
 
-    async def release(self) -> None:
-        """Ends it unless it is kept."""
-        if not self.keeps:
-            await self.close()
-
-    async def died(self, model: LanguageModel) -> None:
+    async def died(self, model: runtime.LanguageModel) -> None:
         """Reports that a request to `model` found its engine dead."""
         if self._held is not None:
             await self._held.died(model)
@@ -62,30 +56,23 @@ class ComparisonEngine:
             await held.close(within)
 
 
-async def room_for(choice: ComparisonChoice, tokens: int) -> Fit | None:
-    """The memory that the second model needs for a text of `tokens`; None if that is not known."""
-    return await asyncio.to_thread(_room_for, choice, tokens)
-
-
 def _options(choice: ComparisonChoice) -> dict[str, str]:
-    """The choice's `LoadOptions`."""
     found = {"dtype": choice.dtype, "weights": choice.weights}
     return {name: value for name, value in found.items() if value}
 
 
-def _room_for(choice: ComparisonChoice, tokens: int) -> Fit | None:
-    from runtime import LoadOptions, ModelShelf, default_backend, estimate_fit  # the window opens without them
-
-    shelf = ModelShelf()
+def room_for(choice: ComparisonChoice, tokens: int) -> runtime.Fit | None:
+    """The memory that the second model needs for a text of `tokens`; None if that is not known. Blocking, any thread."""
+    shelf = runtime.ModelShelf()
     try:
         entry, config = shelf.find(choice.source), shelf.config(choice.source)
     except RuntimeFault:  # a folder off the shelf, or removed: loading reports it
         return None
-    backend = default_backend() if choice.backend == "auto" else choice.backend
+    backend = runtime.default_backend() if choice.backend == "auto" else choice.backend
     if not entry.weights:
         return None
-    options = LoadOptions.from_mapping(_options(choice))
-    return estimate_fit(config, entry.weights, dtype=entry.dtype, backend=backend, context=tokens, options=options)
+    options = runtime.LoadOptions.from_mapping(_options(choice))
+    return runtime.estimate_fit(config, entry.weights, dtype=entry.dtype, backend=backend, context=tokens, options=options)
 
 
 def _key(choice: ComparisonChoice) -> tuple[str, ...]:

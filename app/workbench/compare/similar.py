@@ -12,15 +12,7 @@ from msgspec import Struct
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
-from app.workbench.compare.similar_vectors import (
-    TurnText,
-    Vector,
-    VectorCache,
-    VectorMaker,
-    limit_of,
-    poolings_of,
-    turn_texts,
-)
+from app.workbench.compare.similar_vectors import TurnText, Vector, VectorCache, VectorMaker, limit_of, poolings_of, turn_texts
 from app.workbench.refusals import GONE
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import AdaptedModel, Adapters

@@ -16,7 +16,7 @@ from app.workbench.setup.beginning import Beginning
 from app.workbench.tree.outline import hidden_nodes
 from app.workbench.tree.reading import slices
 from app.workbench.tree.session import OpenSession
-from app.workbench.tree.tree import Turn
+from app.workbench.tree.tree import TreeTurn
 from storage import NodeRow, SessionStore
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ async def turn_texts(store: SessionStore, session: OpenSession) -> AsyncIterator
                 yield _turn_text(turn, rows)
 
 
-def _turn_text(turn: Turn, rows: Mapping[int, NodeRow]) -> TurnText:
+def _turn_text(turn: TreeTurn, rows: Mapping[int, NodeRow]) -> TurnText:
     nodes = [rows[segment.node.id] for segment in turn.segments]
     if turn.role == "system":
         text = Beginning.of(nodes[0]).content

@@ -44,26 +44,23 @@ class BlockPins:
 
     async def refresh(self) -> None:
         """Pins exactly the blocks of the sessions that are pinned now."""
-        async with self._refreshing:  # one at a time, so that the last refresh has the newest list
-            await self._refresh()
-
-    async def _refresh(self) -> None:
         from app.portable_kv import keys_of  # the window opens without it
 
-        model = self._supervisor.running
-        if not _has_blocks(model):
-            return
-        try:
-            pinned = [row.id for row in await self._store.sessions() if row.pinned]
-            known = {number: keys for number, keys in self._keys.items() if number in pinned}
-            for number in pinned:
-                if number not in known:
-                    known[number] = dict.fromkeys(await keys_of(self._store, number))
-        except StoreError as fault:
-            log.info("the KV of pinned sessions is not held: %s", fault)
-            return
-        self._keys = known
-        await self._pin(model)
+        async with self._refreshing:  # one at a time, so that the last refresh has the newest list
+            model = self._supervisor.running
+            if model is None or not model.info.options.get("blocks"):
+                return
+            try:
+                pinned = [row.id for row in await self._store.sessions() if row.pinned]
+                known = {number: keys for number, keys in self._keys.items() if number in pinned}
+                for number in pinned:
+                    if number not in known:
+                        known[number] = dict.fromkeys(await keys_of(self._store, number))
+            except StoreError as fault:
+                log.info("the KV of pinned sessions is not held: %s", fault)
+                return
+            self._keys = known
+            await self._pin(model)
 
     @property
     def any(self) -> bool:
@@ -84,15 +81,10 @@ class BlockPins:
             keys |= dict.fromkeys(block_keys(model.info.kv_fingerprint, ids, ends, uses))
             await self._pin(model)
 
-    async def _pin(self, model: LanguageModel | None) -> None:
-        assert model is not None  # only models with blocks get here
+    async def _pin(self, model: LanguageModel) -> None:
         try:
             await model.pin_blocks_async(PIN, [key for keys in self._keys.values() for key in keys])
         except EngineDiedError:
             await self._supervisor.died(model)
         except RuntimeFault as fault:
             log.info("the KV of pinned sessions is not held: %s", fault)
-
-
-def _has_blocks(model: LanguageModel | None) -> bool:
-    return model is not None and bool(model.info.options.get("blocks"))

@@ -16,7 +16,7 @@ from app.workbench.refusals import refusing
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import AdaptedModel, Adapters, in_words
 from app.workbench.windows import Windows
-from runtime import AdapterInfo, CacheReport, EdgeReport, LanguageModel
+from runtime import AdapterInfo, EdgeReport, LanguageModel
 from ui import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, Refusal, translate
 
 NO_MODEL: Final = QT_TRANSLATE_NOOP(
@@ -36,7 +36,7 @@ class _Kept(Struct, frozen=True):
 
 
 @dataclass(eq=False, repr=False)
-class Cache:
+class EngineCache:
     """Shows and clears the cache, and pins paths in it (`ui.port.CacheCommands`)."""
 
     _supervisor: Supervisor
@@ -51,8 +51,22 @@ class Cache:
         if model is None or not model.has("kv"):
             return None
         report, kept = model.cache_report(), self._kept.get(session_id)
-        held = kept is not None and kept.model is model and report.pins > 0
-        return self._shown(report, model.info.adapters, kept.tokens if kept is not None and held else None)
+        return CacheView(
+            edges=report.edges,
+            tokens=report.tokens,
+            bytes=report.bytes,
+            budget=report.budget,
+            leases=report.leases,
+            leased_bytes=report.leased_bytes,
+            hits=report.hits,
+            misses=report.misses,
+            pins=report.pins,
+            working_bytes=report.working_bytes,
+            found=report.last_prefix,
+            ended=report.last_reason,
+            kept=kept.tokens if kept is not None and kept.model is model and report.pins > 0 else None,
+            largest=tuple(self._edge(edge, model.info.adapters) for edge in report.largest[:SHOWN_EDGES]),
+        )
 
     async def clear(self) -> None:
         """Clears the cache, pins included.
@@ -129,24 +143,6 @@ class Cache:
             raise Refusal(translate("Workbench", "this session has no tokens yet; send a message first"))
         check_tokens(model, session, path)
         return ids, await self._adapters.adapted(session, model)
-
-    def _shown(self, report: CacheReport, adapters: Sequence[AdapterInfo], kept: int | None) -> CacheView:
-        return CacheView(
-            edges=report.edges,
-            tokens=report.tokens,
-            bytes=report.bytes,
-            budget=report.budget,
-            leases=report.leases,
-            leased_bytes=report.leased_bytes,
-            hits=report.hits,
-            misses=report.misses,
-            pins=report.pins,
-            working_bytes=report.working_bytes,
-            found=report.last_prefix,
-            ended=report.last_reason,
-            kept=kept,
-            largest=tuple(self._edge(edge, adapters) for edge in report.largest[:SHOWN_EDGES]),
-        )
 
     def _edge(self, edge: EdgeReport, adapters: Sequence[AdapterInfo]) -> EdgeView:
         data = b"".join(self._vocabulary.bytes_of(token) for token in edge.tail[-TAIL_TOKENS:])

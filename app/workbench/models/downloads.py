@@ -7,18 +7,16 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.workbench.background import stoppable
+from app.workbench.refusals import refused
 from app.workbench.windows import Windows
 from runtime import DownloadError, RuntimeFault
 from ui import Download, DownloadsChanged, DownloadState, ModelsChanged, Refusal, in_window, translate
-
-if TYPE_CHECKING:
-    from runtime import DownloadProgress, Unfinished
 
 log = logging.getLogger(__name__)
 FILE_SECONDS = 1.0  # a file is named at least this long before another one
@@ -45,7 +43,7 @@ class Downloads:
 
     async def find(self) -> None:
         """Finds stopped downloads on the disk, and tells the windows of all downloads."""
-        for note in await asyncio.to_thread(_unfinished):
+        for note in await asyncio.to_thread(lambda: runtime.unfinished_downloads()):
             if note.repository not in self._views:
                 self._wanted[note.repository] = f"{note.repository}@{note.commit}"
                 state = DownloadState.PAUSED
@@ -87,10 +85,7 @@ class Downloads:
         await self.pause(repository)
         freed = 0
         if view is not None and view.state is not DownloadState.DONE:
-            try:
-                freed = await asyncio.to_thread(_discard, repository)
-            except RuntimeFault as fault:
-                raise Refusal(str(fault)) from fault
+            freed = await refused(asyncio.to_thread(lambda: runtime.discard_download(repository) or 0))
         if repository not in self._tasks:  # otherwise it was begun again
             self._views.pop(repository, None)
             self._wanted.pop(repository, None)
@@ -110,7 +105,7 @@ class Downloads:
         try:
             fetched = await stoppable(partial(_fetch, wanted, adapter), partial(self._progress, repository))
         except asyncio.CancelledError:
-            kept = {note.repository: note.kept for note in _unfinished()}  # reads only a few folders
+            kept = {note.repository: note.kept for note in runtime.unfinished_downloads()}  # reads only a few folders
             self._end(repository, state=DownloadState.PAUSED, done=kept.get(repository, 0), rate=0.0, eta=None, note="")
             raise
         except RuntimeFault as fault:
@@ -139,7 +134,7 @@ class Downloads:
         else:  # it can be retried
             self._end(repository, state=DownloadState.FAILED, rate=0.0, eta=None, note=str(error))
 
-    def _progress(self, repository: str, step: DownloadProgress) -> None:
+    def _progress(self, repository: str, step: runtime.DownloadProgress) -> None:
         view = self._views[repository]
         if step.total:  # 0 during the lookup: keeps the earlier numbers
             view = replace(view, done=step.done, total=step.total)
@@ -163,20 +158,6 @@ class Downloads:
         self._windows.tell(DownloadsChanged(tuple(self._views.values())))
 
 
-def _fetch(wanted: str, adapter: bool, progress: Callable[[DownloadProgress], None]) -> Fetched:  # called by `partial`
-    from runtime import ShelvedAdapter, fetch_adapter, fetch_any  # loaded here, on the thread
-
-    got = fetch_adapter(wanted, progress) if adapter else fetch_any(wanted, progress)
-    return Fetched(got.path.name.replace("--", "/"), str(got.path), isinstance(got, ShelvedAdapter))
-
-
-def _unfinished() -> list[Unfinished]:
-    from runtime import unfinished_downloads  # loaded here: the window opens without it
-
-    return unfinished_downloads()
-
-
-def _discard(repository: str) -> int:
-    from runtime import discard_download  # loaded here, on the thread
-
-    return discard_download(repository) or 0
+def _fetch(wanted: str, adapter: bool, progress: Callable[[runtime.DownloadProgress], None]) -> Fetched:  # called by `partial`
+    got = runtime.fetch_adapter(wanted, progress) if adapter else runtime.fetch_any(wanted, progress)
+    return Fetched(got.path.name.replace("--", "/"), str(got.path), isinstance(got, runtime.ShelvedAdapter))

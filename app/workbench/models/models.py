@@ -6,24 +6,16 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.background import BackgroundTasks
 from app.workbench.models.settings import Settings
-from app.workbench.models.views import (
-    backend_choices,
-    detail_of,
-    find_server,
-    fit_of,
-    models_here,
-    place_of,
-    servers_here,
-    title_of,
-)
+from app.workbench.models.views import backend_choices, detail_of, fit_of, place_of, servers_here, title_of
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import refused
 from app.workbench.sessions.open_sessions import OpenSessions
@@ -31,9 +23,6 @@ from app.workbench.windows import Windows
 from runtime import RuntimeFault
 from storage import StoreError
 from ui import BUSY, BackendChoice, LoadChoice, LoadPlan, ModelChoice, ModelsChanged, Refusal, WeightsForm, translate
-
-if TYPE_CHECKING:
-    from runtime import Connection, Fit, ShelfEntry
 
 log = logging.getLogger(__name__)
 
@@ -63,20 +52,20 @@ class Models:
 
     async def list(self) -> Sequence[ModelChoice]:
         source = self._supervisor.source
-        entries, servers = await asyncio.to_thread(lambda: (models_here(), servers_here(source)))
+        entries, servers = await asyncio.to_thread(lambda: (runtime.list_models(), servers_here(source)))
         return [
             *(ModelChoice(e.name, self._label(e), detail_of(e), e.name == source, e.last_used) for e in entries),
             *(ModelChoice(c.name, self._server_label(c), place_of(c), c.name == source) for c in servers),
         ]
 
-    def _label(self, entry: ShelfEntry) -> str:
+    def _label(self, entry: runtime.ShelfEntry) -> str:
         """A model's title, preceded by the form of its weights if it runs in another form than its own."""
         running = self._supervisor.running
         if running is None or entry.name != self._supervisor.source or running.info.computed_with == running.info.dtype:
             return entry.title
         return f"{running.info.options['weights']} · {entry.title}"  # in front: a long title is cut at its end
 
-    def _server_label(self, connection: Connection) -> str:
+    def _server_label(self, connection: runtime.Connection) -> str:
         """The given name of a model on a server; without one, the name that the server gave."""
         running = self._supervisor.running
         answered = running is not None and connection.name == self._supervisor.source and "://" in connection.name
@@ -122,7 +111,7 @@ class Models:
         """The memory a model needs, from the headers of its weights."""
         await self._settings.load()
         chosen = self._settings.own.of(name) if choice is None else choice
-        if await refused(asyncio.to_thread(find_server, name)) is not None:
+        if await refused(asyncio.to_thread(lambda: runtime.find_connection(name))) is not None:
             return LoadPlan(chosen, None)  # a model on a server needs no memory here
         options = {key: value for key, value in self._settings.options_for(name, chosen).items() if value is not None}
         entry, fit, forms = await refused(asyncio.to_thread(_reckon, name, options, self._supervisor.backend))
@@ -151,17 +140,18 @@ class Models:
         self._windows.tell(ModelsChanged())
 
 
-def _reckon(name: str, options: Mapping[str, Any], backend: str) -> tuple[ShelfEntry, Fit | None, list[WeightsForm]]:
+def _reckon(
+    name: str, options: Mapping[str, Any], backend: str
+) -> tuple[runtime.ShelfEntry, runtime.Fit | None, list[WeightsForm]]:
     """A model, its memory on the engine that would be chosen, and the forms of its weights there."""
     from app.fitting import fits, forms_under
-    from runtime import ModelShelf, measured_perplexities
 
-    shelf = ModelShelf()
+    shelf = runtime.ModelShelf()
     entry = shelf.find(name)
     if not entry.complete or options.get("offload", "none") != "none":  # with offload, weights that do not fit stay on the disk
         return entry, None, []
     found = fits(shelf.config(name), entry.weights, entry.dtype, entry.backends, None, options=options, prefer=backend)
     if not found:
         return entry, None, []
-    costs = {each.weights: str(each) for each in measured_perplexities(entry.fingerprint or "")}
+    costs = {each.weights: str(each) for each in runtime.measured_perplexities(entry.fingerprint or "")}
     return entry, found[0], [WeightsForm(form, costs.get(form, "")) for form in forms_under(found[0].backend, options)]

@@ -14,7 +14,7 @@ from runtime import LanguageModel, SessionClosedError, UnsupportedFeatureError
 from ui import Refusal, lacking, translate
 
 
-class Server:
+class LocalServer:
     """Listens on 127.0.0.1 only (`ui.port.ServerCommands`). All members belong to the windows' loop.
 
     Args:
@@ -102,7 +102,7 @@ class _Thread:
             self.ended.set_result(None)
 
     async def _serve(self) -> None:
-        from app.serve import Access, Engine, bind, serve  # the window opens without it
+        from app.serve import Access, ServedModel, bind, serve  # the window opens without it
 
         bound = bind("127.0.0.1", self._port)
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -114,4 +114,4 @@ class _Thread:
                 raise SessionClosedError(translate("Workbench", "the server is being stopped"))
             return await asyncio.wrap_future(self._model())
 
-        await serve(Engine(model, shared=True), Access(), bound, on_ready=lambda: self.ready.set_result(None), stop=stop)
+        await serve(ServedModel(model, shared=True), Access(), bound, on_ready=lambda: self.ready.set_result(None), stop=stop)

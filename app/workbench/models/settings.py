@@ -12,9 +12,10 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.paths import DataFolder
 from app.supervisor import Supervisor
-from app.workbench.models.views import backend_choices, models_here
+from app.workbench.models.views import backend_choices
 from app.workbench.refusals import intact, stored
 from app.workbench.setup.presets import OWN, Presets
 from resources.files import read_regular
@@ -65,10 +66,6 @@ class LoadChoices:
                 saved = {each: options_of(held) for each, held in wanted.items()}
                 await stored(self._store.set_setting(LOADS_SETTING, saved))
                 self._held = wanted
-
-    async def forget(self, name: str) -> None:
-        """Deletes the choice of a removed model."""
-        await self.keep(name, _AS_SET)
 
 
 def options_of(choice: LoadChoice) -> dict[str, Any]:
@@ -142,17 +139,15 @@ class Settings:
         return self.values
 
     async def view(self) -> SettingsView:
-        from runtime import CHAT_FORMATS  # the window opens without it
-
         await self.load()
-        models = [entry.name for entry in await asyncio.to_thread(models_here)]
+        models = [entry.name for entry in await asyncio.to_thread(lambda: runtime.list_models())]
         backends = [choice.name for choice in backend_choices(self._supervisor.backend) if not choice.problem]
         return SettingsView(
             values=self.values,
             needs_reload=self._supervisor.needs_reload,
             choices={
                 "backend": ["auto", *backends],
-                "chat_format": ["auto", "none", *CHAT_FORMATS],
+                "chat_format": ["auto", "none", *runtime.CHAT_FORMATS],
                 "draft_model": ["", *models],
                 "preset": ["", *(name for name in self._presets.names if name != OWN)],  # "" means OWN
             },

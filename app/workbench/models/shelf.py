@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.supervisor import Supervisor
 from app.workbench.background import stoppable
 from app.workbench.models.downloads import Downloads
@@ -23,6 +24,7 @@ from ui import (
     FitView,
     GgufPlan,
     HubFind,
+    LoadChoice,
     ModelPlan,
     ModelsChanged,
     Offer,
@@ -36,7 +38,7 @@ from ui import (
 )
 
 if TYPE_CHECKING:
-    from runtime import Connection, DownloadPlan, DownloadProgress, Fit, Progress, ShelfEntry, ShelvedAdapter
+    from runtime import Connection, DownloadPlan, DownloadProgress, Fit, Progress
 
     OnStep = Callable[[Progress], None]
     OnDownload = Callable[[DownloadProgress], None]
@@ -59,12 +61,14 @@ class Shelf:
     async def list(self) -> Sequence[ShelfModel]:
         await self._downloads.find()
         source = self._supervisor.source
-        entries, adapters, servers = await refused(asyncio.to_thread(_on_the_shelf, source))
+        entries, adapters, servers = await refused(
+            asyncio.to_thread(lambda: (runtime.list_models(), runtime.list_shelf_adapters(), servers_here(source)))
+        )
         await self._settings.load()
         own = self._settings.own.of
         return [
             *(model_of(entry, source, own(entry.name)) for entry in entries),
-            *(server_of(each, source) for each in servers),
+            *(server_of(each, source) for each in servers if "://" not in each.name),
             *map(adapter_of, adapters),
         ]
 
@@ -76,12 +80,12 @@ class Shelf:
             # a model that is being loaded may not have its lock yet
             raise Refusal(translate("Workbench", "{0} is in use here; open another model first").format(name))
         freed = await refused(asyncio.to_thread(_remove, name))  # for a server, deletes only the entry
-        await self._settings.own.forget(name)
+        await self._settings.own.keep(name, LoadChoice())
         self._windows.tell(ModelsChanged())
         return freed
 
     async def add_folder(self, path: Path) -> str:
-        name = await refused(asyncio.to_thread(_add, path))
+        name = await refused(asyncio.to_thread(lambda: runtime.ModelShelf().add(path).name))
         self._windows.tell(ModelsChanged())
         return name
 
@@ -92,11 +96,9 @@ class Shelf:
 
     async def _connect(self, connection: Connection, arguments: dict[str, Any], key: str) -> str:
         """Connects and saves the entry; if cancelled, closes the socket and saves nothing."""
-        from runtime import connect_async, keep_connection
-
-        async with await connect_async(**arguments) as model:
+        async with await runtime.connect_async(**arguments) as model:
             info = model.info
-        kept_in = await asyncio.to_thread(keep_connection, connection, key)
+        kept_in = await asyncio.to_thread(runtime.keep_connection, connection, key)
         self._windows.tell(ModelsChanged())
         can = ", ".join(info.capabilities)
         said = [translate("Workbench", "{0} is on the list: {1}, {2}").format(connection.name, info.name, can)]
@@ -166,33 +168,17 @@ class Shelf:
         return await refused(asyncio.to_thread(_forget))
 
 
-# ---- on a thread, which also imports the runtime: the window opens without it ----------------------------------------------
-
-
-def _on_the_shelf(source: str) -> tuple[list[ShelfEntry], list[ShelvedAdapter], list[Connection]]:
-    from runtime import list_models, list_shelf_adapters
-
-    return list_models(), list_shelf_adapters(), [each for each in servers_here(source) if "://" not in each.name]
+# ---- on a thread ---------------------------------------------------------------------------------------------------------
 
 
 def _verify(name: str, progress: OnStep) -> None:
-    from runtime import ModelShelf
-
-    ModelShelf().verify(name, progress)
+    runtime.ModelShelf().verify(name, progress)
 
 
 def _remove(name: str) -> int:
-    from runtime import ModelShelf, find_connection, forget_connection
-
-    if find_connection(name) is not None and forget_connection(name):
+    if runtime.find_connection(name) is not None and runtime.forget_connection(name):
         return 0
-    return ModelShelf().remove(name)
-
-
-def _add(path: Path) -> str:
-    from runtime import ModelShelf
-
-    return ModelShelf().add(path).name
+    return runtime.ModelShelf().remove(name)
 
 
 def _connection(server: Server) -> tuple[Connection, dict[str, Any]]:
@@ -207,31 +193,25 @@ def _connection(server: Server) -> tuple[Connection, dict[str, Any]]:
 
 
 def _plan(wanted: str, progress: OnDownload) -> DownloadPlan:
-    from runtime import plan_download
-
-    return plan_download(wanted, progress)
+    return runtime.plan_download(wanted, progress)
 
 
 def _offers() -> list[Offer]:
-    from runtime import catalogue, fitting, list_models
-
     here = {
         name
-        for entry in list_models()
+        for entry in runtime.list_models()
         if entry.complete
         for name in (entry.name.partition("@")[0], entry.title, Path(entry.source).name.removesuffix(".gguf"))
     }
     best = {
-        model.name for model in (*fitting(PROPOSED), *(() if here else catalogue()[:1]))
+        model.name for model in (*runtime.fitting(PROPOSED), *(() if here else runtime.catalogue()[:1]))
     }  # on an empty shelf also the smallest one, which is downloaded soonest
-    return [offer_of(model, here, best=model.name in best) for model in catalogue()]
+    return [offer_of(model, here, best=model.name in best) for model in runtime.catalogue()]
 
 
 def _search(words: str) -> list[HubFind]:
-    from runtime import available_backends, search_models
-
-    here = {name for name, state in available_backends().items() if state is True}
-    return [find_of(model, here) for model in search_models(words, FOUND)]
+    here = {name for name, state in runtime.available_backends().items() if state is True}
+    return [find_of(model, here) for model in runtime.search_models(words, FOUND)]
 
 
 def _first_fit(plan: DownloadPlan, context: int | None, options: Mapping[str, Any], backend: str) -> Fit | None:
@@ -245,43 +225,31 @@ def _first_fit(plan: DownloadPlan, context: int | None, options: Mapping[str, An
 
 
 def _plan_gguf(path: Path) -> GgufPlan:
-    from runtime import plan_import
-
     if path.suffix.lower() != ".gguf":
         raise Refusal(
             translate("Workbench", "{0} is not a GGUF file; a model folder is added with Add folder…").format(path.name)
         )
-    plan = plan_import(path)
+    plan = runtime.plan_import(path)
     return GgufPlan(path, plan.kept, plan.float32, keeps=plan.keeps, note=plan.note)
 
 
 def _import(path: Path, keep_quantised: bool, progress: OnStep) -> str:  # as `partial` passes it
-    from runtime import import_model
-
-    return import_model(path, None, progress, keep_quantised=keep_quantised).path.name.replace("--", "/")
+    return runtime.import_model(path, None, progress, keep_quantised=keep_quantised).path.name.replace("--", "/")
 
 
 def _quantise(name: str, bits: Bits, progress: OnStep) -> str:
-    from runtime import convert_model
-
-    return convert_model(name, bits, None, progress).path.name.replace("--", "/")
+    return runtime.convert_model(name, bits, None, progress).path.name.replace("--", "/")
 
 
 def _token() -> TokenView:
-    from runtime import hub_address, is_token_kept, token_in_environment
-
-    return TokenView(is_token_kept(), hub_address(), token_in_environment())
+    return TokenView(runtime.is_token_kept(), runtime.hub_address(), runtime.token_in_environment())
 
 
 def _keep(token: str) -> TokenView:
-    from runtime import keep_token
-
-    keep_token(token)
+    runtime.keep_token(token)
     return _token()
 
 
 def _forget() -> TokenView:
-    from runtime import forget_token
-
-    forget_token()
+    runtime.forget_token()
     return _token()

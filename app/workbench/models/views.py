@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import runtime  # its names are imported at their first use: the window opens without them
 from ui import (
     QT_TRANSLATE_NOOP,
     BackendChoice,
@@ -148,13 +149,11 @@ def backend_choices(asked: str) -> list[BackendChoice]:
 
     vLLM is left out: the shelf connects to a server.
     """
-    from runtime import available_backends, brings_text, default_backend  # they look through every installed package
-
-    chosen = default_backend() if asked == "auto" else asked
+    chosen = runtime.default_backend() if asked == "auto" else asked
     return [
         BackendChoice(name, "" if state is True else in_window(str(state)), name == chosen)
-        for name, state in sorted(available_backends().items())
-        if name == chosen or not (brings_text(name) or name == "vllm")
+        for name, state in sorted(runtime.available_backends().items())
+        if name == chosen or not (runtime.brings_text(name) or name == "vllm")
     ]
 
 
@@ -169,31 +168,15 @@ def detail_of(entry: ShelfEntry) -> str:
     return in_window(entry.problem) or f"{parameters}{entry.bytes / 1e6:,.0f} MB · {entry.format}"
 
 
-def models_here() -> list[ShelfEntry]:
-    """The models of the shelf; blocking, any thread."""
-    from runtime import list_models  # imports every format: the window opens without it
-
-    return list_models()
-
-
 def servers_here(source: str) -> list[Connection]:
     """Named models on servers, and the one in use if it has no name; blocking, any thread."""
-    from runtime import ModelLoadError, connections, find_connection
-
     try:
-        kept = [each for each in connections() if find_connection(each.name) is not None]
-    except ModelLoadError as fault:  # local models are listed anyway
+        kept = [each for each in runtime.connections() if runtime.find_connection(each.name) is not None]
+    except runtime.ModelLoadError as fault:  # local models are listed anyway
         log.warning("%s", fault)
         kept = []
-    used = None if any(each.name == source for each in kept) else find_connection(source)
+    used = None if any(each.name == source for each in kept) else runtime.find_connection(source)
     return kept if used is None else [*kept, used]
-
-
-def find_server(name: str) -> Connection | None:
-    """The model on a server with that name; blocking, any thread."""
-    from runtime import find_connection
-
-    return find_connection(name)
 
 
 def title_of(connection: Connection) -> str:

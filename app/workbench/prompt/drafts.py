@@ -15,13 +15,14 @@ from msgspec.structs import replace
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.prompt.prompt import NewIds, as_run, render_turn
+from app.workbench.refusals import refusing
 from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.beginning import LEFT_OUT, Beginning, file_block, left_out
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import OpenSession, WholeSession
-from app.workbench.tree.tree import Segment, Turn
+from app.workbench.tree.tree import PathSegment, TreeTurn
 from app.workbench.windows import Windows
 from resources.files import read_regular
 from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, TokenRun, clean_text
@@ -42,7 +43,7 @@ class _Placed(Struct, frozen=True):
 
 
 @dataclass(eq=False, repr=False)
-class Drafts:
+class MessageDrafts:
     """The use cases of the message field (`ui.port.DraftCommands`); none changes existing messages."""
 
     _sessions: OpenSessions
@@ -88,7 +89,7 @@ class Drafts:
             root = _system(session, parent)
             counted = at is None and not session.has_unread_text(parent) and (root is None or root.whole)
             if counted and used + tokens > model.info.context_length:  # too long for a forward: does not read the path
-                opening = 0 if root is None else session.segment_length(Segment(root, None))
+                opening = 0 if root is None else session.segment_length(PathSegment(root, None))
                 return await self._with_parts(composition, model, root, opening, used, tokens)
             whole = await self._sessions.whole(session_id, replaces)
             unread = await _unread(model, whole, replaces)
@@ -158,12 +159,8 @@ class Drafts:
         self._running.check_idle(session_id)
         if model is None:
             raise Refusal(translate("Workbench", "tokens are counted once the engine runs; send the message to start it"))
-        try:
+        async with refusing(self._supervisor, model):
             tokens = len(await model.tokenize_async(clean_text(text)))
-        except RuntimeFault as fault:
-            if isinstance(fault, EngineDiedError):
-                await self._supervisor.died(model)
-            raise Refusal(str(fault)) from fault
         before = session.place()[0]  # leaves out a question that did not fit, which will be asked again
         turns = session.tree.turns(before)
         system = turns[0] if turns and turns[0].role == "system" else None
@@ -307,7 +304,7 @@ def _with_whole_context(composition: Composition, model: LanguageModel) -> Compo
     return replace(composition, can_grow=needed <= budget, whole_context=whole, whole_bytes=needed, kv_budget=budget)
 
 
-def _latest(session: WholeSession, turns: list[Turn], room: float) -> list[Turn]:
+def _latest(session: WholeSession, turns: list[TreeTurn], room: float) -> list[TreeTurn]:
     """The latest turns, from a question on, that fit into `room` tokens."""
     start, length = len(turns), 0
     for place in range(len(turns) - 1, -1, -1):

@@ -20,7 +20,7 @@ from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.tree.runs import EMPTY, as_eos, without_numbers
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Segment, Turn
+from app.workbench.tree.tree import PathSegment, TreeTurn
 from runtime import InvalidRequestError, LanguageModel, Origin, TokenRun, aligned, texts_of
 from storage import NodeRow, SessionStore, StoreError
 from ui import translate
@@ -214,7 +214,7 @@ def _system_part(model: LanguageModel, ids: list[int]) -> tuple[list[int], list[
     return ids[:cut], ids[cut:]
 
 
-def check_tokens(model: LanguageModel, session: WholeSession, segments: Sequence[Segment]) -> None:
+def check_tokens(model: LanguageModel, session: WholeSession, segments: Sequence[PathSegment]) -> None:
     """Refuses a path whose ids have other bytes in this model.
 
     Raises:
@@ -309,13 +309,13 @@ class Tokeniser:
         return await self._tokenise(session, adapted, turns, session.tools(node_id) or None)
 
     async def _tokenise(
-        self, session: WholeSession, adapted: AdaptedModel, turns: Sequence[Turn], tools: Tools
+        self, session: WholeSession, adapted: AdaptedModel, turns: Sequence[TreeTurn], tools: Tools
     ) -> list[int] | None:
         """Tokenises the user and tool turns that have no ids; returns the header after the last one."""
         model = adapted.model
         await self._vocabulary.learn_adapted(adapted)
         header: list[int] | None = None
-        waiting: list[Turn] = []  # results of one answer's tool calls, which templates render together
+        waiting: list[TreeTurn] = []  # results of one answer's tool calls, which templates render together
         for count, turn in enumerate(turns, 1):
             if turn.role not in ("user", "tool") or len(session.runs.get(turn.tip.id, EMPTY)):
                 continue

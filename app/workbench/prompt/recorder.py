@@ -13,7 +13,7 @@ import numpy as np
 from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Segment
+from app.workbench.tree.tree import PathSegment
 from runtime import Finish, OnProgress, Origin, Priority, TokenRun
 from storage import NewChunk, SessionStore, StoreError
 
@@ -94,12 +94,8 @@ class Recorder:
             run = TokenRun.concat(self._pending)
             await self._store.append_chunk(self._node_id, chunk(run, self._fingerprint, self._stored))
             self._stored += len(run)
-            self._pending = self._pending_after(len(run))
-
-    def _pending_after(self, written: int) -> list[TokenRun]:
-        """The tokens that arrived during the write."""
-        rest = TokenRun.concat(self._pending)[written:]
-        return [rest] if len(rest) else []
+            rest = TokenRun.concat(self._pending)[len(run) :]  # arrived during the write
+            self._pending = [rest] if len(rest) else []
 
 
 def ended_by(run: TokenRun, finish: Finish) -> TokenRun:
@@ -119,7 +115,7 @@ def chunk(run: TokenRun, fingerprint: str, first: int = 0) -> NewChunk:
 SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
 
 
-def first_unscored(session: WholeSession, segments: Sequence[Segment]) -> int | None:
+def first_unscored(session: WholeSession, segments: Sequence[PathSegment]) -> int | None:
     """The place of the first token without numbers along `segments`, except the very first, which never has any."""
     runs = [session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in segments]
     unscored = np.flatnonzero(np.isnan(TokenRun.concat(runs).logprob[1:]))  # by log-probability: some servers give no ranks
@@ -130,7 +126,7 @@ async def score_prompt(
     adapted: AdaptedModel,
     store: SessionStore,
     session: WholeSession,
-    segments: Sequence[Segment],
+    segments: Sequence[PathSegment],
     prompt: Sequence[int],
     on_progress: OnProgress,
 ) -> None:

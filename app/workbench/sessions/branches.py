@@ -6,11 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.refusals import GONE
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.setups import Setups
-from app.workbench.setup.values import MOST_NAME, Branch
+from app.workbench.setup.values import MOST_NAME, Branch, SessionValues
 from app.workbench.tree.outline import latest_visible
 from app.workbench.tree.reading import every_node, read
 from app.workbench.tree.session import OpenSession
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, repr=False)
-class Branches:
+class SessionBranches:
     """Shows, hides and compares branches (`ui.port.BranchCommands`)."""
 
     _store: SessionStore
@@ -95,34 +97,36 @@ class Branches:
         Raises:
             Refusal: There is no such branch, or it is the only one.
         """
-        session = self._sessions.opened(session_id)
+        session = self._opened(session_id, node_id, start)
         self._running.check_idle(session_id)
-        if node_id not in session.tree.nodes or start < 0:
-            raise Refusal(translate("Workbench", GONE))
         branch = (node_id, start)
 
-        def changed(held: frozenset[Branch]) -> frozenset[Branch]:
-            wanted = held | {branch} if pruned else held - {branch}
+        def changed(held: SessionValues) -> SessionValues:
+            wanted = held.pruned | {branch} if pruned else held.pruned - {branch}
             if pruned and session.tip is not None and _visible_tip(session, wanted) is None:
                 raise Refusal(translate("Workbench", "this is the only branch: there would be nothing left to show"))
-            return wanted
+            return replace(held, pruned=wanted)
 
-        await self._setups.set_pruned(session, changed)
+        await self._setups.keep(session, changed)
         tip = _visible_tip(session, session.pruned) if pruned else None
         if tip is not None and tip != session.tip:
             await self._sessions.move(session, tip)
         self._show(session)
 
     async def rename(self, session_id: int, node_id: int, start: int, name: str) -> None:
-        """Gives a branch a name.
+        """Gives a branch a name; "" removes it.
 
         Raises:
             Refusal: There is no such branch, or the store cannot write.
         """
-        session = self._sessions.opened(session_id)
-        if node_id not in session.tree.nodes or start < 0:
-            raise Refusal(translate("Workbench", GONE))
-        await self._setups.set_name(session, (node_id, start), " ".join(name.split())[:MOST_NAME])
+        session = self._opened(session_id, node_id, start)
+        branch, name = (node_id, start), " ".join(name.split())[:MOST_NAME]
+
+        def changed(held: SessionValues) -> SessionValues:
+            others = {each: kept for each, kept in held.names.items() if each != branch}
+            return replace(held, names={**others, branch: name} if name else others)
+
+        await self._setups.keep(session, changed)
         self._show(session)
 
     async def bookmark(self, session_id: int, node_id: int, start: int, marked: bool) -> None:  # a state, not an option
@@ -131,16 +135,24 @@ class Branches:
         Raises:
             Refusal: There is no such row, or the store cannot write.
         """
-        session = self._sessions.opened(session_id)
-        if node_id not in session.tree.nodes or start < 0:
-            raise Refusal(translate("Workbench", GONE))
-        await self._setups.set_bookmark(session, (node_id, start), marked=marked)
+        session = self._opened(session_id, node_id, start)
+        row = {(node_id, start)}
+        await self._setups.keep(
+            session, lambda held: replace(held, bookmarks=held.bookmarks | row if marked else held.bookmarks - row)
+        )
         self._show(session)
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
         from app.workbench.compare.branch_diff import compare  # imports difflib and more: the window opens without it
 
         return await compare(self._store, self._sessions.opened(session_id), left, right)
+
+    def _opened(self, session_id: int, node_id: int, start: int) -> OpenSession:
+        """The open session that has a branch, by its node and first token."""
+        session = self._sessions.opened(session_id)
+        if node_id not in session.tree.nodes or start < 0:
+            raise Refusal(translate("Workbench", GONE))
+        return session
 
     def _show(self, session: OpenSession) -> SessionView:
         view = session.view()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 from msgspec import Struct
@@ -19,7 +20,7 @@ from app.workbench.setup.beginning import Beginning
 from app.workbench.setup.setups import Setups
 from app.workbench.tree.runs import EMPTY, without_numbers
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Turn
+from app.workbench.tree.tree import TreeTurn
 from app.workbench.windows import Windows
 from runtime import InvalidRequestError
 from storage import NewNode, NodeRow, SessionStore
@@ -96,7 +97,7 @@ async def begin_with(
     sessions: OpenSessions,
     session: WholeSession,
     root: NodeRow | None,
-    turns: Sequence[Turn],
+    turns: Sequence[TreeTurn],
     stats: Mapping[str, Any],
     fingerprint: str | None = None,
 ) -> None:
@@ -126,10 +127,5 @@ async def begin_with(
 def copy_title(title: str, taken: Iterable[str]) -> str:
     """An unused title for a copy: "Rain (copy)", "Rain (copy 2)"."""
     plain, held = _NUMBERED.sub("", title), set(taken)
-    first = f"{plain} (copy)"
-    if first not in held:
-        return first
-    number = 2
-    while f"{plain} (copy {number})" in held:
-        number += 1
-    return f"{plain} (copy {number})"
+    titles = chain([f"{plain} (copy)"], (f"{plain} (copy {number})" for number in count(2)))
+    return next(each for each in titles if each not in held)

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import asdict
+
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.answers.completion import write_unsaved
@@ -17,7 +19,7 @@ from app.workbench.setup.adapters import Adapters, lacks_adapters, stack_of_sess
 from app.workbench.setup.setups import Setups
 from app.workbench.tree.reading import every_node, read, read_names, read_whole
 from app.workbench.tree.session import UNTITLED, OpenSession, WholeSession, shown_title
-from app.workbench.windows import Window, Windows
+from app.workbench.windows import OpenWindow, Windows
 from runtime import EngineDiedError, RuntimeFault, clean_text
 from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
 from ui import Refusal, SessionChanged, SessionsChanged, translate
@@ -62,7 +64,7 @@ class OpenSessions:
             raise Refusal(translate("Workbench", "that session is not open"))
         return session
 
-    async def show(self, session_id: int, window: Window | None = None) -> OpenSession:
+    async def show(self, session_id: int, window: OpenWindow | None = None) -> OpenSession:
         """Opens a session and reads the shown part of its path, for `window` to show; needs no model."""
         session = self._open.get(session_id)
         if session is None:
@@ -92,7 +94,7 @@ class OpenSessions:
         await read_names(self._store, session)
         return await read_whole(self._store, session, session.tip, node_id)
 
-    async def create(self, window: Window) -> OpenSession:
+    async def create(self, window: OpenWindow) -> OpenSession:
         """An empty session for a window: an unused open one, else a new one."""
         async with self._creating:
             empty = next((each.id for each in self._open.values() if self._is_free(each, window)), None)
@@ -102,7 +104,7 @@ class OpenSessions:
         self._windows.tell(SessionsChanged())
         return session
 
-    def _is_free(self, session: OpenSession, window: Window) -> bool:
+    def _is_free(self, session: OpenSession, window: OpenWindow) -> bool:
         """Whether a session is unused, and neither in the trash nor in another window."""
         taken = session.id in self._trashed or self._windows.holder(session.id, but=window) is not None
         return session.is_unused and not taken
@@ -149,19 +151,10 @@ class OpenSessions:
         node_id = await stored(self._store.add_node(node, chunk, current=current))
         row = NodeRow(
             id=node_id,
-            session_id=node.session_id,
-            parent_id=node.parent_id,
-            at_token=node.at_token,
-            at_byte=node.at_byte,
-            role=node.role,
-            turn_start=node.turn_start,
-            text=node.text,
-            status=node.status,
-            finish_reason=node.finish_reason,
             token_count=0 if chunk is None else chunk.count,
-            stats=dict(node.stats),
             seq=len(session.tree.nodes) + 1,
             kv_fingerprint=None if chunk is None else chunk.kv_fingerprint,
+            **asdict(node),
         )
         session.tree.put(row)
         if current:

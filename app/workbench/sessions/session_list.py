@@ -15,7 +15,7 @@ from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import stored
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.tree.session import UNTITLED, shown_title
-from app.workbench.windows import Window, Windows
+from app.workbench.windows import OpenWindow, Windows
 from runtime import clean_text
 from storage import SessionStore
 from ui import (
@@ -53,7 +53,7 @@ class SessionList:
     _vocabulary: Vocabulary  # loaded before a session is shown
     _pins: BlockPins  # updated when a pin changes
     _windows: Windows
-    _window: Window  # the window of this list
+    _window: OpenWindow  # the window of this list
 
     async def list(self, query: str = "") -> Sequence[SessionSummary]:
         """Sessions, pinned ones first, then the latest; empty ones only if shown, named, tagged, or in a folder."""

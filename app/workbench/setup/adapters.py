@@ -30,15 +30,6 @@ class AdaptedModel(Struct, frozen=True):
     adapters: Stack | None
     fingerprint: str
 
-    @classmethod
-    def of(cls, model: LanguageModel, adapters: Stack | None = None) -> AdaptedModel:
-        """The model under these adapters.
-
-        Raises:
-            AdapterError: One of them is not loaded.
-        """
-        return cls(model, adapters, model.info.numbers_under(adapters))
-
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +110,16 @@ class Adapters:
         Raises:
             RuntimeFault: An adapter cannot be used.
         """
-        return AdaptedModel.of(model, await self.bring(model, values_of(session).adapters or None))
+        return await self.under(model, values_of(session).adapters or None)
+
+    async def under(self, model: LanguageModel, choices: Sequence[AdapterChoice] | None) -> AdaptedModel:
+        """The model under adapters (None: its own stack); loads them if necessary.
+
+        Raises:
+            RuntimeFault: An adapter cannot be used.
+        """
+        stack = await self.bring(model, choices)
+        return AdaptedModel(model, stack, model.info.numbers_under(stack))
 
     async def require(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
         """Loads adapters before a change that needs them.

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+import runtime  # its names are imported at their first use: the window opens without them
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
 from app.workbench.models.downloads import Downloads
 from app.workbench.prompt.vocabulary import Vocabulary, with_ids
+from app.workbench.refusals import refused
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters, values_of
@@ -24,17 +26,7 @@ from app.workbench.tree.session import OpenSession
 from app.workbench.windows import Windows
 from runtime import GrammarError, RuntimeFault, clean_text
 from storage import NewNode
-from ui import (
-    QT_TRANSLATE_NOOP,
-    AdapterChoice,
-    AnswerFormat,
-    FormatKind,
-    Guess,
-    Refusal,
-    SessionSetup,
-    TextFile,
-    translate,
-)
+from ui import QT_TRANSLATE_NOOP, AdapterChoice, AnswerFormat, FormatKind, Guess, Refusal, SessionSetup, TextFile, translate
 
 ADAPTERS_CHANGED = QT_TRANSLATE_NOOP("Workbench", "the adapters have changed; open them again")
 
@@ -240,10 +232,7 @@ class SetupChanges:
         if len(values.adapters) >= MOST_ADAPTERS:
             raise Refusal(translate("Workbench", "at most {0} adapters can be used").format(MOST_ADAPTERS))
         choice = AdapterChoice(path, name or Path(path).name)
-        try:
-            model = await self._supervisor.model()
-        except RuntimeFault as fault:
-            raise Refusal(str(fault)) from fault
+        model = await refused(self._supervisor.model())
         await self._adapters.require(model, [choice])
         return await self._save(session, lambda now: replace(now, adapters=(*now.adapters, choice)))
 
@@ -258,7 +247,5 @@ def _clean(text: str) -> str:
 
 
 def _adapter_here(wanted: str) -> tuple[str, str] | None:
-    from runtime import list_shelf_adapters  # imported here: the window opens without it
-
-    found = [each for each in list_shelf_adapters() if wanted in (each.name, each.name.partition("@")[0])]
+    found = [each for each in runtime.list_shelf_adapters() if wanted in (each.name, each.name.partition("@")[0])]
     return (found[-1].name, str(found[-1].path)) if found else None

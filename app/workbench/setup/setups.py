@@ -15,15 +15,7 @@ from app.supervisor import Supervisor
 from app.workbench.refusals import stored
 from app.workbench.setup.adapters import Adapters, lines, stack_of, values_of
 from app.workbench.setup.presets import Presets
-from app.workbench.setup.values import (
-    OPTIONS,
-    Branch,
-    SessionValues,
-    guess_problem,
-    read_values,
-    source_words,
-    without_lacking,
-)
+from app.workbench.setup.values import OPTIONS, SessionValues, guess_problem, read_values, source_words, without_lacking
 from app.workbench.tree.session import OpenSession
 from runtime import GenerationOptions, ModelInfo, ResolvedOptions, RuntimeFault, resolve_options
 from storage import SessionStore, StoreError
@@ -39,6 +31,7 @@ class Asked(Struct, frozen=True):
     session: Mapping[str, Any]  # the session's layer, without adapters
     preset: GenerationOptions
     adapters: tuple[AdapterChoice, ...] | None  # None: the model's own stack
+    call: Mapping[str, Any]  # options of every answer, which take precedence
     preset_name: str = ""  # "": the default one
 
 
@@ -73,7 +66,8 @@ class Setups:
     def asked(self, session: OpenSession) -> Asked:
         """The settings for an answer that begins now."""
         values = values_of(session)
-        return Asked(values.layer(), self._presets.options(values.preset), values.adapters or None, values.preset)
+        preset = self._presets.options(values.preset)
+        return Asked(values.layer(), preset, values.adapters or None, self._call, values.preset)
 
     async def carry(self, source: OpenSession, copy: OpenSession, nodes: Mapping[int, int]) -> None:
         """Copies the settings of a session to its copy; `nodes` maps node ids to those of the copy."""
@@ -87,28 +81,8 @@ class Setups:
         if values_of(copy).is_set:
             await stored(self._store.set_session_setup(copy.id, values_of(copy).stored()))
 
-    async def set_pruned(self, session: OpenSession, change: Callable[[frozenset[Branch]], frozenset[Branch]]) -> None:
-        """Changes the hidden branches of a session."""
-        await self._keep(session, lambda held: replace(held, pruned=change(held.pruned)))
-
-    async def set_bookmark(self, session: OpenSession, row: Branch, *, marked: bool) -> None:
-        """Sets or removes the bookmark of a row of the tree."""
-
-        def changed(held: SessionValues) -> SessionValues:
-            return replace(held, bookmarks=held.bookmarks | {row} if marked else held.bookmarks - {row})
-
-        await self._keep(session, changed)
-
-    async def set_name(self, session: OpenSession, branch: Branch, name: str) -> None:
-        """Names a branch; "" removes the name."""
-
-        def changed(held: SessionValues) -> SessionValues:
-            others = {each: kept for each, kept in held.names.items() if each != branch}
-            return replace(held, names={**others, branch: name} if name else others)
-
-        await self._keep(session, changed)
-
-    async def _keep(self, session: OpenSession, change: Change) -> None:
+    async def keep(self, session: OpenSession, change: Change) -> None:
+        """Saves changed settings that do not depend on each other: hidden branches, names, bookmarks."""
         async with self._changing:
             values = change(values_of(session))
             await stored(self._store.set_session_setup(session.id, values.stored()))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
 import storage
+from app.workbench.background import stoppable
 from storage import SessionStore
 from ui import QT_TRANSLATE_NOOP, ExportFormat, OnTransfer, Refusal, translate
 
@@ -82,10 +80,6 @@ EXPORTS = (
 FORMATS = {exporter.format.name: exporter for exporter in EXPORTS}
 
 
-class _StoppedError(Exception):
-    """The export was cancelled."""
-
-
 def refuse_own(path: Path, own: Iterable[Path]) -> None:
     """Refuses to replace a database of the data folder by an export.
 
@@ -108,26 +102,13 @@ async def write_export(store: SessionStore, session_id: int, exporter: Exporter,
     Raises:
         StoreError: The session cannot be read, or the file cannot be written.
     """
-    loop, stopping = asyncio.get_running_loop(), threading.Event()
-
-    def on_progress(done: int, total: int) -> None:
-        if stopping.is_set():
-            raise _StoppedError
-        if done == total or not done % 64:
-            loop.call_soon_threadsafe(progress, done, total)
-
     given: tuple[object, ...] = ()
     if exporter.snapshot:
         from app.workbench.transfer.snapshots import snapshot_of  # the window opens without it
 
         given = (await snapshot_of(store, session_id),)
-    write = partial(exporter.write, store.path, session_id, path, on_progress, *given)
-    work = asyncio.ensure_future(asyncio.to_thread(write))
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        stopping.set()
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # retrieves `_StoppedError`
-        raise
+
+    def write(report: Callable[[tuple[int, int]], None]) -> None:
+        exporter.write(store.path, session_id, path, lambda done, total: report((done, total)), *given)
+
+    await stoppable(write, lambda far: progress(*far))

@@ -11,7 +11,6 @@ from app.workbench.answers.provenance import MADE, beams_of, options_of
 from app.workbench.refusals import intact
 from app.workbench.tree.reading import load_whole
 from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Turn
 from runtime import Finish, Generation, InvalidRequestError, Manifest, Mark, Snapshot
 from storage import NodeRow, SessionStore
 from ui import Refusal
@@ -47,17 +46,17 @@ def _snapshot(session: WholeSession, known: Mapping[str, Any]) -> dict[str, Any]
     return Snapshot(
         ids=tuple(ids),
         text=b"".join(piece for turn in turns for piece in session.turn_run(turn).token_bytes),
-        marks=tuple(_mark(turn, end - n) for turn, n, end in zip(turns, lengths, accumulate(lengths), strict=True) if n),
+        marks=tuple(
+            Mark("generated" if turn.role == "assistant" else "prefix", turn.role, end - n)
+            for turn, n, end in zip(turns, lengths, accumulate(lengths), strict=True)
+            if n
+        ),
         prefix=start,
         messages=tuple((m["role"], m["content"]) for m in session.messages(turns[:-1] if generation is not None else turns)),
         manifest=manifest,
         generation=generation,
         blocks=tuple(key.hex() for key in manifest.block_keys(ids)),
     ).to_mapping()
-
-
-def _mark(turn: Turn, start: int) -> Mark:
-    return Mark("generated" if turn.role == "assistant" else "prefix", turn.role, start)
 
 
 def _generation(node: NodeRow, resident: int) -> Generation | None:

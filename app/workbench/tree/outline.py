@@ -25,7 +25,7 @@ _WORD = re.compile(rf"\S{{0,{WORD_MOST}}}\Z")  # the end of a text up to the las
 NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # name of an answer that failed before its first token
 
 
-class Line(Struct, frozen=True):
+class OutlineLine(Struct, frozen=True):
     """A branch: the part of `node` from token `start` on, named after its text from `byte` on."""
 
     node: NodeRow
@@ -77,9 +77,9 @@ def unread_names(tree: Tree) -> Iterator[int]:
                 yield node.id
 
 
-def lines(tree: Tree, pruned: Collection[tuple[int, int]]) -> Iterator[tuple[Line, NodeRow]]:
+def lines(tree: Tree, pruned: Collection[tuple[int, int]]) -> Iterator[tuple[OutlineLine, NodeRow]]:
     """Branches in reading order, each with the last node before it splits."""
-    stack = [Line(node, 0, 0, 0, "") for node in reversed(_first_turns(tree))]
+    stack = [OutlineLine(node, 0, 0, 0, "") for node in reversed(_first_turns(tree))]
     while stack:
         line = stack.pop()
         if (line.node.id, line.start) in pruned:
@@ -103,7 +103,7 @@ def _first_turns(tree: Tree) -> list[NodeRow]:
     return first
 
 
-def _follow(tree: Tree, line: Line) -> tuple[NodeRow, list[Line]]:
+def _follow(tree: Tree, line: OutlineLine) -> tuple[NodeRow, list[OutlineLine]]:
     """Follows a branch until it splits; returns the last node before the split, and the branches there."""
     node, start, byte = line.node, line.start, line.byte
     while True:
@@ -116,17 +116,17 @@ def _follow(tree: Tree, line: Line) -> tuple[NodeRow, list[Line]]:
             leaving = [c for c in inner if c.at_token == at]
             at_byte = leaving[0].at_byte or 0
             shared = _text(node).encode()[byte:at_byte].decode(errors="ignore")
-            rest = Line(node, at, at_byte, line.depth + 1, shared)
-            return node, [rest, *(Line(c, 0, 0, line.depth + 1, shared) for c in leaving)]
+            rest = OutlineLine(node, at, at_byte, line.depth + 1, shared)
+            return node, [rest, *(OutlineLine(c, 0, 0, line.depth + 1, shared) for c in leaving)]
         after = [c for c in tree.children(node.id) if tree.leaves_at_end(c)]
         if len(after) > 1:
-            return node, [Line(c, 0, 0, line.depth + 1, "") for c in after]
+            return node, [OutlineLine(c, 0, 0, line.depth + 1, "") for c in after]
         if not after:
             return node, []
         node, start, byte = after[0], 0, 0
 
 
-def _on_path(line: Line, columns: PathColumns) -> bool:
+def _on_path(line: OutlineLine, columns: PathColumns) -> bool:
     row = columns.row(line.node.id)
     if row is None:
         return False
@@ -139,7 +139,7 @@ def _mark_current(rows: list[BranchRow]) -> tuple[BranchRow, ...]:
     return tuple(replace(row, current=i == deepest) for i, row in enumerate(rows))
 
 
-def name_of(tree: Tree, line: Line, end: NodeRow) -> tuple[str, str]:
+def name_of(tree: Tree, line: OutlineLine, end: NodeRow) -> tuple[str, str]:
     """The last words before a branch, and its first own words, from the beginning of the word in which it leaves."""
     stem = stem_of(line)
     shared, own = line.shared.removesuffix(stem), stem + own_text(line)
@@ -151,18 +151,18 @@ def name_of(tree: Tree, line: Line, end: NodeRow) -> tuple[str, str]:
     return before, name
 
 
-def stem_of(line: Line) -> str:
+def stem_of(line: OutlineLine) -> str:
     """The first part of the word in which a branch begins, before the branch."""
     found = _WORD.search(line.shared) if own_text(line)[:1].strip() else None
     return found.group() if found else ""
 
 
-def own_text(line: Line) -> str:
+def own_text(line: OutlineLine) -> str:
     """The text of a branch from its beginning on."""
     return _text(line.node).encode()[line.byte :].decode(errors="ignore")
 
 
-def _apart(found: list[Line]) -> list[Line]:
+def _apart(found: list[OutlineLine]) -> list[OutlineLine]:
     """Renames branches of one place with equal names from their first differing word on."""
     owns = [own_text(line) for line in found]
     alike: dict[str, set[str]] = {}
@@ -173,7 +173,7 @@ def _apart(found: list[Line]) -> list[Line]:
         for one, other in pairwise(sorted(texts)):  # sorted: a neighbour shares the longest beginning
             length = _common(one, other)
             common[one], common[other] = max(common.get(one, 0), length), length
-    apart, seen = list[Line](), Counter[tuple[str, str]]()
+    apart, seen = list[OutlineLine](), Counter[tuple[str, str]]()
     for line, own in zip(found, owns, strict=True):
         said = _WORD.sub("", own[: common.get(own, 0)]).rstrip()  # keeps the first differing word whole
         size = len(said.encode())
@@ -193,7 +193,7 @@ def _common(one: str, other: str) -> int:
     return low
 
 
-def _answers(tree: Tree, line: Line, end: NodeRow) -> list[NodeRow]:
+def _answers(tree: Tree, line: OutlineLine, end: NodeRow) -> list[NodeRow]:
     """The answers to a question that begins a branch; a single one is part of its name."""
     if line.node.role != "user" or line.depth == 0 or end.id == line.node.id:
         return []

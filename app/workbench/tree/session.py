@@ -15,7 +15,7 @@ from app.workbench.setup.beginning import Beginning, cards, tools_at
 from app.workbench.tree.node_index import Bool, Int64, PathColumns
 from app.workbench.tree.outline import branch_name, logprob_of, outline, unread_names
 from app.workbench.tree.runs import EMPTY, Runs, began, content_of, healed, run_of, text_run, with_text
-from app.workbench.tree.tree import Segment, Tree, Turn, is_hidden
+from app.workbench.tree.tree import PathSegment, Tree, TreeTurn, is_hidden
 from app.workbench.tree.turn_notes import note_of, stored_stats
 from runtime import Origin, TokenRun
 from storage import NodeRow, SessionShape, SessionTree, StoredChunk
@@ -91,9 +91,9 @@ class OpenSession:
         root = self.tree.root(self.tip if tip is None else tip)
         return [] if root is None else tools_at(root)
 
-    def missing(self, *, earlier: bool = False) -> list[int]:
-        """Nodes of the shown part of the path, or of the whole path, that were not read yet."""
-        turns = self.tree.turns(self.tip, 0 if earlier else self.earlier)
+    def missing(self) -> list[int]:
+        """Nodes of the shown part of the path that were not read yet."""
+        turns = self.tree.turns(self.tip, self.earlier)
         return self.unread(segment for turn in turns for segment in turn.segments)
 
     @property
@@ -201,7 +201,7 @@ class OpenSession:
 
     # ---- tokens of the nodes that were read -----------------------------------------------------------------------------
 
-    def unread(self, segments: Iterable[Segment]) -> list[int]:
+    def unread(self, segments: Iterable[PathSegment]) -> list[int]:
         """Nodes whose tokens were not read yet, in order, except running ones, which are not on the disk."""
         ids = dict.fromkeys(segment.node.id for segment in segments)
         return [i for i in ids if i not in self._runs and i not in self.states]
@@ -231,18 +231,18 @@ class OpenSession:
             if node_id in self.lost or any(c.damaged for c in stored) or not all(sound for _, sound in read):
                 self.damaged.add(node_id)
 
-    def _segment_run(self, segment: Segment) -> TokenRun:
+    def _segment_run(self, segment: PathSegment) -> TokenRun:
         """The tokens of a segment; the text of a node without tokens becomes one token."""
         run = self._runs.get(segment.node.id, EMPTY)
         if not len(run) and segment.node.text:
             run = text_run(segment.node.text)
         return run if segment.stop is None else run[: segment.stop]
 
-    def _turn_run(self, turn: Turn) -> TokenRun:
+    def _turn_run(self, turn: TreeTurn) -> TokenRun:
         """The tokens of a turn along the path."""
         return healed(TokenRun.concat([self._segment_run(segment) for segment in turn.segments]))
 
-    def row_text(self, segments: Sequence[Segment], start: int, common: int) -> RowText:
+    def row_text(self, segments: Sequence[PathSegment], start: int, common: int) -> RowText:
         """The first tokens of segments, from `start` of the first one on, without the first `common` bytes."""
         runs = [self._segment_run(segment)[: start + MOST_TOKENS] for segment in segments]
         run = healed(TokenRun.concat(runs[:1]))[start:]
@@ -260,11 +260,11 @@ class OpenSession:
         tokens[rows[rows >= 0]] += counts[rows >= 0]
         return bool((columns.has_text & (tokens == 0)).any())
 
-    def turn_length(self, turn: Turn) -> int:
+    def turn_length(self, turn: TreeTurn) -> int:
         """Number of tokens of a turn along the path."""
         return sum(self.segment_length(segment) for segment in turn.segments)
 
-    def segment_length(self, segment: Segment) -> int:
+    def segment_length(self, segment: PathSegment) -> int:
         """Number of tokens of a segment, read or not."""
         node, stop = segment.node, segment.stop
         length = self._runs.length(node.id) if node.id in self._runs else node.token_count
@@ -283,14 +283,14 @@ class OpenSession:
             found[rows[rows >= 0]] = True
         return found
 
-    def _content(self, turn: Turn) -> str:
+    def _content(self, turn: TreeTurn) -> str:
         """The text of a turn without template tokens; of a message, the text as it was typed."""
         if turn.role == "system":
             return Beginning.of(turn.tip).content
         run = self._turn_run(turn)
         return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
 
-    def check_sound(self, segments: Iterable[Segment], *, after: int = 0) -> None:
+    def check_sound(self, segments: Iterable[PathSegment], *, after: int = 0) -> None:
         """Refuses a path with damaged or lost tokens: the model would continue a text that was never written.
 
         Raises:
@@ -351,7 +351,7 @@ class OpenSession:
         turns = self.tree.path_columns(self.tip).turns
         return np.add.reduceat(self.lengths(self.tip), turns).tolist() if len(turns) else []
 
-    def turn_view(self, turn: Turn, start: int) -> TurnView:
+    def turn_view(self, turn: TreeTurn, start: int) -> TurnView:
         """The view of a turn that begins after `start` tokens of the path."""
         node, run = turn.tip, self._turn_run(turn)
         return TurnView(
@@ -403,7 +403,7 @@ class OpenSession:
         """Counters of an answer, running or stored."""
         return self.stats.get(node.id) or stored_stats(node)
 
-    def _calls(self, turn: Turn) -> tuple[ToolCard, ...]:
+    def _calls(self, turn: TreeTurn) -> tuple[ToolCard, ...]:
         """The tool calls in the answer at the tip, which wait for results; none for other turns."""
         node = turn.tip
         if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
@@ -444,16 +444,16 @@ class WholeSession(OpenSession):
     def runs(self) -> Runs:
         return self._runs
 
-    def segment_run(self, segment: Segment) -> TokenRun:
+    def segment_run(self, segment: PathSegment) -> TokenRun:
         return self._segment_run(segment)
 
-    def turn_run(self, turn: Turn) -> TokenRun:
+    def turn_run(self, turn: TreeTurn) -> TokenRun:
         return self._turn_run(turn)
 
-    def content(self, turn: Turn) -> str:
+    def content(self, turn: TreeTurn) -> str:
         return self._content(turn)
 
-    def path_ids(self, segments: Sequence[Segment]) -> list[int]:
+    def path_ids(self, segments: Sequence[PathSegment]) -> list[int]:
         """The ids along segments, as they entered the model.
 
         Raises:
@@ -467,7 +467,7 @@ class WholeSession(OpenSession):
             ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
         return ids
 
-    def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
+    def messages(self, turns: Sequence[TreeTurn]) -> list[dict[str, str]]:
         """Role and content of turns for a template; empty ones are left out, except answers."""
         found = [{"role": turn.role, "content": self.content(turn)} for turn in turns]
         return [m for m in found if m["content"] or m["role"] == "assistant"]

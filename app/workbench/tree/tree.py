@@ -12,17 +12,17 @@ from app.workbench.tree.node_index import NONE, NodeIndex, PathColumns
 from storage import NodeColumns, NodeRow
 
 
-class Segment(Struct, frozen=True):
+class PathSegment(Struct, frozen=True):
     """A part of a path: the first `stop` tokens of a node; None: all of them."""
 
     node: NodeRow
     stop: int | None
 
 
-class Turn(Struct, frozen=True):
+class TreeTurn(Struct, frozen=True):
     """Successive segments of one role; the last one's node names the turn."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[PathSegment, ...]
 
     @property
     def tip(self) -> NodeRow:
@@ -71,7 +71,7 @@ class Tree:
         self._index = NodeIndex(shape)
         self._held: dict[int, NodeRow] = {}
         self.nodes = Nodes(self._index, self._held)
-        self._turns: tuple[int | None, int, list[Turn]] | None = None  # the last result, until a node changes
+        self._turns: tuple[int | None, int, list[TreeTurn]] | None = None  # the last result, until a node changes
         self._path: tuple[int | None, array[int]] | None = None  # the last path as places, likewise
         self._path_columns: tuple[int | None, PathColumns] | None = None  # likewise
         for node in rows:
@@ -114,7 +114,7 @@ class Tree:
         places = self._places(tip)
         return self._at(places[0]) if places else None
 
-    def path(self, tip: int | None) -> list[Segment]:
+    def path(self, tip: int | None) -> list[PathSegment]:
         """The segments from the root to the end of `tip`."""
         return self._segments(self._places(tip))
 
@@ -140,43 +140,43 @@ class Tree:
         """The number of turns of the path to `tip`."""
         return len(self.path_columns(tip).turns)
 
-    def turns(self, tip: int | None, skip: int = 0) -> list[Turn]:
+    def turns(self, tip: int | None, skip: int = 0) -> list[TreeTurn]:
         """The turns of the path to `tip`, without the first `skip`."""
         if self._turns is None or self._turns[:2] != (tip, skip):
             self._turns = (tip, skip, self._by_role(tip, skip))
         return list(self._turns[2])
 
-    def _by_role(self, tip: int | None, skip: int) -> list[Turn]:
+    def _by_role(self, tip: int | None, skip: int) -> list[TreeTurn]:
         starts = self.path_columns(tip).turns
         if skip >= len(starts):
             return []
-        turns: list[list[Segment]] = []
+        turns: list[list[PathSegment]] = []
         for segment in self._segments(self._places(tip)[int(starts[skip]) :]):
             if segment.node.turn_start or not turns:
                 turns.append([segment])
             else:
                 turns[-1].append(segment)
-        return [Turn(tuple(segments)) for segments in turns]
+        return [TreeTurn(tuple(segments)) for segments in turns]
 
     def _places(self, tip: int | None) -> array[int]:
         if self._path is None or self._path[0] != tip:
             self._path = (tip, self._index.path(NONE if tip is None else self._index.place(tip)))
         return self._path[1]
 
-    def _segments(self, places: Sequence[int]) -> list[Segment]:
+    def _segments(self, places: Sequence[int]) -> list[PathSegment]:
         stops = [*(self._index.at_token(place) for place in places[1:]), None]
-        return [Segment(self._at(place), stop) for place, stop in zip(places, stops, strict=False)]
+        return [PathSegment(self._at(place), stop) for place, stop in zip(places, stops, strict=False)]
 
     def _at(self, place: int) -> NodeRow:
         held = self._held.get(self._index.columns.id[place])
         return self._index.columns.stub(place) if held is None else held
 
-    def turn(self, node_id: int) -> Turn:
+    def turn(self, node_id: int) -> TreeTurn:
         """The turn that ends with a node, without the path before it."""
-        segments = [Segment(self.nodes[node_id], None)]
+        segments = [PathSegment(self.nodes[node_id], None)]
         while not (node := segments[-1].node).turn_start and node.parent_id is not None:
-            segments.append(Segment(self.nodes[node.parent_id], node.at_token))
-        return Turn(tuple(reversed(segments)))
+            segments.append(PathSegment(self.nodes[node.parent_id], node.at_token))
+        return TreeTurn(tuple(reversed(segments)))
 
     def turn_ends(self) -> list[int]:
         """Nodes that end a turn on at least one path, oldest first: one for each version (see `variants`)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from app.faults import STOPPED
 from app.workbench.answers.provenance import CHANGED
@@ -89,24 +89,14 @@ def stored_stats(node: NodeRow) -> TurnStats | None:
     return turn_stats(node.stats) if "generated" in node.stats or "reused" in node.stats else None
 
 
+COUNTERS: Final[Mapping[str, Any]] = {  # the kind of each stored counter
+    **dict.fromkeys(("reused", "computed"), int),  # missing if the prompt was not read
+    **dict.fromkeys(("drafted", "accepted"), int),  # missing in older answers
+    **dict.fromkeys(("first_token_seconds", "tokens_per_second", "logprob"), int | float),
+}
+
+
 def turn_stats(stats: Mapping[str, Any]) -> TurnStats:
-    """Counters of an answer, from its stored statistics."""
-    return TurnStats(
-        reused=_count(stats, "reused"),  # both None if the prompt was not read
-        computed=_count(stats, "computed"),
-        first_token_seconds=_number(stats, "first_token_seconds"),
-        tokens_per_second=_number(stats, "tokens_per_second"),
-        logprob=_number(stats, "logprob"),
-        drafted=_count(stats, "drafted"),  # both None in older answers
-        accepted=_count(stats, "accepted"),
-    )
-
-
-def _count(stats: Mapping[str, Any], name: str) -> int | None:
-    value = stats.get(name)
-    return value if isinstance(value, int) else None  # an imported session may have anything
-
-
-def _number(stats: Mapping[str, Any], name: str) -> float | None:
-    value = stats.get(name)
-    return value if isinstance(value, int | float) else None
+    """Counters of an answer, from its stored statistics; an imported session may have anything."""
+    valid = {name: stats[name] for name, kind in COUNTERS.items() if isinstance(stats.get(name), kind)}
+    return TurnStats(**{**dict.fromkeys(COUNTERS), **valid})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from app.workbench.tree.outline import Line, lines, logprob_of, name_of, stem_of
-from app.workbench.tree.tree import Segment, Tree
+from app.workbench.tree.outline import OutlineLine, lines, logprob_of, name_of, stem_of
+from app.workbench.tree.tree import PathSegment, Tree
 from storage import NodeRow
 from ui import TreeRow
 
@@ -15,7 +15,7 @@ Branch = tuple[int, int]  # a node, and the token of it with which the branch be
 
 @dataclass(slots=True)
 class _Branch:
-    line: Line
+    line: OutlineLine
     turns: list[tuple[int, int, str]]  # first node, last node, role
     name: tuple[str, str]
     leaving: list[_Branch] = field(default_factory=list)
@@ -114,12 +114,12 @@ def _in_order(branches: Sequence[_Branch]) -> Iterator[tuple[_Branch, bool]]:
         yield main, False
 
 
-def segments_of(tree: Tree, row: TreeRow) -> list[Segment]:
+def segments_of(tree: Tree, row: TreeRow) -> list[PathSegment]:
     """The segments of a row, with the tokens before its `start`; none if the row no longer exists."""
-    nodes: list[Segment] = []
+    nodes: list[PathSegment] = []
     node, stop = tree.nodes.get(row.end), row.stop
     while node is not None:
-        nodes.append(Segment(node, stop))
+        nodes.append(PathSegment(node, stop))
         if node.id == row.node_id:
             return nodes[::-1]
         stop = node.at_token
@@ -143,7 +143,7 @@ def found_in(tree: Tree, rows: Sequence[TreeRow], texts: Mapping[int, str], word
             yield row.key
 
 
-def text_of(tree: Tree, segments: Sequence[Segment], texts: Mapping[int, str], start: int = 0) -> str:
+def text_of(tree: Tree, segments: Sequence[PathSegment], texts: Mapping[int, str], start: int = 0) -> str:
     """The text of segments from token `start` of the first on; `texts` has the text of each node."""
     joined = bytearray()
     for place, segment in enumerate(segments):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.models.hub import FetchBar, rate_text, time_left
+from app.cli.models.hub import fetch_bar, rate_text, time_left
 from runtime import DownloadProgress, ModelShelf, list_shelf_adapters, unfinished_downloads
 from tests.app.cli.conftest import Elsewise
 from tests.runtime.adapters.toys import toy_adapter
@@ -86,9 +86,9 @@ def test_a_download_that_stopped_is_listed_and_can_be_removed(elsewise: Elsewise
 
 
 def test_the_reason_for_waiting_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with FetchBar() as bar:
+    with fetch_bar() as show:
         for _ in range(2):
-            bar.show(DownloadProgress(state="wait", note="the hub cannot be reached"))
+            show(DownloadProgress(state="wait", note="the hub cannot be reached"))
     assert capsys.readouterr().err == "the hub cannot be reached; waiting to ask again\n"
 
 

@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 import pytest
 
-from app.serve import Access, Engine, bind, serve
+from app.serve import Access, ServedModel, bind, serve
 from runtime import LanguageModel, load
 from tests.app.cli.conftest import data, elsewise, environment_as_it_was  # noqa: F401  # the command line as a fixture
 from tests.tiny_models import TEMPLATE, tiny_path
@@ -32,7 +32,7 @@ TOOL_TEMPLATE = "{% if tools %}{{ tools | tojson }}\n{% endif %}" + TEMPLATE.rep
 class Served:
     """A running server."""
 
-    engine: Engine
+    engine: ServedModel
     url: str
     client: httpx2.Client
 
@@ -62,7 +62,7 @@ class Served:
 @contextmanager
 def serving(start: Callable[[], Awaitable[LanguageModel]], access: Access | None = None) -> Iterator[Served]:
     """Runs a server on a thread of its own."""
-    engine, bound, ready, stop = Engine(start), bind("127.0.0.1", 0), threading.Event(), asyncio.Event()
+    engine, bound, ready, stop = ServedModel(start), bind("127.0.0.1", 0), threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:

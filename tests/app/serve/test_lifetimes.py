@@ -21,7 +21,7 @@ import pytest
 
 from app.cli.options import load_options
 from app.cli.serve import serve as serve_command
-from app.serve import Engine
+from app.serve import ServedModel
 from app.serve import app as app_of
 from runtime import RemoteError, connect
 from tests.app.cli.conftest import Elsewise
@@ -212,7 +212,7 @@ def test_a_stream_whose_engine_ends_is_closed_with_an_error_chunk() -> None:
 
 def test_an_engine_that_ended_is_restarted() -> None:
     async def run() -> None:
-        engine = Engine(tiny())
+        engine = ServedModel(tiny())
         first = await engine.model()
         await first.close_async()
         again = await asyncio.gather(engine.model(), engine.model())

@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any
 
-from app.serve.app import POSTED, READ
+from app.serve.app import OPERATIONS
 from tests.app.serve.conftest import Served
 
 LINE = re.compile(r'([a-z_:]+)\{(?:[a-z_]+="(?:[^"\\]|\\.)*",?)+\} (\S+)')
@@ -58,7 +58,7 @@ def test_a_running_request_is_counted(served: Served) -> None:
 
 def test_the_document_lists_every_path_and_resolves(served: Served) -> None:
     document = served.client.get("/openapi.json").json()
-    assert set(document["paths"]) == {each.path for each in (*POSTED, *READ)}
+    assert set(document["paths"]) == {each.path for each in OPERATIONS}
     schemas = document["components"]["schemas"]
 
     def check(part: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from difflib import Match
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.workbench.compare.alignment import SMALL, Ids, Match, matches
+from app.workbench.compare.alignment import SMALL, Ids, matches
 
 SEQUENCES = st.lists(st.integers(0, 6), max_size=60)
 

@@ -119,7 +119,7 @@ def test_a_comparison_is_refused_without_confirmation_if_memory_is_short(play: P
     engine = Engines()
     asked = []
 
-    async def room_for(choice: ComparisonChoice, tokens: int) -> Fit:
+    def room_for(choice: ComparisonChoice, tokens: int) -> Fit:
         asked.append((choice, tokens))
         return Fit("fake", tokens, 1, 4_200_000_000, 1, 1, 1, 8_000_000_000, 1_100_000_000, 0)
 
@@ -139,11 +139,11 @@ def test_a_comparison_is_refused_without_confirmation_if_memory_is_short(play: P
 def test_the_memory_of_a_second_model_is_estimated_from_the_shelf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
     entry = ModelShelf().add(tiny_path("llama"), "local/tiny")
-    fit = asyncio.run(comparison_engine.room_for(ComparisonChoice(entry.name, "hf", "Tiny"), 100))
+    fit = comparison_engine.room_for(ComparisonChoice(entry.name, "hf", "Tiny"), 100)
     assert fit is not None
     assert (fit.backend, fit.context) == ("hf", 100)
     assert fit.weights > 100_000
-    assert asyncio.run(comparison_engine.room_for(ComparisonChoice("nowhere", "hf", "?"), 100)) is None
+    assert comparison_engine.room_for(ComparisonChoice("nowhere", "hf", "?"), 100) is None
 
 
 def test_a_path_without_tokens_cannot_be_compared(play: Play) -> None:

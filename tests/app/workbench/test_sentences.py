@@ -13,7 +13,7 @@ import app.workbench
 from app.faults import not_loaded
 from app.workbench.answers.provenance_text import how_made
 from app.workbench.tree.session import UNTITLED, OpenSession, shown_title
-from app.workbench.tree.tree import Segment
+from app.workbench.tree.tree import PathSegment
 from app.workbench.tree.turn_notes import DAMAGED, note_of
 from runtime import ModelMissingError
 from storage import NodeRow, SessionRow, SessionTree
@@ -39,7 +39,7 @@ def opened(nodes: list[NodeRow]) -> OpenSession:
 def test_refusals_reasons_and_notes_are_translated_before_they_are_filled_in() -> None:
     tree = chat(node(4, 3, "user"))
     with pytest.raises(Refusal, match=f"^{MARK}Workbench: turn"):
-        opened([damaged := replace(node(1, None, "user"), damaged=True)]).check_sound([Segment(damaged, None)])
+        opened([damaged := replace(node(1, None, "user"), damaged=True)]).check_sound([PathSegment(damaged, None)])
     assert not_loaded(ModelMissingError("", "{0}")) == f"{MARK}Workbench: {{0}} is not on this computer"
     assert note_of(tree, tree.nodes[3], damaged=True, recorded=False) == f"{MARK}Workbench: {DAMAGED}"
 

@@ -17,7 +17,7 @@ BUDGETS_IN_FLIGHT: Final = 2  # KV budgets that requests may need together: one 
 TOKENS_AHEAD: Final = 512  # the most tokens of an answer that admission counts
 
 
-class Engine:
+class ServedModel:
     """The model and the requests in flight. All members belong to one event loop.
 
     Args:
