@@ -255,7 +255,7 @@ Inbox = Mailbox | queue.SimpleQueue[Callable[[], object]]  # of a loop, or of a 
 
 
 @dataclass(eq=False)
-class Reader(Generic[T]):
+class InboxReader(Generic[T]):
     """Waits for callbacks from other threads and runs them on the reader's loop, or in its blocked thread.
 
     Args:
@@ -316,7 +316,7 @@ class Reader(Generic[T]):
             raise self._raised
 
 
-class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
+class AwaitedAnswer(InboxReader[tuple[Any, BaseException | None]], Generic[T]):
     """One awaited answer: the first that arrives. The producer uses it like a `concurrent.futures.Future`."""
 
     async def answer(self) -> T:
@@ -352,11 +352,11 @@ class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
 
 
 @dataclass(eq=False, kw_only=True)
-class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
+class RunStream(InboxReader[tuple[int, TokenRun | BaseException | None]]):
     """A stream of token runs by branch; a plain stream has only branch 0.
 
     Args:
-        inbox: As for `Reader`.
+        inbox: As for `InboxReader`.
         on_progress: Called with the progress of the prompt, on the reader's loop or thread.
         dropped: Branches whose runs are discarded; may grow.
     """

@@ -37,7 +37,7 @@ NO_TOKENS = "there is nothing to compare: the text has no tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class ComparedTotal:
     """One model's totals over the spans that both models have scored, the same bytes on either side."""
 
     logprob: float  # sum, nats
@@ -183,13 +183,13 @@ class ModelComparison(Tabular):
         """Number of spans where the likeliest tokens differ."""
         return int(self.disagree.sum())
 
-    def totals(self) -> tuple[Total, Total]:
+    def totals(self) -> tuple[ComparedTotal, ComparedTotal]:
         """Totals of left and right over the same bytes."""
         both = self.scored
         lengths = np.diff(np.concatenate(([0], ends_of(self.left.run.token_bytes)))[self.left.borders])
         size = int(lengths[both].sum())
         left, right = (
-            Total(float(side.logprob[both].sum()), int(np.diff(side.borders)[both].sum()), size) for side in self.sides
+            ComparedTotal(float(side.logprob[both].sum()), int(np.diff(side.borders)[both].sum()), size) for side in self.sides
         )
         return left, right
 

@@ -34,7 +34,7 @@ from runtime.api.adapters import AdapterStack
 from runtime.api.checks import RequestChecks, adapter_pairs, check_fits, plain_messages, plain_tools, request_terms
 from runtime.api.kv import KvCache
 from runtime.api.progress import ShowProgress, reporting, reporting_ends, reporting_prompt, reporting_steps
-from runtime.api.windows import Total, joined, sliding_windows
+from runtime.api.windows import WindowTotal, joined, sliding_windows
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
 from runtime.branches import Branches, Options, Prompts, check_count, check_prompts, naming_prompt, options_for, records_of
 from runtime.errors import InvalidRequestError, RuntimeFault, UnsupportedFeatureError
@@ -407,7 +407,7 @@ class LanguageModel:
         path, windows = sliding_windows(ids, self.info.vocab_size, room, start, stride)
         runs: list[TokenRun] = []
         with reporting_prompt(progress, "token", on_progress) as hear:
-            total = None if hear is None else Total(hear, windows)
+            total = None if hear is None else WindowTotal(hear, windows)
             for begin, end, first in windows:
                 hears = None if total is None else total.next_window()
                 runs.append(await self.transport.call("score", on_progress=hears, ids=path[begin:end], start=first, **under))

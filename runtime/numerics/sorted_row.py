@@ -10,7 +10,7 @@ import numpy.typing as npt
 from runtime.numerics.depth import Deep, around, likely_depth
 from runtime.numerics.ranking import SHALLOW, Look, Ranked, places_of
 from runtime.numerics.scoring import COLDEST, heated_masses, scratch
-from runtime.numerics.select import Place, mass_where, place_of_mass, spread_mass
+from runtime.numerics.select import RankedToken, mass_where, place_of_mass, spread_mass
 from runtime.records import Float32
 
 _PART_SORTED = 4  # up to 1 / 4 of the row is sorted by value; deeper places are searched
@@ -158,7 +158,7 @@ class SortedRow:
             logs = np.maximum(np.log(self.weights), LIGHTEST)
         return float(np.log(self.total()) - (spread + float(np.dot(self.weights, logs))) / self.total())
 
-    def at_mass(self, target: float, *, left: bool = False) -> Place:
+    def at_mass(self, target: float, *, left: bool = False) -> RankedToken:
         """The first entry at which the cumulative mass exceeds `target` (`left`: reaches it)."""
         if self.complete or (target <= self.edges[-1] if left else target < self.edges[-1]):
             i = int(self.edges.searchsorted(target, "left" if left else "right"))
@@ -229,22 +229,22 @@ class SortedRow:
             )
         return self._deep
 
-    def at_known(self, deep: Deep, i: int) -> Place:
+    def at_known(self, deep: Deep, i: int) -> RankedToken:
         """The entry of rank `i` among `deep`."""
         own = deep.scores[i]
         equals = deep.ids[deep.found == own]  # ascending
         token = equals[i - int(np.searchsorted(-deep.scores, -own))] if len(equals) > 1 else equals[0]
-        return Place(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
+        return RankedToken(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
 
-    def at_rank(self, rank: int) -> Place:
+    def at_rank(self, rank: int) -> RankedToken:
         """The entry of this rank, from 0; the last one where there are fewer."""
         if rank >= len(self.ids) and not self.complete:
             self.reach(rank + 1)
         rank = min(rank, len(self.ids) - 1)
         before = float(self.edges[rank - 1]) if rank else 0.0
-        return Place(rank, int(self.ids[rank]), before, float(self.weights[rank]))
+        return RankedToken(rank, int(self.ids[rank]), before, float(self.weights[rank]))
 
-    def last_at_least(self, weight: float) -> Place:
+    def last_at_least(self, weight: float) -> RankedToken:
         """The last entry whose weight is at least `weight`; the first one where there is none."""
         count = int(np.count_nonzero(self.weights >= weight))
         if count < len(self.ids) or self.complete:
@@ -260,4 +260,4 @@ class SortedRow:
         scores = self.row[ids]
         last = int(ids[scores == scores.min()][-1])
         own = float(self.tail[last])
-        return Place(count + len(ids) - 1, last, float(self.edges[-1]) + mass_where(self.tail, enough) - own, own)
+        return RankedToken(count + len(ids) - 1, last, float(self.edges[-1]) + mass_where(self.tail, enough) - own, own)

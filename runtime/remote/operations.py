@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
-from runtime.aio import Stream, gathered
+from runtime.aio import RunStream, gathered
 from runtime.branches import joint_error
 from runtime.errors import (
     AdapterError,
@@ -39,8 +39,8 @@ from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
 from runtime.remote.metrics import Counters, Request
 from runtime.remote.text import RemoteText
 from runtime.sampling.chain import fresh_seed, make_sampler
+from runtime.scheduler.decode.rows import DecodeVocabulary
 from runtime.scheduler.decode.rows import Stream as Answer
-from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.jobs import GenerateJob
 
 T = TypeVar("T")
@@ -223,7 +223,7 @@ class RemoteOperations:
 
     # ---- answers ---------------------------------------------------------------------------------------------
 
-    async def generate(self, stream: Stream, dropped: Tasks, ids: Int32, options: GenerationOptions) -> None:
+    async def generate(self, stream: RunStream, dropped: Tasks, ids: Int32, options: GenerationOptions) -> None:
         """One answer, as branch 0."""
         await self._group(stream, dropped, {0: (ids, self._resolved(options))}, None)
 
@@ -235,7 +235,7 @@ class RemoteOperations:
 
     async def continue_many(
         self,
-        stream: Stream,
+        stream: RunStream,
         dropped: Tasks,
         ids: Int32,
         n: int,
@@ -249,7 +249,7 @@ class RemoteOperations:
         await self._group(stream, dropped, branches, "branches", priority, cache_salt)
 
     async def generate_many(
-        self, stream: Stream, dropped: Tasks, prompts: Sequence[Int32], options: Sequence[GenerationOptions]
+        self, stream: RunStream, dropped: Tasks, prompts: Sequence[Int32], options: Sequence[GenerationOptions]
     ) -> None:
         """An answer to each prompt."""
         chosen = {i: (ids, self._resolved(own)) for i, (ids, own) in enumerate(zip(prompts, options, strict=True))}
@@ -257,7 +257,7 @@ class RemoteOperations:
 
     async def _group(
         self,
-        stream: Stream,
+        stream: RunStream,
         dropped: Tasks,
         answers: Mapping[int, tuple[Int32, GenerationOptions]],
         what: str | None,
@@ -355,7 +355,7 @@ class RemoteOperations:
             assert options.seed is not None  # drawn where options are resolved
             pieces_of = await self._bytes_of_breakers(options.sampling)
             job.sampler = make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces_of)
-        words = Vocabulary(self.text.facts.byte_vocab, ends, self.info.context_length - 1)
+        words = DecodeVocabulary(self.text.facts.byte_vocab, ends, self.info.context_length - 1)
         answer = Answer(job, words)
         if self._draws_here:
             async with self._request("generate", len(ids), options.seed) as request:

@@ -29,7 +29,7 @@ def nothing(_: object) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class JobGroup:
     """The jobs of one call. Calls take turns, however many jobs each has."""
 
     one_by_one: bool = False  # whether the call submits a job only when another of its jobs ends
@@ -60,7 +60,7 @@ class Job:
     before: tuple[tuple[int, Namespace], ...] = ()
     blocks_checked: bool = False  # whether its path was looked up in the block file
     counted: bool = False  # whether it was counted as a hit or a miss of the cache
-    turn: Turn = field(default_factory=Turn)
+    turn: JobGroup = field(default_factory=JobGroup)
     order: int = 0  # order of its first admission, from 1; written by `Waiting`
     parks: int = 0  # how often it was parked to wait for room
     extra_tokens: int = 0  # tokens beyond the path that must fit into the budget
@@ -102,7 +102,7 @@ class Job:
         return any(digest == each for name in names for each, _ in stack_of(name))
 
 
-class Waiter(Protocol):
+class FutureLike(Protocol):
     """The receiver of an answer: a `concurrent.futures.Future` or a `runtime.aio.Call`."""
 
     def cancelled(self) -> bool:
@@ -116,17 +116,17 @@ class Waiter(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Rows:
+class RowCollector:
     """Collects the rows of several queries that are answered together. Owner thread only.
 
     Args:
         waiter: Receives an array ``(n, vocab) float32`` or a list of `TopLogprobs`; or the first error of a row.
-        n: Rows.
+        n: The number of rows.
         top: The number of likeliest tokens per row, at most the vocabulary; 0: only the `chosen` ids. None: the array.
         chosen: Further ids within the vocabulary to answer.
     """
 
-    waiter: Waiter
+    waiter: FutureLike
     n: int
     top: int | None = None
     chosen: Sequence[int] = ()
@@ -159,7 +159,7 @@ class Rows:
 class QueryJob(Job):
     """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
 
-    waiters: list[tuple[Rows, int]] = field(default_factory=list)  # each with its row index; empty once answered
+    waiters: list[tuple[RowCollector, int]] = field(default_factory=list)  # each with its row index; empty once answered
     whole: bool = True
 
     def end(self, error: BaseException | None) -> None:
@@ -191,7 +191,7 @@ class QueryJob(Job):
 class AnsweredJob(Job):
     """A job with one answer."""
 
-    future: Waiter = field(default_factory=Future)
+    future: FutureLike = field(default_factory=Future)
 
     def end(self, error: BaseException | None) -> None:
         """Gives the waiter the error."""
@@ -263,7 +263,7 @@ class CallJob(AnsweredJob):
     future: Future[Any] = field(default_factory=Future)
 
 
-def settle(future: Waiter, value: object = None, *, error: BaseException | None = None) -> None:
+def settle(future: FutureLike, value: object = None, *, error: BaseException | None = None) -> None:
     """Resolves a future; does nothing if it was settled or cancelled before."""
     with suppress(InvalidStateError):
         if error is None:
@@ -306,7 +306,7 @@ class BeamJob(DecodingJob):
 
     options: BeamOptions = field(default_factory=BeamOptions)
     on_step: OnStep = nothing  # runs on the owner thread and must not block
-    future: Waiter = field(default_factory=Future)
+    future: FutureLike = field(default_factory=Future)
 
     def __post_init__(self) -> None:
         self.extra_tokens = self.options.width if self.options.max_tokens != 1 else 0  # a second step needs a slot per beam

@@ -22,12 +22,12 @@ from runtime.options.load import LoadOptions
 from runtime.scheduler.beam.beams import Beams
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.draft import Drafter
-from runtime.scheduler.decode.rows import Vocabulary
+from runtime.scheduler.decode.rows import DecodeVocabulary
 from runtime.scheduler.faults import all_of, typed
 from runtime.scheduler.jobs import BeamJob, CallJob, DecodingJob, Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.kv.blocks import Blocks
-from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.metrics import Counters, RequestMetrics
+from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.metrics import EngineCounters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Pace, Prefill
 from runtime.scheduler.prefill.prompts import AT_ONCE, Lane, Prompts, Waiting
@@ -60,8 +60,8 @@ class Scheduler:
         options = replace(options, max_batch_rows=options.max_batch_rows or backend.batch_rows)
         self.batch_rows = options.batch_rows
         self._most = max(options.batch_rows, AT_ONCE)  # limit of running prompts; beyond it each caller gets one more
-        self.cache = Cache(backend, budget, enabled=options.cache)
-        self.counters = Counters()
+        self.cache = PrefixCache(backend, budget, enabled=options.cache)
+        self.counters = EngineCounters()
         self._request_metrics = RequestMetrics(self.counters)
         self._drafter = self.cache.kv_budget.drafter = None if draft is None else Drafter(draft, self.cache.kv_budget.make_room)
         self._waiting = Waiting(self.cache, self._request_metrics)
@@ -78,7 +78,7 @@ class Scheduler:
         self._prompts = Prompts(
             options, self.cache, self.counters, self._request_metrics, self._pace, self._waiting, self._background
         )
-        vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
+        vocabulary = DecodeVocabulary(token_bytes, eos, backend.info.context_length)
         self.decoding = Decoding(
             options,
             self.cache,

@@ -14,9 +14,9 @@ from runtime.backends.packs.packed import Backend
 from runtime.options.load import LoadOptions
 from runtime.scheduler.faults import all_of
 from runtime.scheduler.jobs import AnsweredJob, Job
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.metrics import Counters, RequestMetrics
+from runtime.scheduler.metrics import EngineCounters, RequestMetrics
 from runtime.scheduler.prefill.prefill import CHUNK_SECONDS, Pace, Prefill, preemptible
 
 
@@ -26,8 +26,8 @@ class WorkerContext:
 
     backend: Backend
     options: LoadOptions  # batch limits
-    cache: Cache
-    counters: Counters
+    cache: PrefixCache
+    counters: EngineCounters
     request_metrics: RequestMetrics
     pace: Pace  # sizes the forwards
 
@@ -50,7 +50,7 @@ class Work:
         job: The job.
         prefill: Its cursor, while it has a pack.
         lacking: Bytes that it waits for; None if it can run.
-        departures: `Cache.departures` at the last check for room.
+        departures: `PrefixCache.departures` at the last check for room.
     """
 
     job: Any

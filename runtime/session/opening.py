@@ -12,7 +12,7 @@ from runtime.options.checking import shown
 from runtime.session.manifest import Manifest
 from runtime.session.session import Session, SessionConfig
 from runtime.session.snapshot import Snapshot
-from runtime.session.state import Path
+from runtime.session.state import SessionPath
 from runtime.session.status import Mark
 from runtime.session.token_boundary import Conversation
 
@@ -42,7 +42,7 @@ def resume(model: LanguageModel, snapshot: Snapshot) -> Session:
     config = SessionConfig(snapshot.top_k, _fitting(snapshot.limit, length), None, snapshot.options, snapshot.manifest.stack)
     session = open_session(model, config)
     session.take(
-        Path(snapshot.ids, snapshot.marks, snapshot.prefix),
+        SessionPath(snapshot.ids, snapshot.marks, snapshot.prefix),
         Conversation(snapshot.messages) if snapshot.messages else None,
         snapshot.generation,
     )
@@ -55,7 +55,7 @@ async def resume_text(model: LanguageModel, snapshot: Snapshot) -> Session:
     limit = _fitting(snapshot.limit, model.info.context_length)
     session = open_session(model, SessionConfig(snapshot.top_k, limit, None, snapshot.options))
     ids = await model.tokenize_async(snapshot.text.decode(errors="replace"))
-    session.take(Path(ids, (Mark("prefix", "text", 0),) if ids else (), len(ids)), None, None)
+    session.take(SessionPath(ids, (Mark("prefix", "text", 0),) if ids else (), len(ids)), None, None)
     return session
 
 

@@ -22,7 +22,7 @@ from runtime.records import Finish, Float32, TokenRecord, TokenRun, shortened
 from runtime.sampling.chain import fresh_seed
 from runtime.session.manifest import Manifest, stack_of
 from runtime.session.snapshot import Generation, Snapshot
-from runtime.session.state import Guard, Path, SessionState
+from runtime.session.state import Guard, SessionPath, SessionState
 from runtime.session.status import (
     ContextReport,
     Divergence,
@@ -588,7 +588,7 @@ class Session:
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
 
-    def take(self, path: Path, conversation: Conversation | None, generation: Generation | None) -> None:
+    def take(self, path: SessionPath, conversation: Conversation | None, generation: Generation | None) -> None:
         """Fills a new session from a snapshot; called only by `runtime.session.opening`.
 
         Raises:
@@ -601,7 +601,7 @@ class Session:
         self._move_pin()
 
     @property
-    def _path(self) -> Path:
+    def _path(self) -> SessionPath:
         return self._state.path
 
     @contextmanager

@@ -25,12 +25,12 @@ from runtime.loading.progress import OnLoad
 from runtime.records import TokenRun
 from runtime.transport.arrays import unpack_run
 from runtime.transport.child import EngineLimits, EngineProcess, Watchdog
-from runtime.transport.frames import MAX_PAYLOAD, Connection
+from runtime.transport.frames import MAX_PAYLOAD, FrameConnection
 from runtime.transport.messages import (
     LOAD_ID,
     Beat,
     Cancel,
-    Chunk,
+    ChunkMessage,
     Drop,
     End,
     Failure,
@@ -38,13 +38,13 @@ from runtime.transport.messages import (
     Loaded,
     Loading,
     MessageError,
-    Part,
-    Progress,
+    PartMessage,
+    ProgressMessage,
     Push,
     Reply,
     Result,
     Shutdown,
-    Step,
+    StepMessage,
     decode_replies,
     encode,
     unpack_fault,
@@ -120,7 +120,7 @@ class EngineLink:
         self._numbers = itertools.count(LOAD_ID + 1)
         self._waiting: dict[int, Ticket] = {}
         self._child: EngineProcess | None = None
-        self._connection = Connection(self._on_group, self._on_lost)
+        self._connection = FrameConnection(self._on_group, self._on_lost)
         self._watchdog: Watchdog | None = None
         self._kill_reason: str | None = None  # why the process was killed
         self._end_error: Callable[[], RuntimeFault] | None = None  # makes the error of later calls
@@ -327,21 +327,23 @@ class EngineLink:
             changed = {"info": news.info, "metrics": news.metrics, "cache": news.cache}
             self.state = msgspec.structs.replace(state, **{name: new for name, new in changed.items() if new is not None})
 
-    def _on_call_reply(self, ticket: Ticket, reply: Chunk | Part | Progress | Step | Result | End | Failure) -> None:
+    def _on_call_reply(
+        self, ticket: Ticket, reply: ChunkMessage | PartMessage | ProgressMessage | StepMessage | Result | End | Failure
+    ) -> None:
         match reply:
-            case Chunk():
+            case ChunkMessage():
                 try:
                     ticket.waiter.chunk(unpack_run(reply.columns), reply.branch)
                 except RuntimeFault as unreadable:
                     self._cancel(reply.id)
                     ticket.waiter.fault(unreadable)
-            case Part():
+            case PartMessage():
                 if len(ticket.received) + reply.data.nbytes > MAX_PAYLOAD:
                     raise MessageError(f"an answer of more than {MAX_PAYLOAD:,} bytes")
                 ticket.received.extend(reply.data)
-            case Progress():
+            case ProgressMessage():
                 ticket.waiter.progress(reply.progress)
-            case Step():
+            case StepMessage():
                 ticket.waiter.step(reply.step)
             case Result() if ticket.received:
                 self._keep(self._read_large(ticket))

@@ -58,7 +58,7 @@ class LocalTransport:
         operations = self.operations = Operations(engine, text, options, registry)
         adapters = self.adapters = AdapterOperations(engine, operations, registry, self.names)
         files = self.files = KvFiles(engine, operations, options)
-        self.state = EngineState(engine, operations)
+        self.state = LocalState(engine, operations)
         side = operations.text
         self.text = TextFacts(
             side.eos_token_ids,
@@ -121,7 +121,7 @@ class LocalTransport:
         warnings.warn_explicit(message, ResourceWarning, *self._loaded_at)
 
 
-class EngineState:
+class LocalState:
     """The snapshots of an engine in this process."""
 
     def __init__(self, engine: Engine, operations: Operations) -> None:

@@ -30,18 +30,18 @@ AdapterUses = list[tuple[str, float]] | None  # (name, scale)
 LARGE = 1 << 21  # bytes; a larger answer is sent in parts of this size
 
 
-class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MethodArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keyword arguments of an operation; this base class has none. Token ids are arrays, ``(n,) int32``."""
 
 
-class Query(Arguments, frozen=True):
+class Query(MethodArguments, frozen=True):
     """One path of token ids, and the adapters of its KV."""
 
     ids: Array
     adapters: AdapterUses
 
 
-class LogprobsBatch(Arguments, frozen=True):
+class LogprobsBatch(MethodArguments, frozen=True):
     """Several paths, each to be answered by a row of log-probabilities."""
 
     batch: list[Array]
@@ -66,7 +66,7 @@ class Score(Query, frozen=True):
     cache_salt: str
 
 
-class Generate(Arguments, frozen=True):
+class Generate(MethodArguments, frozen=True):
     """A prompt to be answered once."""
 
     ids: Array
@@ -81,7 +81,7 @@ class ContinueMany(Generate, frozen=True):
     cache_salt: str
 
 
-class GenerateMany(Arguments, frozen=True):
+class GenerateMany(MethodArguments, frozen=True):
     """Several prompts, each with its options."""
 
     prompts: list[Array]
@@ -89,13 +89,13 @@ class GenerateMany(Arguments, frozen=True):
 
 
 class BeamGenerate(Query, frozen=True):
-    """A prompt to be answered by a beam search; if `watched`, Step messages are sent."""
+    """A prompt to be answered by a beam search; if `watched`, StepMessages are sent."""
 
     options: BeamOptions
     watched: bool
 
 
-class Embed(Arguments, frozen=True):
+class Embed(MethodArguments, frozen=True):
     """Several paths, each to be answered by a vector."""
 
     paths: list[Array]
@@ -103,7 +103,7 @@ class Embed(Arguments, frozen=True):
     adapters: AdapterUses
 
 
-class Read(Query, frozen=True):
+class ReadArguments(Query, frozen=True):
     """One of `runtime.scheduler.prefill.readings` by name, with its own options, at some positions of a path."""
 
     reading: str
@@ -111,13 +111,13 @@ class Read(Query, frozen=True):
     options: dict[str, Array | int | float | str]
 
 
-class Texts(Arguments, frozen=True):
+class Texts(MethodArguments, frozen=True):
     """Texts to be tokenised."""
 
     texts: list[str]
 
 
-class RenderChat(Arguments, frozen=True):
+class RenderChat(MethodArguments, frozen=True):
     """A conversation to be rendered as token ids."""
 
     messages: list[dict[str, Any]]
@@ -125,19 +125,19 @@ class RenderChat(Arguments, frozen=True):
     add_generation_prompt: bool
 
 
-class Clear(Arguments, frozen=True):
+class Clear(MethodArguments, frozen=True):
     """Whether the next-token vectors are dropped in addition to the KV."""
 
     vectors: bool
 
 
-class Count(Arguments, frozen=True):
+class Count(MethodArguments, frozen=True):
     """The most next-token vectors to cache."""
 
     count: int
 
 
-class Budget(Arguments, frozen=True):
+class Budget(MethodArguments, frozen=True):
     """The KV budget in bytes."""
 
     budget_bytes: int
@@ -149,7 +149,7 @@ class Pin(Query, frozen=True):
     pin: int
 
 
-class Unpin(Arguments, frozen=True):
+class Unpin(MethodArguments, frozen=True):
     """The number of a pin to end."""
 
     pin: int
@@ -161,14 +161,14 @@ class SaveBlocks(Query, frozen=True):
     replaces: int | None
 
 
-class CopyBlocks(Arguments, frozen=True):
+class CopyBlocks(MethodArguments, frozen=True):
     """Names of blocks, and the path of the other block file."""
 
     keys: list[bytes]
     path: str
 
 
-class PinBlocks(Arguments, frozen=True):
+class PinBlocks(MethodArguments, frozen=True):
     """Names of blocks, and the name of their pin."""
 
     name: str
@@ -181,14 +181,14 @@ class KvSnapshot(Query, frozen=True):
     path: str
 
 
-class KvRestore(Arguments, frozen=True):
+class KvRestore(MethodArguments, frozen=True):
     """The path of a snapshot's file; `upto`: leading tokens to load, None for all."""
 
     path: str
     upto: int | None
 
 
-class AddAdapter(Arguments, frozen=True):
+class AddAdapter(MethodArguments, frozen=True):
     """An adapter's folder or id, and the name to register it under."""
 
     path: str
@@ -196,13 +196,13 @@ class AddAdapter(Arguments, frozen=True):
     any_base: bool
 
 
-class AdapterName(Arguments, frozen=True):
+class AdapterName(MethodArguments, frozen=True):
     """The name of a registered adapter."""
 
     name: str
 
 
-class PushLora(Arguments, frozen=True):
+class PushLora(MethodArguments, frozen=True):
     """The name of an adapter, and its scale."""
 
     name: str
@@ -251,7 +251,7 @@ def _unpack_tops(packed: Sequence[WireTop]) -> list[TopLogprobs]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerCodec:
     """How a method's answer crosses the pipe: the type in the message, and the conversions to it and back."""
 
     wire: Any
@@ -259,9 +259,9 @@ class Answer:
     unpack: Callable[[Any], Any] = lambda value: value
 
 
-ARRAY = Answer(Array, pack_array, unpack_array)
-RUN = Answer(dict[str, Array], pack_run, unpack_run)
-NOTHING = Answer(None)
+ARRAY = AnswerCodec(Array, pack_array, unpack_array)
+RUN = AnswerCodec(dict[str, Array], pack_run, unpack_run)
+NOTHING = AnswerCodec(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +269,10 @@ class Method:
     """One operation of the allow-list: the types of its arguments and answer, and the messages that it sends."""
 
     arguments: type[msgspec.Struct]
-    answer: Answer
-    streams: bool = False  # the answer is Chunks of runs, each of a branch, and an End
-    steps: bool = False  # takes `on_step`; if `watched`, Step messages precede the Result
-    progresses: bool = False  # takes `on_progress`: Progress messages precede the first Chunk or the Result
+    answer: AnswerCodec
+    streams: bool = False  # the answer is chunks of runs, each of a branch, and an End
+    steps: bool = False  # takes `on_step`; if `watched`, StepMessages precede the Result
+    progresses: bool = False  # takes `on_progress`: ProgressMessages precede the first ChunkMessage or the Result
     _decode_arguments: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
     _decode_answer: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
 
@@ -329,7 +329,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: msgspec.Raw) -> Any:  #
 
 METHODS: dict[str, Method] = {
     "logprobs": Method(LogprobsBatch, ARRAY),
-    "top_logprobs": Method(TopLogprobsBatch, Answer(list[WireTop], _pack_tops, _unpack_tops)),
+    "top_logprobs": Method(TopLogprobsBatch, AnswerCodec(list[WireTop], _pack_tops, _unpack_tops)),
     "logprobs_uncached": Method(Query, ARRAY),
     "score": Method(Score, RUN, progresses=True),
     "generate": Method(Generate, NOTHING, streams=True, progresses=True),
@@ -337,32 +337,32 @@ METHODS: dict[str, Method] = {
     "generate_many": Method(GenerateMany, NOTHING, streams=True),
     "generate_whole": Method(Generate, RUN),
     "beam_generate": Method(
-        BeamGenerate, Answer(list[WireHypothesis], _pack_hypotheses, _unpack_hypotheses), progresses=True, steps=True
+        BeamGenerate, AnswerCodec(list[WireHypothesis], _pack_hypotheses, _unpack_hypotheses), progresses=True, steps=True
     ),
     "embed": Method(Embed, ARRAY, progresses=True),
-    "read": Method(Read, Answer(dict[str, Array], _pack_columns, _unpack_columns), progresses=True),
-    "tokenize": Method(Texts, Answer(list[list[int]])),
-    "render_chat": Method(RenderChat, Answer(list[int])),
-    "prefix_match": Method(Query, Answer(PrefixMatch)),
+    "read": Method(ReadArguments, AnswerCodec(dict[str, Array], _pack_columns, _unpack_columns), progresses=True),
+    "tokenize": Method(Texts, AnswerCodec(list[list[int]])),
+    "render_chat": Method(RenderChat, AnswerCodec(list[int])),
+    "prefix_match": Method(Query, AnswerCodec(PrefixMatch)),
     "cache_kv": Method(Query, NOTHING, progresses=True),
-    "pin": Method(Pin, Answer(int)),
+    "pin": Method(Pin, AnswerCodec(int)),
     "unpin": Method(Unpin, NOTHING),
     "clear_cache": Method(Clear, NOTHING),
     "keep_vectors": Method(Count, NOTHING),
-    "reset_queries": Method(Arguments, NOTHING),
+    "reset_queries": Method(MethodArguments, NOTHING),
     "set_kv_budget": Method(Budget, NOTHING),
-    "save_blocks": Method(SaveBlocks, Answer(BlocksSaved)),
-    "copy_blocks": Method(CopyBlocks, Answer(int)),
-    "take_blocks": Method(CopyBlocks, Answer(int)),
-    "pin_blocks": Method(PinBlocks, Answer(int)),
-    "kv_snapshot": Method(KvSnapshot, Answer(int)),
-    "kv_restore": Method(KvRestore, Answer(int)),
-    "add_adapter": Method(AddAdapter, Answer(str)),
+    "save_blocks": Method(SaveBlocks, AnswerCodec(BlocksSaved)),
+    "copy_blocks": Method(CopyBlocks, AnswerCodec(int)),
+    "take_blocks": Method(CopyBlocks, AnswerCodec(int)),
+    "pin_blocks": Method(PinBlocks, AnswerCodec(int)),
+    "kv_snapshot": Method(KvSnapshot, AnswerCodec(int)),
+    "kv_restore": Method(KvRestore, AnswerCodec(int)),
+    "add_adapter": Method(AddAdapter, AnswerCodec(str)),
     "load_adapter": Method(AdapterName, NOTHING),
     "unload_adapter": Method(AdapterName, NOTHING),
     "push_lora": Method(PushLora, NOTHING),
-    "pop_lora": Method(Arguments, Answer(tuple[str, float])),
-    "clear_loras": Method(Arguments, NOTHING),
+    "pop_lora": Method(MethodArguments, AnswerCodec(tuple[str, float])),
+    "clear_loras": Method(MethodArguments, NOTHING),
 }
 # The features of every engine of this project, with the sampler's settings and the kinds of grammars by their names
 CAPABILITIES = frozenset(

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.aio import Call, Mailbox, Stream, Turns
+from runtime.aio import AwaitedAnswer, Mailbox, RunStream, Turns
 from runtime.api.language_model import LanguageModel
 from runtime.api.progress import ShowProgress, reporting_load
 from runtime.backends.registry import available_backends, dotted_backends
@@ -29,8 +29,7 @@ from runtime.transport.base import TextFacts
 from runtime.transport.child import EngineLimits, offload_limits
 from runtime.transport.frames import MAX_PAYLOAD
 from runtime.transport.link import EngineLink, Ticket, end_link, grace_within
-from runtime.transport.messages import Call as CallMessage
-from runtime.transport.messages import Load, Loaded, encode
+from runtime.transport.messages import CallMessage, Load, Loaded, encode
 from runtime.transport.methods import CAPABILITIES, METHODS
 
 
@@ -38,7 +37,7 @@ from runtime.transport.methods import CAPABILITIES, METHODS
 class CallWaiter:
     """Passes the messages of one call from the link's thread to a reader on any thread."""
 
-    call: Call[Any]
+    call: AwaitedAnswer[Any]
     on_progress: OnProgress | None = None
     on_step: OnStep | None = None
 
@@ -68,7 +67,7 @@ class CallWaiter:
 class StreamWaiter:
     """Passes the messages of one stream from the link's thread to its reader."""
 
-    stream: Stream
+    stream: RunStream
     vocabulary: Sequence[bytes]  # the bytes of every id, for its runs
 
     def chunk(self, run: TokenRun, branch: int | None) -> None:
@@ -137,7 +136,7 @@ class PipeTransport:
         self._check_answer(method, arguments)
         if METHODS[method].steps:
             arguments["watched"] = on_step is not None
-        waiter = CallWaiter(Call(self._turns.inbox()), on_progress, on_step)
+        waiter = CallWaiter(AwaitedAnswer(self._turns.inbox()), on_progress, on_step)
         ticket = self._ticket(method, arguments, waiter)
         self._turns.submit(ticket)
         try:
@@ -152,7 +151,7 @@ class PipeTransport:
         running: list[Callable[[int], None]] = []  # holds `drop_in_engine` while the call runs
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
-            stream = Stream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
+            stream = RunStream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
             ticket = self._ticket(method, arguments, StreamWaiter(stream, self.text.byte_vocab))
             self._turns.submit(ticket)
 
@@ -180,7 +179,7 @@ class PipeTransport:
 
     def post(self, method: str, **arguments: Any) -> None:
         self._turns.flush()
-        self._link.submit([self._ticket(method, arguments, CallWaiter(Call(queue.SimpleQueue())))])
+        self._link.submit([self._ticket(method, arguments, CallWaiter(AwaitedAnswer(queue.SimpleQueue())))])
 
     def heartbeat(self) -> tuple[int, str, int]:
         """A constant: the link watches the process itself."""
@@ -272,7 +271,7 @@ async def spawn(
     def make_load() -> Load:
         return Load(str(source), name, options, loader, _importable_backends(name), limits.beat_seconds)
 
-    loaded: Call[Loaded] = Call(Mailbox(asyncio.get_running_loop()))
+    loaded: AwaitedAnswer[Loaded] = AwaitedAnswer(Mailbox(asyncio.get_running_loop()))
 
     with reporting_load(progress, on_progress) as listener:
 

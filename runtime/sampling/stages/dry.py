@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from runtime.errors import InvalidRequestError
 from runtime.options.checking import LARGEST, as_tuple, check_token, many, number, whole
-from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Parameter, Slider, StageKind, StageSpec
 
 if TYPE_CHECKING:
     from runtime.sampling.history import History
-    from runtime.sampling.pool import Pool
+    from runtime.sampling.pool import CandidatePool
 
 LONGEST_MATCH = 50  # tokens of a repetition that DRY counts at most, as text-generation-webui
 _BACK = np.arange(LONGEST_MATCH)
@@ -34,7 +34,7 @@ class Dry:
     range: int
     breakers: npt.NDArray[np.int32]
 
-    def apply(self, pool: Pool, history: History, _u: float = 0.0) -> None:
+    def apply(self, pool: CandidatePool, history: History, _u: float = 0.0) -> None:
         """Lowers the scores of tokens that would prolong a repetition."""
         ids = history.ids[-self.range :] if self.range else history.ids
         following, lengths = self.repetitions(ids)
@@ -91,7 +91,7 @@ def _read_breakers(_name: str, value: Any) -> Any:
 SPEC = StageSpec(
     name="dry",
     number=5,
-    kind=Kind.EDIT,
+    kind=StageKind.EDIT,
     kernel=_kernel,
     remembers=True,
     check=_check,

@@ -23,12 +23,12 @@ from runtime.scheduler.beam.beam_search import BeamNode, BeamSearch
 from runtime.scheduler.beam.hypotheses import hypothesis, ids_of, scores_of
 from runtime.scheduler.decode.decoding import DRAW_HEAD
 from runtime.scheduler.decode.resume import bring_back
-from runtime.scheduler.decode.rows import PATIENCE_SECONDS, Vocabulary
+from runtime.scheduler.decode.rows import PATIENCE_SECONDS, DecodeVocabulary
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import BeamJob, settle
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.workspace import NoRoomError, PartialForward, forward
-from runtime.scheduler.metrics import Counters, RequestMetrics
+from runtime.scheduler.metrics import EngineCounters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill
 
@@ -66,11 +66,11 @@ class Beams:
 
     def __init__(
         self,
-        cache: Cache,
-        counters: Counters,
+        cache: PrefixCache,
+        counters: EngineCounters,
         request_metrics: RequestMetrics,
         preempt: Callable[[], bool],
-        vocabulary: Vocabulary,
+        vocabulary: DecodeVocabulary,
     ) -> None:
         self._cache = cache
         self._counters = counters

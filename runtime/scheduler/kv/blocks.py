@@ -19,10 +19,10 @@ from runtime.kv.options import BlockOptions
 from runtime.kv.store import BlockStore
 from runtime.kv.thread import BlockThread, Urgency, one_line
 from runtime.scheduler.jobs import Job, settle
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.restoring import Restores, reach
 from runtime.scheduler.kv.saving import Savings
-from runtime.scheduler.metrics import Counters
+from runtime.scheduler.metrics import EngineCounters
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Blocks:
         thread: The block thread, as long as the file can be used.
     """
 
-    def __init__(self, options: BlockOptions | None, cache: Cache, counters: Counters) -> None:
+    def __init__(self, options: BlockOptions | None, cache: PrefixCache, counters: EngineCounters) -> None:
         self._cache, self._backend = cache, cache.backend
         self._arrived: deque[Callable[[], None]] = deque()  # appended to by the block thread
         self.wake: Callable[[], None] = lambda: None  # wakes the owner thread; called by the block thread

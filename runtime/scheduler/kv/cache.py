@@ -33,7 +33,7 @@ SHORT_TAIL = 64  # tokens
 INTERRUPTED_BYTES = 64 << 20
 
 
-class Cache:
+class PrefixCache:
     """KV, scores and distributions of one backend; owner thread only.
 
     Args:

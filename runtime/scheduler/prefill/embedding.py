@@ -18,7 +18,7 @@ import numpy as np
 from runtime.adapters.stacks import TokenStacks, stack_of
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
 from runtime.info import PromptProgress
-from runtime.numerics.pooling import Pool, Pooling
+from runtime.numerics.pooling import Pooler, Pooling
 from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
@@ -39,8 +39,8 @@ class EmbedJob(BackgroundJob):
     pooling: Pooling = "last"
 
     @staticmethod
-    def worker(context: WorkerContext) -> Embeddings:
-        return Embeddings(context)
+    def worker(context: WorkerContext) -> EmbedWorker:
+        return EmbedWorker(context)
 
     def name(self, number: int) -> str:
         """The name of a path's text in the caller's numbering."""
@@ -59,7 +59,7 @@ class _Work(Work):
     done: int = 0  # tokens
     reused: int = 0  # tokens of repeated or kept texts
     computed: int = 0  # tokens pushed, including padding
-    pool: Pool | None = None  # pooled chunks of a long text
+    pool: Pooler | None = None  # pooled chunks of a long text
     over: bool = False  # whether the job has ended
     complete: set[int] = field(default_factory=set)  # finished paths
 
@@ -71,7 +71,7 @@ class _Work(Work):
 Chosen = list[tuple[_Work, int]]
 
 
-class Embeddings(Worker[_Work]):
+class EmbedWorker(Worker[_Work]):
     """Works on embedding jobs."""
 
     def admit(self, job: EmbedJob) -> None:
@@ -165,7 +165,7 @@ class Embeddings(Worker[_Work]):
             hidden = self._backend.hidden_states(tokens, stacks)
         self._pace.measure(tokens.size, time.monotonic() - started)
         for (work, number), path, states in zip(chosen, paths, hidden, strict=True):
-            pool = Pool(work.job.pooling)
+            pool = Pooler(work.job.pooling)
             pool.add(states[: len(path)])
             work.computed += longest
             self._finish_text(work, number, pool)
@@ -177,7 +177,7 @@ class Embeddings(Worker[_Work]):
         path = work.job.paths[number]
         if work.prefill is None:
             work.prefill = self._cache.place_apart(Job(path, work.job.namespace))
-            work.pool = Pool(work.job.pooling)
+            work.pool = Pooler(work.job.pooling)
         assert work.pool is not None
         prefill, end = work.prefill, min(work.prefill.at + quota, len(path))
         started = time.monotonic()
@@ -205,7 +205,7 @@ class Embeddings(Worker[_Work]):
     def _leave(self, work: _Work, finish: str) -> None:
         self._request_metrics.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
 
-    def _finish_text(self, work: _Work, number: int, pool: Pool) -> None:
+    def _finish_text(self, work: _Work, number: int, pool: Pooler) -> None:
         """Finishes a text: stores its vector, or ends the job if the vector is not finite."""
         if work.over:  # another text of the job was not finite
             return

@@ -18,10 +18,10 @@ from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import Scores
 from runtime.scheduler.faults import bisect, typed
-from runtime.scheduler.jobs import CallJob, DecodingJob, Job, QueryJob, ScoreJob, Turn
-from runtime.scheduler.kv.cache import Cache, fill_gaps
+from runtime.scheduler.jobs import CallJob, DecodingJob, Job, JobGroup, QueryJob, ScoreJob
+from runtime.scheduler.kv.cache import PrefixCache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.metrics import Counters, RequestMetrics
+from runtime.scheduler.metrics import EngineCounters, RequestMetrics
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.scheduler.prefill.prefill import (
     ALONE_SECONDS,
@@ -60,7 +60,7 @@ class Lane(NamedTuple):
     """The key of a queue of waiting jobs."""
 
     priority: Priority
-    turn: Turn
+    turn: JobGroup
 
 
 class Waiting:
@@ -71,7 +71,7 @@ class Waiting:
         request_metrics: Request metrics.
     """
 
-    def __init__(self, cache: Cache, request_metrics: RequestMetrics) -> None:
+    def __init__(self, cache: PrefixCache, request_metrics: RequestMetrics) -> None:
         self._cache, self._request_metrics = cache, request_metrics
         self.new: dict[Lane, deque[Job]] = {}
         self._admitted = 0  # jobs so far
@@ -151,8 +151,8 @@ class Prompts:
     def __init__(
         self,
         options: LoadOptions,
-        cache: Cache,
-        counters: Counters,
+        cache: PrefixCache,
+        counters: EngineCounters,
         request_metrics: RequestMetrics,
         pace: Pace,
         waiting: Waiting,

@@ -54,8 +54,8 @@ class ReadJob(BackgroundJob):
     ordinary: Float32
 
     @staticmethod
-    def worker(context: WorkerContext) -> Readings:
-        return Readings(context)
+    def worker(context: WorkerContext) -> ReadWorker:
+        return ReadWorker(context)
 
     @classmethod
     def options(cls) -> list[str]:
@@ -148,7 +148,7 @@ class _Work(Work):
             )
 
 
-class Readings(Worker[_Work]):
+class ReadWorker(Worker[_Work]):
     """Works on the jobs of one reading."""
 
     def admit(self, job: ReadJob) -> None:
