@@ -31,7 +31,7 @@ from runtime.scheduler.metrics import EngineCounters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Pace, Prefill
 from runtime.scheduler.prefill.prompts import AT_ONCE, Lane, Prompts, Waiting
-from runtime.scheduler.workers import Background, BackgroundJob, WorkerContext
+from runtime.scheduler.workers import Background, BackgroundJob, SchedulerContext
 
 STALLED_SECONDS = 0.01  # wait of a step if every answer waits for a grammar mask; new jobs are admitted between steps
 
@@ -72,24 +72,12 @@ class Scheduler:
         self.blocks = Blocks(options.blocks, self.cache, self.counters)
         self._leaving: list[tuple[str, Future[None]]] = []  # digests of adapters to unload, and the futures to settle
         self._pace = Pace(backend.speed, options.prefill_chunk_tokens or backend.chunk_tokens)
-        self._background = Background(
-            WorkerContext(backend, options, self.cache, self.counters, self._request_metrics, self._pace)
-        )
-        self._prompts = Prompts(
-            options, self.cache, self.counters, self._request_metrics, self._pace, self._waiting, self._background
-        )
+        context = SchedulerContext(backend, options, self.cache, self.counters, self._request_metrics, self._pace)
+        self._background = Background(context)
+        self._prompts = Prompts(context, self._waiting, self._background)
         vocabulary = DecodeVocabulary(token_bytes, eos, backend.info.context_length)
-        self.decoding = Decoding(
-            options,
-            self.cache,
-            self.counters,
-            self._request_metrics,
-            vocabulary,
-            self._drafter,
-            overlaps=backend.overlaps,
-            preempt=self._prompts.preempt,
-        )
-        self._beams = Beams(self.cache, self.counters, self._request_metrics, self._prompts.preempt, vocabulary)
+        self.decoding = Decoding(context, vocabulary, self._drafter, self._prompts.preempt)
+        self._beams = Beams(context, vocabulary, self._prompts.preempt)
         self.steps = 0
         self.counters.publish(self.cache)
 

@@ -21,14 +21,14 @@ from runtime.scheduler.prefill.prefill import CHUNK_SECONDS, Pace, Prefill, pree
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerContext:
-    """The objects that workers share."""
+class SchedulerContext:
+    """The objects that the scheduler's parts share."""
 
     backend: Backend
     options: LoadOptions  # batch limits
     cache: PrefixCache
-    counters: EngineCounters
-    request_metrics: RequestMetrics
+    counters: EngineCounters  # of the work done
+    request_metrics: RequestMetrics  # counts and times the requests
     pace: Pace  # sizes the forwards
 
 
@@ -38,7 +38,7 @@ class BackgroundJob(AnsweredJob, ABC):
 
     @staticmethod
     @abstractmethod
-    def worker(context: WorkerContext) -> Worker[Any]:
+    def worker(context: SchedulerContext) -> Worker[Any]:
         """Creates the worker for all jobs of this kind."""
 
 
@@ -65,7 +65,7 @@ W = TypeVar("W", bound=Work)
 class Worker(ABC, Generic[W]):
     """Works on the jobs of one kind."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: SchedulerContext) -> None:
         self._backend, self._options, self._cache = context.backend, context.options, context.cache
         self._counters, self._request_metrics, self._pace = context.counters, context.request_metrics, context.pace
         self.running: list[W] = []  # the one served last is at the end
@@ -148,7 +148,7 @@ class Background:
         workers: One worker for each kind with running jobs; the one served last is at the end.
     """
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: SchedulerContext) -> None:
         self._context = context
         self.workers: dict[type[BackgroundJob], Worker[Any]] = {}
 

@@ -17,7 +17,6 @@ from runtime.aio import together
 from runtime.errors import MemoryBudgetError
 from runtime.numerics.ranking import RankRequest
 from runtime.numerics.scoring import empty_scores
-from runtime.options.load import LoadOptions
 from runtime.options.speculation import SpeculativeOptions
 from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.decode.draft import Drafter
@@ -37,11 +36,10 @@ from runtime.scheduler.decode.rows import (
 )
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import BranchesJob, GenerateJob, Job
-from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.workspace import Answer, NoRoomError, PartialForward, SharedFetch, Workspace, begin, forward, prepare
-from runtime.scheduler.metrics import EngineCounters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
+from runtime.scheduler.workers import SchedulerContext
 
 log = logging.getLogger(__name__)
 DRAW_HEAD = 128  # likeliest entries of a row on the device that are copied to the host: most draws need no others
@@ -51,36 +49,23 @@ class Decoding:
     """The running generations. Owner thread only.
 
     Args:
-        options: Batch limits.
-        cache: Places the generations.
-        counters: Counts the work done.
-        request_metrics: Counts and times the requests.
+        context: What the scheduler's parts share.
         vocabulary: The model's vocabulary.
         drafter: The draft model, if any.
-        overlaps: Whether the backend computes a begun forward asynchronously.
         preempt: Preempts a background job or a prompt; False if there is none.
     """
 
     def __init__(
         self,
-        options: LoadOptions,
-        cache: PrefixCache,
-        counters: EngineCounters,
-        request_metrics: RequestMetrics,
+        context: SchedulerContext,
         vocabulary: DecodeVocabulary,
         drafter: Drafter | None,
-        *,
-        overlaps: bool,
         preempt: Callable[[], bool],
     ) -> None:
-        self._batch_rows = options.batch_rows
-        self._cache = cache
-        self._counters = counters
-        self._request_metrics = request_metrics
-        self._vocabulary = vocabulary
-        self._drafter = drafter
-        self._overlaps = overlaps
-        self._preempt = preempt
+        self._batch_rows = context.options.batch_rows
+        self._cache, self._counters, self._request_metrics = context.cache, context.counters, context.request_metrics
+        self._vocabulary, self._drafter, self._preempt = vocabulary, drafter, preempt
+        self._overlaps = context.backend.overlaps  # whether it computes a begun forward asynchronously
         self._ahead: list[tuple[DecodeBatch, SharedFetch]] = []  # forwards in flight
         self.rows: list[DecodeRow] = []
 
@@ -422,13 +407,10 @@ class Decoding:
             for row in lost:
                 if row.prefill.slot in moved:
                     row.prefill.slot = moved[row.prefill.slot]
-                elif (slot := self._guarded(row, partial(self._bring_back, row))) is not None:
+                elif (slot := self._guarded(row, partial(bring_back, self._cache, row.prefill, row.path))) is not None:
                     moved[row.prefill.slot], row.prefill.slot = slot, slot
             rows = [row for row in rows if row in self.rows]
         return rows
-
-    def _bring_back(self, row: DecodeRow) -> int:
-        return bring_back(self._cache, row.prefill, row.path)
 
     def _guarded(self, row: DecodeRow, act: Callable[[], int]) -> int | None:
         """Runs `act`, which moves a generation to a new slot; on an error, ends the generation and returns None."""

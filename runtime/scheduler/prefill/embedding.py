@@ -23,7 +23,7 @@ from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.workers import BackgroundJob, Work, Worker, WorkerContext
+from runtime.scheduler.workers import BackgroundJob, SchedulerContext, Work, Worker
 
 PADDING_SHARE = 4  # padding may be this fraction (1/4) of a batch's text tokens
 FREE_PADDING = 32  # padding tokens always allowed in a small batch, up to as many as its text tokens
@@ -39,7 +39,7 @@ class EmbedJob(BackgroundJob):
     pooling: Pooling = "last"
 
     @staticmethod
-    def worker(context: WorkerContext) -> EmbedWorker:
+    def worker(context: SchedulerContext) -> EmbedWorker:
         return EmbedWorker(context)
 
     def name(self, number: int) -> str:

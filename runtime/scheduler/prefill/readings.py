@@ -25,7 +25,7 @@ from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.workers import BackgroundJob, Work, Worker, WorkerContext
+from runtime.scheduler.workers import BackgroundJob, SchedulerContext, Work, Worker
 
 COMPARED_LOGPROB = np.log(1e-3)  # tokens at least this likely are compared with the ordinary answer
 # Allowed deviation in nats. Measured with SmolLM2: 2e-5 in float32, 0.21 with fewer bits, because forwards of other shapes
@@ -54,7 +54,7 @@ class ReadJob(BackgroundJob):
     ordinary: Float32
 
     @staticmethod
-    def worker(context: WorkerContext) -> ReadWorker:
+    def worker(context: SchedulerContext) -> ReadWorker:
         return ReadWorker(context)
 
     @classmethod
