@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from runtime.backends.packs.packed import Backend
+from runtime.info import PromptProgress
 from runtime.options.load import LoadOptions
 from runtime.scheduler.faults import all_of
 from runtime.scheduler.jobs import AnsweredJob, Job
@@ -51,12 +52,22 @@ class Work:
         prefill: Its cursor, while it has a pack.
         lacking: Bytes that it waits for; None if it can run.
         departures: `PrefixCache.departures` at the last check for room.
+        total, done: The job's tokens or positions, and how many of them are done.
+        reused, computed: Tokens that were not pushed, and those that were.
     """
 
     job: Any
     prefill: Prefill | None = None
     lacking: int | None = None
     departures: int = 0
+    total: int
+    done: int = 0
+    reused: int = 0
+    computed: int = 0
+
+    def report_progress(self) -> None:
+        if self.job.on_progress is not None:
+            self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
 
 
 W = TypeVar("W", bound=Work)

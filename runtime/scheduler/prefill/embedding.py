@@ -17,7 +17,6 @@ import numpy as np
 
 from runtime.adapters.stacks import TokenStacks, stack_of
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
-from runtime.info import PromptProgress
 from runtime.numerics.pooling import Pooler, Pooling
 from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
@@ -54,18 +53,10 @@ class _Work(Work):
     job: EmbedJob
     left: list[int]  # paths not yet computed, the longest last
     vectors: Float32  # (texts, hidden), filled in as texts are done
-    total: int  # tokens of all texts
     open: int  # number of unfinished paths
-    done: int = 0  # tokens
-    reused: int = 0  # tokens of repeated or kept texts
-    computed: int = 0  # tokens pushed, including padding
     pool: Pooler | None = None  # pooled chunks of a long text
     over: bool = False  # whether the job has ended
     complete: set[int] = field(default_factory=set)  # finished paths
-
-    def report_progress(self) -> None:
-        if self.job.on_progress is not None:
-            self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
 
 
 Chosen = list[tuple[_Work, int]]

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import NonFiniteLogitsError, UnsupportedFeatureError
-from runtime.info import ModelInfo, PromptProgress
+from runtime.info import ModelInfo
 from runtime.lens import LensRun, empty_lens, head_share, positions_at_once, read_layers
 from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
@@ -137,15 +137,6 @@ READINGS: dict[str, type[ReadJob]] = {job.kind: job for job in (LensJob,)}
 class _Work(Work):
     job: ReadJob
     answer: Answer  # filled in as positions are read
-    done: int  # positions
-    reused: int = 0  # tokens copied from the trie
-    computed: int = 0
-
-    def report_progress(self) -> None:
-        if self.job.on_progress is not None:
-            self.job.on_progress(
-                PromptProgress(self.done, len(self.job.positions), self.reused, self.computed, self.job.number)
-            )
 
 
 class ReadWorker(Worker[_Work]):
@@ -160,7 +151,7 @@ class ReadWorker(Worker[_Work]):
         self._cache.check_room(len(job.ids))
         held = self._cache.interrupted.take(_key(job))
         answer, done = (job.empty(), 0) if held is None else held
-        self.running.append(_Work(job=job, answer=answer, done=done))
+        self.running.append(_Work(job=job, answer=answer, total=len(job.positions), done=done))
 
     def _forward(self, work: _Work, quota: int) -> None:
         try:
@@ -171,7 +162,7 @@ class ReadWorker(Worker[_Work]):
             return
         self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
         work.report_progress()
-        if work.done == len(work.job.positions):
+        if work.done == work.total:
             self._leave(work, "done")
             settle(work.job.future, work.answer | {"reused": np.asarray(work.reused)})
 
@@ -195,7 +186,7 @@ class ReadWorker(Worker[_Work]):
             count, share = min(gap, quota), 1.0
         else:
             share = job.share
-            most = min(max(int(quota / share), 1), job.at_once, len(job.positions) - work.done)
+            most = min(max(int(quota / share), 1), job.at_once, work.total - work.done)
             count = next((n for n in range(1, most) if job.positions[work.done + n] != first + n), most)
         count = min([count, *(end - prefill.at for end, _ in job.before if end > prefill.at)])  # one stack of adapters
         tokens = prefill.tagged[prefill.at : prefill.at + count]
