@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -84,10 +84,6 @@ def _check(chosen: Chosen, vocab: int | None) -> None:
             check_token("dry_breakers", breaker, vocab)
 
 
-def _read_breakers(_name: str, value: Any) -> Any:
-    return (value,) if isinstance(value, str) else as_tuple(value)
-
-
 SPEC = StageSpec(
     name="dry",
     number=5,
@@ -131,7 +127,7 @@ SPEC = StageSpec(
             switch=False,
             folded=True,
             aliases=("dry_sequence_breakers",),
-            read=_read_breakers,
+            read=lambda _, value: as_tuple(value, str),
         ),
     ),
 )  # fmt: skip
