@@ -19,8 +19,7 @@ from runtime.numerics.ranking import RankRequest
 from runtime.numerics.scoring import empty_scores
 from runtime.options.speculation import SpeculativeOptions
 from runtime.records import Finish, Int32, Scores
-from runtime.scheduler.decode.draft import Drafter
-from runtime.scheduler.decode.lookup import PromptLookup
+from runtime.scheduler.decode.draft import Drafter, PromptLookup
 from runtime.scheduler.decode.resume import activate, bring_back
 from runtime.scheduler.decode.rows import (
     COPY_OUT_TOKENS,
@@ -125,11 +124,8 @@ class Decoding:
         return [one for one in job.jobs if not one.cancelled]
 
     def _open_proposer(self, job: GenerateJob, options: SpeculativeOptions) -> Proposer:
-        proposer: Proposer
-        if self._drafter is not None and options.method != "prompt_lookup":
-            proposer = self._drafter.open()
-        else:
-            proposer = PromptLookup(options.prompt_lookup_max, options.prompt_lookup_min)
+        drafter = self._drafter if options.method != "prompt_lookup" else None
+        proposer: Proposer = drafter.open() if drafter else PromptLookup(options.prompt_lookup_max, options.prompt_lookup_min)
         proposer.extend(job.ids.tolist())
         return proposer
 
