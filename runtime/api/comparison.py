@@ -20,14 +20,13 @@ from runtime.api.progress import ShowProgress, reporting
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
 from runtime.options.priority import Priority
-from runtime.records import NO_TOKEN, Int32, TokenRun
+from runtime.records import NO_TOKEN, Int32, Int64, TokenRun, ends_of
 from runtime.tables import Columns, Tabular
 from runtime.text.utf8 import clean_text, texts_of
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
 
-Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 OnComparison = Callable[[int, int], None]  # tokens done and in all; on the caller's loop
 NUMERIC_OPTIONS = ("weights", "dtype", "kv_dtype", "attention", "device", "cache")  # load options that change numbers
@@ -199,11 +198,6 @@ def _perplexity(logprob: float, count: int) -> float | None:
         return None
     mean = -logprob / count
     return math.exp(mean) if mean < 700 else math.inf
-
-
-def ends_of(token_bytes: Sequence[bytes]) -> Int64:
-    """``(n,)``: the byte at which each token ends."""
-    return np.cumsum([len(data) for data in token_bytes], dtype=np.int64)
 
 
 def common_borders(left: Int64, right: Int64) -> tuple[Int64, Int64]:
