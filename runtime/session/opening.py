@@ -38,7 +38,11 @@ def resume(model: LanguageModel, snapshot: Snapshot) -> Session:
     snapshot = _checked(snapshot)
     length = model.info.context_length
     snapshot = replace(snapshot, manifest=snapshot.manifest.named_here(model.info))
-    _require(model, snapshot)
+    try:
+        now = _manifest(model, snapshot.manifest.stack)
+    except AdapterError as missing:
+        raise SnapshotMismatchError(f"the snapshot runs under adapters that are not loaded: {missing}") from missing
+    snapshot.require(now)
     config = SessionConfig(snapshot.top_k, _fitting(snapshot.limit, length), None, snapshot.options, snapshot.manifest.stack)
     session = open_session(model, config)
     session.take(
@@ -61,15 +65,6 @@ async def resume_text(model: LanguageModel, snapshot: Snapshot) -> Session:
 
 def _manifest(model: LanguageModel, adapters: Adapters) -> Manifest:
     return Manifest.of(model.info, tokenizer=model.tokenizer_digest, template=model.chat_template, adapters=adapters)
-
-
-def _require(model: LanguageModel, snapshot: Snapshot) -> None:
-    """Refuses a snapshot of another model, or of this model under other settings."""
-    try:
-        now = _manifest(model, snapshot.manifest.stack)
-    except AdapterError as missing:
-        raise SnapshotMismatchError(f"the snapshot runs under adapters that are not loaded: {missing}") from missing
-    snapshot.require(now)
 
 
 def _checked(snapshot: object) -> Snapshot:

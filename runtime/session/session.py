@@ -232,7 +232,7 @@ class Session:
         """
         with self._entered("ensure_prefix"), reporting_prompt(progress, "token", on_progress) as hear:
             ids = await self._state.boundary.ids(prefix, first=True, what="prefix")
-            return await self._ensure(ids, label, hear, _ended_there)
+            return await self._ensure(ids, label, hear, lambda _: "the new prefix has another token there")
 
     ensure_prefix_sync = blocking(ensure_prefix)
 
@@ -378,7 +378,9 @@ class Session:
         with self._entered("logprobs"):
             row = self._known_row()
             if row is None:
-                row = self._learn(await self.model.next_token_logprobs(self._path.ids, adapters=self.manifest.stack))
+                row = await self.model.next_token_logprobs(self._path.ids, adapters=self.manifest.stack)
+                self._state.row = self._path.version, row
+                self._state.pin.follow(self._path.ids)
             return row.copy()
 
     logprobs_sync = blocking(logprobs)
@@ -472,11 +474,6 @@ class Session:
             raise InvalidRequestError("the session is empty: nothing precedes the next token (ensure_prefix, or prefill)")
         row = self._state.row
         return row[1] if row is not None and row[0] == self._path.version else None
-
-    def _learn(self, row: Float32) -> Float32:
-        self._state.row = self._path.version, row
-        self._state.pin.follow(self._path.ids)
-        return row
 
     def _options(self, options: GenerationOptions | None) -> GenerationOptions:
         """Resolves the options of the call over those of the session, under the session's adapters."""
@@ -665,10 +662,6 @@ class _Counted:
         self.computed = progress.total if progress.computed is None else progress.computed  # a server reads the whole prompt
         if self._on_progress is not None:
             self._on_progress(progress)
-
-
-def _ended_there(_: int) -> str:
-    return "the new prefix has another token there"
 
 
 def with_text(record: TokenRecord, text: Utf8Stream) -> TokenRecord:

@@ -292,13 +292,10 @@ class EngineServer:
 
     async def _beat(self, seconds: float) -> None:
         while True:
-            self.connection.post([encode(self._sign_of_life())])
+            phase = "loading" if self._loading else "idle"
+            beat = Beat(0, phase) if self._model is None else Beat(*self._model.transport.heartbeat())
+            self.connection.post([encode(beat)])
             await asyncio.sleep(seconds)
-
-    def _sign_of_life(self) -> Beat:
-        if self._model is None:
-            return Beat(0, "loading" if self._loading else "idle")
-        return Beat(*self._model.transport.heartbeat())
 
 
 def _groups(payloads: Sequence[bytes]) -> Iterator[list[bytes]]:
