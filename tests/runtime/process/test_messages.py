@@ -120,7 +120,7 @@ def test_every_method_is_an_operation_of_the_engine_with_these_arguments() -> No
         operations = local(model).calls
         for name, method in METHODS.items():
             parameters = set(inspect.signature(operations[name]).parameters) - {"on_progress", "on_step"}
-            assert parameters == set(method.arguments.__struct_fields__) - {"watched"}, name
+            assert parameters == set(method.arguments) - {"watched"}, name
             answer = inspect.signature(operations[name]).return_annotation
             assert method.streams or (method.answer.wire is None) == (answer in ("None", "Future[None]")), name
 
