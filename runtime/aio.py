@@ -344,7 +344,6 @@ class AwaitedAnswer(InboxReader[tuple[Any, BaseException | None]], Generic[T]):
         return bool(self._arrived) or self.cancelled()
 
     def set_result(self, value: T) -> None:
-        """Delivers the answer."""
         self.inbox.put(partial(self._receive, (value, None)))
 
     def set_exception(self, error: BaseException) -> None:

@@ -335,7 +335,6 @@ class TokenRecords(list[TokenRecord], Tabular):
         return self.run._repr_html_()
 
     def table_columns(self) -> Columns:
-        """The columns of its run."""
         return self.run.table_columns()
 
 
@@ -561,7 +560,6 @@ class Completion(str, Tabular):
         return self.run._repr_html_()
 
     def table_columns(self) -> Columns:
-        """The columns of its run."""
         return self.run.table_columns()
 
     def __reduce__(self) -> tuple[type[Completion], tuple[TokenRun]]:

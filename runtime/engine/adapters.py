@@ -53,7 +53,6 @@ class AdapterOperations:
         return top
 
     async def clear_loras(self) -> None:
-        """Empties the stack."""
         self.registry.clear()
         self._publish()
 

@@ -185,7 +185,6 @@ class Operations:
         return self._engine.call(lambda: self._engine.scheduler.cache.vectors.limit(count))
 
     def reset_queries(self) -> Future[None]:
-        """Drops unanswered queries."""
         return self._engine.call(lambda: self._engine.scheduler.cancel_queries(asyncio.CancelledError()))
 
     def set_kv_budget(self, budget_bytes: int) -> Future[None]:

@@ -92,7 +92,6 @@ class SnapshotWriter:
         return self
 
     def add(self, part: SnapshotPart) -> None:
-        """Writes the next part."""
         number, digest = len(self._parts), hashlib.sha256()
         for name in sorted(part.arrays):
             array = part.arrays[name]

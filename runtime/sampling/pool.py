@@ -138,7 +138,6 @@ class CandidatePool:
 
     @property
     def view(self) -> View:
-        """The current state."""
         return View(self.order, self.first, self.last)
 
     @property
@@ -251,7 +250,6 @@ class CandidatePool:
         self._own, self._mass, self._edited = True, None, None
 
     def heat(self, temperature: float) -> None:
-        """Divides the scores by a temperature."""
         if temperature == 1.0:
             return
         self._restrict()

@@ -163,14 +163,12 @@ class QueryJob(Job):
     whole: bool = True
 
     def end(self, error: BaseException | None) -> None:
-        """Gives every waiter the error."""
         if error is not None:
             for rows, _ in self.waiters:
                 rows.fail(error)
             self.waiters = []
 
     def answer(self, last: Distribution) -> None:
-        """Gives every waiter a row of its own."""
         for rows, i in self.waiters:
             try:
                 rows.put(i, last)
@@ -180,7 +178,6 @@ class QueryJob(Job):
 
     @property
     def abandoned(self) -> bool:
-        """Whether no caller waits any more."""
         for rows, _ in self.waiters:
             if not (rows.failed or rows.waiter.cancelled()):
                 return self.cancelled
@@ -194,7 +191,6 @@ class AnsweredJob(Job):
     future: FutureLike = field(default_factory=Future)
 
     def end(self, error: BaseException | None) -> None:
-        """Gives the waiter the error."""
         if error is not None:
             settle(self.future, error=error)
 
@@ -209,7 +205,6 @@ class ScoreJob(AnsweredJob):
     known: Scores | None = None  # scores of the whole path, as far as computed; owner thread only
 
     def answer(self, last: Distribution | None = None) -> None:  # noqa: ARG002  # the distribution after the path is not needed
-        """Gives the waiter the scores."""
         assert self.known is not None
         settle(self.future, self.known[self.start :])
 
@@ -296,7 +291,6 @@ class BranchesJob(DecodingJob):
 
     @property
     def abandoned(self) -> bool:
-        """Whether no caller waits for any branch."""
         return self.cancelled or all(job.cancelled for job in self.jobs)
 
 
@@ -312,6 +306,5 @@ class BeamJob(DecodingJob):
         self.extra_tokens = self.options.width if self.options.max_tokens != 1 else 0  # a second step needs a slot per beam
 
     def end(self, error: BaseException | None) -> None:
-        """Gives the waiter the error."""
         if error is not None:
             settle(self.future, error=error)

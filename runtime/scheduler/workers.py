@@ -201,7 +201,6 @@ class Background:
         return any(worker.preempt(job) for worker in self.workers.values())
 
     def drop_cancelled(self) -> None:
-        """Ends cancelled jobs."""
         for kind, worker in list(self.workers.items()):
             for work in [work for work in worker.running if work.job.cancelled]:
                 worker.end(work, None)
@@ -209,6 +208,5 @@ class Background:
                 del self.workers[kind]
 
     def fail_all(self, error: BaseException) -> None:
-        """Ends every job with the error."""
         all_of([partial(worker.end, work, error) for worker in self.workers.values() for work in worker.running])
         self.workers.clear()

@@ -151,7 +151,6 @@ class EngineLink:
         return os.getpid() != self._pid
 
     def next_id(self) -> int:
-        """A new id, for a call."""
         return next(self._numbers)
 
     def submit(self, tickets: Sequence[Ticket]) -> None:

@@ -112,7 +112,6 @@ class Beams:
         self.running[0].search.ready(seconds)
 
     def fail_all(self, error: BaseException) -> None:
-        """Ends every search with the error."""
         for one in list(self.running):
             self._fail(one, error)
 

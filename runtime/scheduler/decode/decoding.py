@@ -193,7 +193,6 @@ class Decoding:
             log.exception("what stands beside a running answer could not be copied out")
 
     def drop_cancelled(self) -> None:
-        """Ends the cancelled generations."""
         for row in [row for row in self.rows if row.job.cancelled]:
             self.end(row, None)
 

@@ -43,7 +43,6 @@ class Drafter:
         return draft
 
     def unload(self) -> None:
-        """Frees the draft model."""
         self._backend.unload()
 
 
@@ -61,7 +60,6 @@ class Draft:
         self.pack = backend.open_pack()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Appends accepted tokens to the text."""
         self._text += tokens
 
     def propose(self, limit: int) -> list[int]:
@@ -102,7 +100,6 @@ class Draft:
         return draft
 
     def close(self) -> None:
-        """Frees the pack."""
         self._backend.close(self.pack)
         self._closed(self)
 
@@ -133,7 +130,6 @@ class PromptLookup:
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its last occurrence
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Appends tokens to the text."""
         text, after = self._text, self._after
         for token in tokens:
             place = len(text)

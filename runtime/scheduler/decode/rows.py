@@ -234,7 +234,6 @@ class Stream:
         self.job.on_run(run)
 
     def new_tokens(self) -> Int32:
-        """The generated ids."""
         return np.array(self.new_ids, np.int32)
 
 
@@ -436,7 +435,6 @@ class DecodeBatch:
         return temperatures(self.rows, self.at, self.size)
 
     def rollback(self) -> None:
-        """Removes the slots."""
         for part, base in zip(self.parts, self.bases, strict=True):
             part.workspace.rollback(base)
 

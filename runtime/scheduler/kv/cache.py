@@ -482,6 +482,5 @@ class Interrupted:
         return part
 
     def clear(self) -> None:
-        """Drops everything."""
         self._parts.clear()
         self._bytes = 0

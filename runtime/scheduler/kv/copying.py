@@ -107,5 +107,4 @@ class Copying:
         return not found.refused
 
     def close(self) -> None:
-        """Releases the path."""
         self._lease.release()

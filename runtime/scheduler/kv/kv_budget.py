@@ -58,7 +58,6 @@ class Payloads:
         self.released: set[Workspace] = set()
 
     def split(self, payload: Any, n: int) -> tuple[Any, Any]:
-        """The first `n` tokens and the rest."""
         if isinstance(payload, SlotRun):
             rest = payload.n - n
             above = payload.workspace.paths.above(payload.last, rest)
@@ -97,7 +96,6 @@ class Payloads:
         return True
 
     def hold(self, payload: Any, node: Node) -> None:
-        """Attaches the payload to an edge."""
         if isinstance(payload, SlotRun):
             payload.node = node
             payload.workspace.runs.add(payload)

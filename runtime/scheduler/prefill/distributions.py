@@ -295,7 +295,6 @@ class LogitsCache:
         self._shrink(budget)
 
     def clear(self) -> None:
-        """Drops all rows."""
         self._rows.clear()
         self._blocks.clear()
         self.bytes = 0

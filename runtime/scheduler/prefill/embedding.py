@@ -66,11 +66,6 @@ class EmbedWorker(Worker[_Work]):
     """Works on embedding jobs."""
 
     def admit(self, job: EmbedJob) -> None:
-        """Starts a job.
-
-        Raises:
-            MemoryBudgetError: Its longest text exceeds the budget; nothing was computed.
-        """
         lengths = [len(path) for path in job.paths]
         order = np.argsort(lengths, kind="stable").tolist()
         try:

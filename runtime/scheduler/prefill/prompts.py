@@ -98,7 +98,6 @@ class Waiting:
         return dropped
 
     def clear(self) -> None:
-        """Removes all jobs."""
         self.new.clear()
         self.parked.clear()
 

@@ -143,11 +143,6 @@ class ReadWorker(Worker[_Work]):
     """Works on the jobs of one reading."""
 
     def admit(self, job: ReadJob) -> None:
-        """Starts a job.
-
-        Raises:
-            MemoryBudgetError: Its path exceeds the budget; nothing was computed.
-        """
         self._cache.check_room(len(job.ids))
         held = self._cache.interrupted.take(_key(job))
         answer, done = (job.empty(), 0) if held is None else held
