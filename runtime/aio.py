@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from runtime.errors import ForkedError
 from runtime.info import OnProgress, PromptProgress
@@ -254,6 +254,19 @@ class Mailbox:
 Inbox = Mailbox | queue.SimpleQueue[Callable[[], object]]  # of a loop, or of a blocked thread
 
 
+class FutureLike(Protocol):
+    """The receiver of an answer, on any thread: a `concurrent.futures.Future` or a reader of this module."""
+
+    def cancelled(self) -> bool:
+        """Whether no caller waits any more."""
+
+    def set_result(self, value: Any, /) -> None:
+        """Delivers the answer; None at the end of a stream."""
+
+    def set_exception(self, error: Any, /) -> None:
+        """Delivers an error."""
+
+
 @dataclass(eq=False)
 class InboxReader(Generic[T]):
     """Waits for callbacks from other threads and runs them on the reader's loop, or in its blocked thread.
@@ -403,6 +416,12 @@ class RunStream(InboxReader[tuple[int, TokenRun | BaseException | None]]):
 
     def end(self, error: BaseException | None = None) -> None:
         self.inbox.put(partial(self._receive, (0, error)))
+
+    def set_result(self, _: object) -> None:
+        self.end()
+
+    def set_exception(self, error: BaseException) -> None:
+        self.end(error)
 
 
 class Turns(Generic[T]):

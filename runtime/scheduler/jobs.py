@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from runtime.adapters.stacks import Routing, stack_of
+from runtime.aio import FutureLike
 from runtime.beams import BeamOptions, OnStep
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
@@ -100,19 +101,6 @@ class Job:
         """Whether the path uses an adapter."""
         names = (self.namespace, *(namespace for _, namespace in self.before))
         return any(digest == each for name in names for each, _ in stack_of(name))
-
-
-class FutureLike(Protocol):
-    """The receiver of an answer: a `concurrent.futures.Future` or a `runtime.aio.Call`."""
-
-    def cancelled(self) -> bool:
-        """Whether no caller waits any more."""
-
-    def set_result(self, value: Any, /) -> None:
-        """Delivers the answer."""
-
-    def set_exception(self, error: Any, /) -> None:
-        """Delivers an error."""
 
 
 @dataclass(slots=True, eq=False)
