@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from runtime.dotted import resolve
@@ -89,30 +88,13 @@ class Blocks:
         else:
             self._savings.begin(job, future, replaces)
 
-    def copy(self, keys: Sequence[bytes], path: Path) -> Future[int]:
-        """Copies blocks to another file on the block thread, after all reads; any thread."""
-        return self._write(keys, lambda store, listed: store.copy_to(path, listed))
-
-    def take(self, keys: Sequence[bytes], path: Path) -> Future[int]:
-        """Copies blocks from another file on the block thread, after all reads; any thread."""
-        return self._write(keys, lambda store, listed: store.take_from(path, listed))
-
-    def pin(self, name: str, keys: Sequence[bytes]) -> Future[int]:
-        """Pins blocks in the file under a name; any thread."""
-
-        def hold(store: BlockStore, listed: list[bytes]) -> int:
-            store.pin(name, listed)
-            return len(listed)
-
-        return self._write(keys, hold)
-
-    def _write(self, keys: Sequence[bytes], act: Callable[[BlockStore, list[bytes]], int]) -> Future[int]:
-        listed, thread = list(keys), self.thread
-        if thread is None:
-            refused: Future[int] = Future()
-            refused.set_exception(self._refusal())
-            return refused
-        return thread.ask(Urgency.WRITE, lambda store: act(store, listed))
+    def write(self, act: Callable[[BlockStore], T]) -> Future[T]:
+        """Runs `act` on the block thread, after all reads; any thread."""
+        if self.thread is not None:
+            return self.thread.ask(Urgency.WRITE, act)
+        refused: Future[T] = Future()
+        refused.set_exception(self._refusal())
+        return refused
 
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
         """Settles the future with the number of leading tokens of a path in memory (`warm` of them) or in the file.
