@@ -14,9 +14,9 @@ from typing import TypeVar
 from runtime.dotted import resolve
 from runtime.errors import BlockFileError
 from runtime.info import BlocksSaved
-from runtime.kv.options import BlockOptions
 from runtime.kv.store import BlockStore
 from runtime.kv.thread import BlockThread, Urgency, one_line
+from runtime.options.load import BlockOptions
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.restoring import Restores, reach
