@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from runtime.numerics.depth import Deep
+from runtime.numerics.ranking import Deep
 from runtime.numerics.select import RankedToken, place_of_mass
 from runtime.options.checking import number
 from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Parameter, Search, Slider, StageKind, StageSpec

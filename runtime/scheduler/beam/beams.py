@@ -19,8 +19,7 @@ from runtime.numerics.scoring import empty_scores
 from runtime.options.generation import DEFAULT_MAX_TOKENS
 from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.beam.beam_rules import BeamRules
-from runtime.scheduler.beam.beam_search import BeamNode, BeamSearch
-from runtime.scheduler.beam.hypotheses import hypothesis, ids_of, scores_of
+from runtime.scheduler.beam.beam_search import BeamNode, BeamSearch, hypothesis, ids_of, scores_of
 from runtime.scheduler.decode.decoding import DRAW_HEAD
 from runtime.scheduler.decode.resume import bring_back
 from runtime.scheduler.decode.rows import PATIENCE_SECONDS, DecodeVocabulary
