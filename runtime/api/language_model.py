@@ -606,16 +606,9 @@ class LanguageModel:
                     "`speculative` out, or ask for n=1"
                 )
             path = self._checks.ids(ids)
-            terms = request_terms(None, priority, cache_salt)  # the options have the adapters
-            stream = self.transport.stream(
-                "continue_many",
-                on_progress=on_progress,
-                ids=path,
-                n=n,
-                options=chosen,
-                priority=terms["priority"],
-                cache_salt=terms["cache_salt"],
-            )
+            terms = request_terms(None, priority, cache_salt)
+            del terms["adapters"]  # the options have them
+            stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, n=n, options=chosen, **terms)
             return reporting_ends(stream, progress, n)
 
         return Branches.later(begin)

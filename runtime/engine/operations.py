@@ -108,12 +108,12 @@ class Operations:
         self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str, rows: RowCollector
     ) -> None:
         """Submits a query for the distribution after each path."""
-        urgency, jobs, plain = Priority(priority), [], adapters is None and not cache_salt
+        jobs, plain = [], adapters is None and not cache_salt
         routing = self._adapters.routing if plain else self._adapters.routing_of(adapters, cache_salt)
         whole = rows.top is None or rows.top > NORMALISED_HEAD  # otherwise a few numbers of each row suffice
         for i, ids in enumerate(batch):
             namespace, before = routing.plain or routing.route(ids)
-            jobs.append(QueryJob(ids, namespace, urgency, before=before, whole=whole, waiters=[(rows, i)]))
+            jobs.append(QueryJob(ids, namespace, priority, before=before, whole=whole, waiters=[(rows, i)]))
         self.turns.submit(*jobs)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:
@@ -138,7 +138,7 @@ class Operations:
     ) -> TokenRun:
         """Scores of ``ids[start:]``."""
         namespace, before = self.route(ids, adapters, cache_salt)
-        job = ScoreJob(ids, namespace, Priority(priority), before=before, start=start, k=top_k)
+        job = ScoreJob(ids, namespace, priority, before=before, start=start, k=top_k)
         return TokenRun.scored(ids[start:], self.byte_vocab, await self._answer(job, on_progress))
 
     # ---- the cache -------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Operations:
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             first = await self._begin(ids, options, cache_salt)  # all answers share its seed
-            first.priority = Priority(priority)
+            first.priority = priority
             if first.constraint is not None and n > 1:
                 await off_loop(first.constraint.ready, None)  # so that the mask is computed once
             jobs = {options.branch: first} | {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}

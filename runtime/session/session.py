@@ -315,7 +315,7 @@ class Session:
         divergence = self._diverged(common, ids, why) if common < len(path) else None
         dropped = len(path) - common
         try:
-            prefilled = await self._fill(ids, common, on_progress)
+            computed, run = await self._fill(ids, common, on_progress)
             self._guard.check()
         except BaseException:
             path.truncate(common)
@@ -329,8 +329,8 @@ class Session:
         path.prefix, self._state.divergence = len(path), divergence
         self._move_pin()
         return PrefixStatus(
-            reused=max(len(ids) - prefilled.computed, 0),
-            prefilled=prefilled.computed,
+            reused=max(len(ids) - computed, 0),
+            prefilled=computed,
             dropped=dropped,
             prefix=path.prefix,
             resident=len(path),
@@ -338,7 +338,7 @@ class Session:
             byte_hash=byte_hash([self.model.decode_token(token) for token in path.ids]),
             token_hash=token_hash(path.ids),
             manifest_digest=self.manifest.digest,
-            run=prefilled.run,
+            run=run,
         )
 
     async def _extend(self, kind: SegmentKind, given: TextOrIds, label: str, on_progress: OnProgress | None) -> SuffixStatus:
@@ -346,7 +346,7 @@ class Session:
         ids = await self._state.boundary.ids(given, first=not len(path), what=kind)
         self._check_room(kind, len(path), len(ids))
         differs = await self._state.boundary.differs(path.ids, given) if isinstance(given, str) else None
-        prefilled = await self._fill([*path.ids, *ids], len(path), on_progress)
+        computed, run = await self._fill([*path.ids, *ids], len(path), on_progress)
         self._guard.check()
         path.append(kind, ids, label)
         self._state.generation = None
@@ -358,9 +358,9 @@ class Session:
             available=self.limit - len(path),
             digest=token_hash(path.ids),
             seconds=time.monotonic() - started,
-            prefilled=prefilled.computed,
+            prefilled=computed,
             joint_differs=differs,
-            run=prefilled.run,
+            run=run,
         )
 
     def _diverged(self, at: int, ids: Sequence[int], why: Callable[[int], str]) -> Divergence:
@@ -546,11 +546,11 @@ class Session:
             if dropped:
                 self._reopen()
             self._state.pin.move(self._path.ids)
-            prefilled = Prefilled()
+            computed = 0
             if n and dropped and "recurrent" in self.model.info.attention_kinds:
-                prefilled = await self._fill(self._path.ids, n, hear, scored=False)
+                computed, _ = await self._fill(self._path.ids, n, hear, scored=False)
                 self._move_pin()
-            return Truncation(n, dropped, prefilled.computed, self.limit - n)
+            return Truncation(n, dropped, computed, self.limit - n)
 
     truncate_sync = blocking(truncate)
 
@@ -619,7 +619,9 @@ class Session:
         if not self.closed:
             self._state.pin.move(self._path.ids)
 
-    async def _fill(self, ids: Sequence[int], start: int, on_progress: OnProgress | None, *, scored: bool = True) -> Prefilled:
+    async def _fill(
+        self, ids: Sequence[int], start: int, on_progress: OnProgress | None, *, scored: bool = True
+    ) -> tuple[int, TokenRun | None]:
         """Computes the KV of `ids`, the scores of the tokens from `start` on, and the distribution after the last token.
 
         Args:
@@ -627,6 +629,9 @@ class Session:
             start: The position of the first new token.
             on_progress: Called with the progress.
             scored: False leaves the scores out.
+
+        Returns:
+            Tokens pushed through the model, and the new tokens with their scores; None without scores.
         """
         model, adapters = self.model, self.manifest.stack
         scoring, caching = _Counted(on_progress), _Counted(on_progress)
@@ -636,19 +641,11 @@ class Session:
         # All scores may be in memory although the KV, its checkpoint or the last vector is not.
         if not scoring.computed and model.has("kv"):
             await model.cache_kv_async(ids, adapters=adapters, on_progress=caching)
-        return Prefilled(scoring.computed + caching.computed, run)
+        return scoring.computed + caching.computed, run
 
     def _check_room(self, stage: str, resident: int, additional: int) -> None:
         if resident + additional > self.limit:
             raise ContextOverflowError(stage, resident, additional, self.limit)
-
-
-@dataclass(slots=True)
-class Prefilled:
-    """Cost and result of a prefill."""
-
-    computed: int = 0  # tokens pushed through the model
-    run: TokenRun | None = None  # the new tokens and their scores; None without scores
 
 
 class _Counted:

@@ -313,10 +313,9 @@ class EngineLink:
                     self._on_call_reply(ticket, reply)
 
     def _on_push(self, news: Push) -> None:
-        state = self.state
-        if state is not None:
-            changed = {"info": news.info, "metrics": news.metrics, "cache": news.cache}
-            self.state = msgspec.structs.replace(state, **{name: new for name, new in changed.items() if new is not None})
+        if self.state is not None:
+            changed = {name: new for name, new in msgspec.structs.asdict(news).items() if new is not None}
+            self.state = msgspec.structs.replace(self.state, **changed)
 
     def _on_call_reply(
         self, ticket: Ticket, reply: ChunkMessage | PartMessage | ProgressMessage | StepMessage | Result | End | Failure

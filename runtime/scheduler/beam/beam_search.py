@@ -1,4 +1,4 @@
-"""Beam search over rows of log-probabilities: the choice of tokens at each step, the end of the search, and its answers.
+"""Beam search over rows of log-probabilities: the choice of tokens at each step, the end, and the answers.
 
 Independent of model and cache. The rules are those of transformers' `_beam_search` (5.x): of the best
 ``max(2, 1 + eos ids) * width`` continuations, those that end are hypotheses if they are among the first `width`; the best
