@@ -47,8 +47,8 @@ class LocalTransport:
         engine: Engine,
         text: TextSide,
         options: LoadOptions,
-        names: tuple[str, ...] | None = None,
-        in_use: Sequence[ModelLock] = (),
+        names: tuple[str, ...] | None,
+        in_use: Sequence[ModelLock],
     ) -> None:
         info = engine.backend.info
         self.engine = engine
@@ -56,8 +56,8 @@ class LocalTransport:
         self.names = (info.name,) if names is None else names
         registry = Registry(info.kv_fingerprint, info.vocab_size)
         operations = self.operations = Operations(engine, text, options, registry)
-        adapters = self.adapters = AdapterOperations(engine, operations, registry, self.names)
-        files = self.files = KvFiles(engine, operations, options)
+        self.adapters = AdapterOperations(engine, operations, registry, self.names)
+        parts = (operations, self.adapters, KvFiles(engine, operations, options))
         self.state = LocalState(engine, operations)
         side = operations.text
         self.text = TextFacts(
@@ -68,7 +68,6 @@ class LocalTransport:
             side.own.options,
             operations.ends,
         )
-        parts = (operations, adapters, files)
         self.calls: dict[str, Callable[..., Any]] = {
             name: next(getattr(part, name) for part in parts if hasattr(part, name)) for name in METHODS
         }
