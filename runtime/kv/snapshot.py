@@ -24,7 +24,7 @@ from runtime.adapters.stacks import namespaced, stack_of
 from runtime.backends.stored import Stored, first
 from runtime.errors import SnapshotFormatError, SnapshotMismatchError
 from runtime.info import ModelInfo
-from runtime.kv.packing import DTYPE_NAMES
+from runtime.kv.packing import entry_of
 from runtime.kv.trie import Namespace, Span
 from runtime.records import Int32
 
@@ -94,18 +94,11 @@ class SnapshotWriter:
     def add(self, part: SnapshotPart) -> None:
         number, digest = len(self._parts), hashlib.sha256()
         for name in sorted(part.arrays):
-            array = part.arrays[name]
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            self._entries[f"{number}.{name}"], data = entry_of(part.arrays[name], self._at)
+            self._at += data.nbytes
             digest.update(name.encode())
             digest.update(data)
             self._file.write(data)
-            end = self._at + data.nbytes
-            self._entries[f"{number}.{name}"] = {
-                "dtype": DTYPE_NAMES[array.dtype],
-                "shape": list(array.shape),
-                "data_offsets": [self._at, end],
-            }
-            self._at = end
         self._sums.append(digest.hexdigest())
         self._parts.append([part.start, part.stop])
 
