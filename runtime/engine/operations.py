@@ -330,11 +330,9 @@ class Operations:
         """
         if reading not in READINGS:
             raise InvalidRequestError(f"the engine has no reading {reading!r}: {nearest(reading, READINGS)}")
-        own = READINGS[reading].options()
+        own = READINGS[reading].options
         if sorted(options) != sorted(own):
-            raise InvalidRequestError(
-                f"the reading {reading!r} takes {', '.join(own) or 'no options'}, not {', '.join(options)}"
-            )
+            raise InvalidRequestError(f"the reading {reading!r} takes {', '.join(own)}, not {', '.join(options)}")
         first, last = int(positions[0]), int(positions[-1])
         following = int(ids[last + 1]) if last + 1 < len(ids) else NO_TOKEN
         path = ids[: last + 1]
