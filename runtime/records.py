@@ -21,6 +21,7 @@ from runtime.text.utf8 import texts_of
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 UInt8 = npt.NDArray[np.uint8]
 
 NO_TOKEN = -1  # fills unused places of top_ids; their log-probability is -inf

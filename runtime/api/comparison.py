@@ -20,14 +20,13 @@ from runtime.api.progress import ShowProgress, reporting
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
 from runtime.options.priority import Priority
-from runtime.records import NO_TOKEN, Int32, Int64, TokenRun, ends_of
+from runtime.records import NO_TOKEN, Float64, Int32, Int64, TokenRun, ends_of
 from runtime.tables import Columns, Tabular
 from runtime.text.utf8 import clean_text, texts_of
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
 
-Float64 = npt.NDArray[np.float64]
 OnComparison = Callable[[int, int], None]  # tokens done and in all; on the caller's loop
 NUMERIC_OPTIONS = ("weights", "dtype", "kv_dtype", "attention", "device", "cache")  # load options that change numbers
 ROWS = 16  # full vectors of either model per batch: other requests run between two batches

@@ -21,11 +21,10 @@ from runtime.grammar.masks import Mask
 from runtime.numerics.ranking import Ranked, likeliest
 from runtime.numerics.scoring import summarise_ranked
 from runtime.numerics.select import masked
-from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
+from runtime.records import Finish, Float32, Float64, Int32, Origin, Scores, TokenRun
 from runtime.scheduler.beam.beam_rules import BeamRules, BeamState, shown
 from runtime.text.utf8 import texts_of
 
-Float64 = npt.NDArray[np.float64]
 _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
