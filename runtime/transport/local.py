@@ -57,7 +57,8 @@ class LocalTransport:
         registry = Registry(info.kv_fingerprint, info.vocab_size)
         operations = self.operations = Operations(engine, text, options, registry)
         self.adapters = AdapterOperations(engine, operations, registry, self.names)
-        parts = (operations, self.adapters, KvFiles(engine, operations, options))
+        self.files = KvFiles(engine, operations, options)
+        parts = (operations, self.adapters, self.files)
         self.state = LocalState(engine, operations)
         side = operations.text
         self.text = TextFacts(
