@@ -145,17 +145,9 @@ class Operations:
 
     def prefix_match(self, ids: Int32, adapters: Adapters) -> Future[PrefixMatch]:
         """How much of a path's KV is in memory and in the block file."""
-        job = self.path(ids, adapters)
+        job, blocks = self.path(ids, adapters), self._engine.scheduler.blocks
         answer: Future[PrefixMatch] = Future()
-
-        def look() -> None:
-            scheduler = self._engine.scheduler
-            warm = scheduler.cache.reusable(job)
-            depth: Future[int] = Future()
-            depth.add_done_callback(lambda done: settle(answer, PrefixMatch.of(warm, done.result())))
-            scheduler.blocks.depth(job, warm, depth)
-
-        return self.settling(answer, look)
+        return self.settling(answer, lambda: blocks.match(job, answer))
 
     async def cache_kv(self, ids: Int32, adapters: Adapters, on_progress: OnProgress | None = None) -> None:
         """Computes the KV of a path that is not in memory."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from runtime.dotted import resolve
 from runtime.errors import BlockFileError
-from runtime.info import BlocksSaved
+from runtime.info import BlocksSaved, PrefixMatch
 from runtime.kv.store import BlockStore
 from runtime.kv.thread import BlockThread, Urgency, one_line
 from runtime.options.load import BlockOptions
@@ -96,13 +96,14 @@ class Blocks:
         refused.set_exception(self._refusal())
         return refused
 
-    def depth(self, job: Job, warm: int, future: Future[int]) -> None:
-        """Settles the future with the number of leading tokens of a path in memory (`warm` of them) or in the file.
+    def match(self, job: Job, future: Future[PrefixMatch]) -> None:
+        """Settles the future with the leading tokens of a path that are in memory or in the file.
 
         The last token of an answer gets its KV only with the next turn: the file is not read only for that token.
         """
+        warm = self._cache.reusable(job)
         if self.thread is None or warm >= len(job.ids) - 1 > 0:
-            settle(future, warm)
+            settle(future, PrefixMatch.of(warm, warm))
             return
         spans, recurrent = job.spans(job.ids), self._cache.recurrent
 
@@ -111,7 +112,7 @@ class Blocks:
             return links[-1].stop if links else warm
 
         found = self.thread.ask(Urgency.READ, look)
-        found.add_done_callback(lambda done: settle(future, warm if done.exception() else done.result()))
+        found.add_done_callback(lambda done: settle(future, PrefixMatch.of(warm, warm if done.exception() else done.result())))
 
     def failed(self, error: BaseException) -> None:
         """Logs and reports an error of the block file, each text once; the model works on without the file."""
