@@ -94,7 +94,7 @@ class PipeTransport:
         """Token runs by branch, as they arrive; a stream that is closed early is cancelled in the engine too."""
         dropped: set[int] = set()
         vocabulary = self.text.byte_vocab
-        running: list[Callable[[int], None]] = []  # holds `drop_in_engine` while the call runs
+        running: list[int] = []  # holds the number of the call while it runs
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             stream = RunStream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
@@ -104,14 +104,9 @@ class PipeTransport:
 
             ticket = self._ticket(method, arguments, stream, on_run=deliver, on_progress=stream.progress)
             self._turns.submit(ticket)
-
-            def drop_in_engine(branch: int) -> None:
-                self._turns.flush()  # the call must be submitted first
-                self._link.drop(ticket.id, branch)
-
-            for branch in dropped:
-                drop_in_engine(branch)
-            running.append(drop_in_engine)
+            running.append(ticket.id)
+            for branch in tuple(dropped):
+                drop(branch)
             try:
                 async for item in stream.runs():
                     yield item
@@ -122,8 +117,9 @@ class PipeTransport:
 
         def drop(branch: int) -> None:
             dropped.add(branch)
-            for drop_in_engine in running:
-                drop_in_engine(branch)
+            for number in running:
+                self._turns.flush()  # the call must be submitted first
+                self._link.drop(number, branch)
 
         return Branches(read(), drop)
 
