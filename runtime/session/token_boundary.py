@@ -40,7 +40,9 @@ class TokenBoundary:
         Raises:
             InvalidRequestError: `given` is empty, of another type, or has an id outside the vocabulary.
         """
-        bos = await self._bos_ids()
+        if self._bos is None:
+            self._bos = await self._model.tokenize_async("")
+        bos = self._bos
         if isinstance(given, str):
             ids = await self._model.tokenize_async(given)
         else:
@@ -83,11 +85,6 @@ class TokenBoundary:
 
     async def _plain(self, text: str) -> list[int]:
         return await self._model.tokenize_async(text, add_special_tokens=False)
-
-    async def _bos_ids(self) -> list[int]:
-        if self._bos is None:
-            self._bos = await self._model.tokenize_async("")
-        return self._bos
 
 
 def _continues(piece: bytes) -> bool:

@@ -596,7 +596,7 @@ class KvBudget:
 
     # ---- growing ----------------------------------------------------------------------------------------------------
 
-    def _growth_cost(self, workspace: Workspace, slots: int) -> int:
+    def growth_cost(self, workspace: Workspace, slots: int) -> int:
         """Peak bytes while a pack grows to `slots`."""
         if slots <= workspace.capacity:
             return 0
@@ -604,7 +604,7 @@ class KvBudget:
 
     def _fit_slots(self, workspace: Workspace, slots: int, extra: int) -> bool:
         """Grows a pack to at least `slots` and frees `extra` further bytes; False without room."""
-        if not self.make_room(self._growth_cost(workspace, slots) + extra):
+        if not self.make_room(self.growth_cost(workspace, slots) + extra):
             return False
         if slots > workspace.capacity:
             workspace.resize(slots)
@@ -702,7 +702,7 @@ class KvBudget:
 
     def _refusal(self, workspace: Workspace, count: int, extra: int) -> str:
         slots = workspace.held + count
-        needed = workspace.nbytes + self._growth_cost(workspace, slots) + extra
+        needed = workspace.nbytes + self.growth_cost(workspace, slots) + extra
         others = self.bytes - workspace.nbytes
         return (
             f"{slots:,} tokens need {needed:,} bytes of KV while they are worked on, and {others:,} more are in use by "

@@ -151,9 +151,7 @@ class Restores:
     def _fitting(self, restore: Restore, links: Sequence[Link]) -> list[Link]:
         """The blocks for which there is room besides the path in its workspace; with recurrent layers, all or none."""
         prefill, backend, kv_budget = restore.prefill, self._cache.backend, self._cache.kv_budget
-        workspace = prefill.workspace
-        slots = workspace.held + prefill.total - prefill.at
-        growth = backend.resize_cost(workspace.pack, slots).moment if slots > workspace.capacity else 0
+        growth = kv_budget.growth_cost(prefill.workspace, prefill.workspace.held + prefill.total - prefill.at)
         per_token = max(backend.info.kv_bytes_per_token, 1)
         in_use = kv_budget.bytes - kv_budget.workspaces.idle_bytes - kv_budget.trie.evictable_bytes
         read_ahead = min(AHEAD * BATCH_BYTES, sum(link.tokens for link in links) * per_token)
