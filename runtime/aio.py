@@ -254,6 +254,10 @@ class Mailbox:
 Inbox = Mailbox | queue.SimpleQueue[Callable[[], object]]  # of a loop, or of a blocked thread
 
 
+def ignore(*_: object) -> None:
+    """The default of a callback."""
+
+
 class FutureLike(Protocol):
     """The receiver of an answer, on any thread: a `concurrent.futures.Future` or a reader of this module."""
 

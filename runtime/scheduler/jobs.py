@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from runtime.adapters.stacks import Routing, stack_of
-from runtime.aio import FutureLike
+from runtime.aio import FutureLike, ignore
 from runtime.beams import BeamOptions, OnStep
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
@@ -23,10 +23,6 @@ from runtime.options.priority import Priority
 from runtime.records import Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
 from runtime.scheduler.prefill.distributions import Distribution
-
-
-def nothing(_: object) -> None:
-    """Ignores its argument: the default callback."""
 
 
 @dataclass(slots=True, eq=False)
@@ -217,8 +213,8 @@ class GenerateJob(DecodingJob):
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
     sampler: Sampler = field(default_factory=lambda: Sampler(SamplingOptions(temperature=0.0), 0))
-    on_run: Callable[[TokenRun], None] = nothing
-    on_end: Callable[[BaseException | None], None] = nothing
+    on_run: Callable[[TokenRun], None] = ignore
+    on_end: Callable[[BaseException | None], None] = ignore
     eos: frozenset[int] | None = None  # None: the model's own
     routing: Routing | None = None  # routing of adapters that the answer itself may activate
 
@@ -287,7 +283,7 @@ class BeamJob(DecodingJob):
     """A beam search for the best continuations of the path."""
 
     options: BeamOptions = field(default_factory=BeamOptions)
-    on_step: OnStep = nothing  # runs on the owner thread and must not block
+    on_step: OnStep = ignore  # runs on the owner thread and must not block
     future: FutureLike = field(default_factory=Future)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.aio import FutureLike, LoopThread
+from runtime.aio import FutureLike, LoopThread, ignore
 from runtime.beams import OnStep
 from runtime.errors import EngineDiedError, ForkedError, RuntimeFault, SessionClosedError
 from runtime.info import OnProgress
@@ -57,10 +57,6 @@ EXIT_SECONDS = 0.5  # for the end of a child whose pipe is closed, or that was k
 _TERM_SECONDS = 0.2  # between SIGTERM and SIGKILL
 
 
-def _ignore(*_: object) -> None:
-    """Ignores a message of a kind that the call does not get."""
-
-
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """One call: its message, and the receivers of the messages that answer it, which are called on the I/O thread.
@@ -77,9 +73,9 @@ class Ticket:
     payload: bytes
     method: Method
     answer: FutureLike
-    on_run: Callable[[TokenRun, int], None] = _ignore
-    on_progress: OnProgress = _ignore
-    on_step: OnStep = _ignore
+    on_run: Callable[[TokenRun, int], None] = ignore
+    on_progress: OnProgress = ignore
+    on_step: OnStep = ignore
     received: bytearray = field(default_factory=bytearray, init=False)
 
 

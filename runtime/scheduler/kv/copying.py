@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from runtime.aio import ignore
 from runtime.backends.stored import Stored, concatenated, nbytes
 from runtime.errors import MemoryBudgetError
 from runtime.kv.packing import as_arrays, taken_out
@@ -63,7 +64,7 @@ class Copying:
     """
 
     def __init__(
-        self, cache: PrefixCache, job: Job, lease: Lease, tokens: int = 0, restored: Callable[[int], None] = lambda _: None
+        self, cache: PrefixCache, job: Job, lease: Lease, tokens: int = 0, restored: Callable[[int], None] = ignore
     ) -> None:
         self._cache, self._job, self._lease, self.tokens, self._restored = cache, job, lease, tokens, restored
         self._at = 0
