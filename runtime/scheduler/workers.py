@@ -138,6 +138,13 @@ class Worker(ABC, Generic[W]):
         work.job.parks += 1
         work.lacking, work.departures = self._cache.kv_budget.lacking(self._length(work)), self._cache.departures
 
+    def _leave(self, work: W, finish: str, prompt: int | None = None) -> None:
+        """Takes a job off and counts its end; see `RequestMetrics.leave`."""
+        self.running.remove(work)
+        self._free(work)
+        self._request_metrics.leave(work.job, finish, prompt=prompt, reused=work.reused, computed=work.computed)
+        self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
+
     def _free(self, work: W) -> None:
         if work.prefill is not None:
             self._cache.leave(work.prefill)

@@ -99,15 +99,12 @@ class EmbedWorker(Worker[_Work]):
 
     def end(self, work: _Work, error: BaseException | None) -> None:
         """Ends the job unfinished; if it was cancelled, its vectors are kept for the next job with the same texts."""
-        self.running.remove(work)
         work.over = True
-        self._free(work)
         if error is None:
             for number in work.complete:
                 vector = work.vectors[work.job.places[number][0]].copy()
                 self._cache.interrupted.keep(_key(work.job, number), vector, vector.nbytes)
-        self._leave(work, "cancelled" if error is None else "error")
-        self._counters.publish(self._cache)
+        self._leave(work, "cancelled" if error is None else "error", work.total)
         work.job.end(error)
 
     # ---- short texts: one padded batch ----------------------------------------------------------------------------
@@ -188,9 +185,6 @@ class EmbedWorker(Worker[_Work]):
 
     # ---- both -----------------------------------------------------------------------------------------------------
 
-    def _leave(self, work: _Work, finish: str) -> None:
-        self._request_metrics.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
-
     def _finish_text(self, work: _Work, number: int, pool: Pooler) -> None:
         """Finishes a text: stores its vector, or ends the job if the vector is not finite."""
         if work.over:  # another text of the job was not finite
@@ -225,11 +219,9 @@ class EmbedWorker(Worker[_Work]):
 
     def _finish(self, work: _Work) -> None:
         work.report_progress()
-        self.running.remove(work)
         work.over = True
         self._counters.texts_embedded += len(work.vectors)
-        self._leave(work, "done")
-        self._counters.publish(self._cache)
+        self._leave(work, "done", work.total)
         settle(work.job.future, work.vectors)
 
     def _failed(self, chosen: Chosen, error: BaseException) -> None:

@@ -177,12 +177,6 @@ class ReadWorker(Worker[_Work]):
             work.reused += prefill.at - before
         return prefill
 
-    def _leave(self, work: _Work, finish: str) -> None:
-        self.running.remove(work)
-        self._free(work)
-        self._request_metrics.leave(work.job, finish, reused=work.reused, computed=work.computed)
-        self._counters.publish(self._cache)
-
 
 def _key(job: LensJob) -> tuple[object, ...]:
     """Identifies the answer."""
