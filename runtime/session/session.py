@@ -193,6 +193,7 @@ class Session:
     def snapshot(self) -> Snapshot:
         """A snapshot without KV, from which another session can continue. Never blocks; also available after `close`."""
         path, state = self._path.copy(), self._state
+        names = self.manifest.block_keys(path.ids) if self.model.info.options.get("blocks") else ()
         return Snapshot(
             ids=tuple(path.ids),
             text=b"".join(self.model.decode_token(token) for token in path.ids),
@@ -204,14 +205,8 @@ class Session:
             limit=self.config.limit,
             options=self.config.options,
             generation=state.generation,
-            blocks=self._block_names(path.ids),
+            blocks=tuple(key.hex() for key in names),
         )
-
-    def _block_names(self, ids: list[int]) -> tuple[str, ...]:
-        """Names of the path's KV blocks in hex; empty where the engine has no block file."""
-        if not self.model.info.options.get("blocks"):
-            return ()
-        return tuple(key.hex() for key in self.manifest.block_keys(ids))
 
     # ---- prefill -----------------------------------------------------------------------------------------------------------
 
@@ -375,12 +370,14 @@ class Session:
         After a prefill the vector is known. After each `advance` it costs the forward of one token, unless it is cached.
         """
         with self._entered("logprobs"):
-            row = self._known_row()
-            if row is None:
-                row = await self.model.next_token_logprobs(self._path.ids, adapters=self.manifest.stack)
-                self._state.row = self._path.version, row
-                self._state.pin.follow(self._path.ids)
-            return row.copy()
+            path, known = self._path, self._state.row
+            if not len(path):
+                raise InvalidRequestError("the session is empty: nothing precedes the next token (ensure_prefix, or prefill)")
+            if known is None or known[0] != path.version:
+                known = path.version, await self.model.next_token_logprobs(path.ids, adapters=self.manifest.stack)
+                self._state.row = known
+                self._state.pin.follow(path.ids)
+            return known[1].copy()
 
     logprobs_sync = blocking(logprobs)
 
@@ -466,13 +463,6 @@ class Session:
                         break
         finally:
             self._move_pin()
-
-    def _known_row(self) -> Float32 | None:
-        """The next token's log-probabilities; None where they are not known for this path."""
-        if not len(self._path):
-            raise InvalidRequestError("the session is empty: nothing precedes the next token (ensure_prefix, or prefill)")
-        row = self._state.row
-        return row[1] if row is not None and row[0] == self._path.version else None
 
     def _options(self, options: GenerationOptions | None) -> GenerationOptions:
         """Resolves the options of the call over those of the session, under the session's adapters."""

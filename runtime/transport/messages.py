@@ -49,7 +49,8 @@ def pack_fault(error: BaseException) -> Fault:
     if known is None:
         trace = "".join(traceback.format_exception(error))
         return Fault(kind, (message,), message, (*notes, _clean(f"in the engine process:\n{trace}")))
-    arguments = _constructor_arguments(error) if known is type(error) else (message,)
+    reduced = error.__reduce__()  # (class, arguments, ...) for every exception
+    arguments = tuple(reduced[1]) if known is type(error) else (message,)
     if not all(isinstance(a, Scalar) for a in arguments):
         arguments = (message,)
     return Fault(known.__name__, tuple(_clean(a) if isinstance(a, str) else a for a in arguments), message, tuple(notes))
@@ -71,12 +72,6 @@ def unpack_fault(fault: Fault) -> BaseException:
     for note in fault.notes:
         error.add_note(note)
     return error
-
-
-def _constructor_arguments(error: BaseException) -> tuple[Any, ...]:
-    reduced = error.__reduce__()  # (class, arguments, ...) for every exception
-    assert isinstance(reduced, tuple)
-    return tuple(reduced[1])
 
 
 def _clean(text: str) -> str:
