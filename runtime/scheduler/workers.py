@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from runtime.backends.packs.packed import Backend
 from runtime.info import PromptProgress
@@ -34,13 +34,10 @@ class SchedulerContext:
 
 
 @dataclass(slots=True, eq=False)
-class BackgroundJob(AnsweredJob, ABC):
+class BackgroundJob(AnsweredJob):
     """A job that a `Worker` does in steps."""
 
-    @staticmethod
-    @abstractmethod
-    def worker(context: SchedulerContext) -> Worker[Any]:
-        """Creates the worker for all jobs of this kind."""
+    worker: ClassVar[type[Worker[Any]]]  # of all jobs of this kind
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -22,7 +22,7 @@ from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.workers import BackgroundJob, SchedulerContext, Work, Worker
+from runtime.scheduler.workers import BackgroundJob, Work, Worker
 
 PADDING_SHARE = 4  # padding may be this fraction (1/4) of a batch's text tokens
 FREE_PADDING = 32  # padding tokens always allowed in a small batch, up to as many as its text tokens
@@ -36,10 +36,6 @@ class EmbedJob(BackgroundJob):
     paths: list[Int32] = field(default_factory=list)  # distinct texts
     places: list[list[int]] = field(default_factory=list)  # rows of the answer for each path
     pooling: Pooling = "last"
-
-    @staticmethod
-    def worker(context: SchedulerContext) -> EmbedWorker:
-        return EmbedWorker(context)
 
     def name(self, number: int) -> str:
         """The name of a path's text in the caller's numbering."""
@@ -241,6 +237,9 @@ class EmbedWorker(Worker[_Work]):
         if isinstance(fault, MemoryBudgetError):
             fault = MemoryBudgetError(f"{work.job.name(number)}: {fault}")
         self.end(work, fault)
+
+
+EmbedJob.worker = EmbedWorker
 
 
 def _key(job: EmbedJob, number: int) -> tuple[object, ...]:

@@ -24,7 +24,7 @@ from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.workers import BackgroundJob, SchedulerContext, Work, Worker
+from runtime.scheduler.workers import BackgroundJob, Work, Worker
 
 COMPARED_LOGPROB = np.log(1e-3)  # tokens at least this likely are compared with the ordinary answer
 # Allowed deviation in nats. Measured with SmolLM2: 2e-5 in float32, 0.21 with fewer bits, because forwards of other shapes
@@ -57,10 +57,6 @@ class LensJob(BackgroundJob):
     ordinary: Float32
     tokens: Int32
     top_k: int
-
-    @staticmethod
-    def worker(context: SchedulerContext) -> ReadWorker:
-        return ReadWorker(context)
 
     @property
     def share(self) -> float:
@@ -176,6 +172,9 @@ class ReadWorker(Worker[_Work]):
             prefill.slot, prefill.at = self._cache.regain(prefill, work.job.ids[:position])
             work.reused += prefill.at - before
         return prefill
+
+
+LensJob.worker = ReadWorker
 
 
 def _key(job: LensJob) -> tuple[object, ...]:
