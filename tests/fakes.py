@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime import GenerationOptions, LanguageModel, Priority, load
+from runtime.aio import FutureLike
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.engine.owner import Engine
 from runtime.info import CacheReport, Metrics
@@ -19,7 +20,7 @@ from runtime.options.generation import resolve_options
 from runtime.options.load import LoadOptions
 from runtime.records import Float32
 from runtime.sampling.chain import make_sampler
-from runtime.scheduler.jobs import FutureLike, GenerateJob, QueryJob, RowCollector
+from runtime.scheduler.jobs import GenerateJob, QueryJob, RowCollector
 from runtime.transport.local import LocalTransport
 
 KINDS = ("attention", "recurrent", "overlapping")
