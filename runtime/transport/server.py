@@ -274,9 +274,7 @@ class EngineServer:
             state = model.transport.state
             now = Push(state.info, state.metrics, state.cache)
             before, self._pushed = self._pushed, now
-            changed = {
-                name: getattr(now, name) for name in Push.__struct_fields__ if getattr(now, name) != getattr(before, name, None)
-            }
+            changed = {name: new for name, new in msgspec.structs.asdict(now).items() if new != getattr(before, name, None)}
             return [encode(Push(**changed))] if changed else []
         except Exception:  # noqa: BLE001  # the border: counters are no reason to lose an answer
             _log.exception("the counters could not be read")
