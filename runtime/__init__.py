@@ -79,7 +79,6 @@ if TYPE_CHECKING:
         RequestTimings,
     )
     from runtime.kv.chain import block_keys
-    from runtime.kv.options import BlockOptions
     from runtime.kv.store import BlockStore
     from runtime.kv.trie import Trie, Weight
     from runtime.lens import LensCost, LensRun
@@ -98,7 +97,7 @@ if TYPE_CHECKING:
         SamplingOptions,
         resolve_options,
     )
-    from runtime.options.load import LoadOptions
+    from runtime.options.load import BlockOptions, LoadOptions
     from runtime.options.priority import Priority
     from runtime.options.speculation import SpeculativeOptions
     from runtime.records import Completion, Finish, Origin, Scores, TokenRecord, TokenRecords, TokenRun, TopLogprobs
@@ -157,7 +156,6 @@ _NAMES = {
     ),
     "runtime.beams": ("BeamOptions", "BeamStep", "Hypothesis"),
     "runtime.kv.chain": ("block_keys",),
-    "runtime.kv.options": ("BlockOptions",),
     "runtime.kv.store": ("BlockStore",),
     "runtime.branches": ("Branches",),
     "runtime.api.genlm": ("load_model_by_name",),
@@ -200,7 +198,7 @@ _NAMES = {
         "SamplingOptions",
         "resolve_options",
     ),
-    "runtime.options.load": ("LoadOptions",),
+    "runtime.options.load": ("BlockOptions", "LoadOptions"),
     "runtime.options.priority": ("Priority",),
     "runtime.records": ("Completion", "Finish", "Origin", "Scores", "TokenRecord", "TokenRecords", "TokenRun", "TopLogprobs"),
     "runtime.remote.connect": ("add_connection", "connect", "connect_async"),

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from runtime.errors import ForkedError
 from runtime.info import OnProgress, PromptProgress
@@ -254,8 +254,25 @@ class Mailbox:
 Inbox = Mailbox | queue.SimpleQueue[Callable[[], object]]  # of a loop, or of a blocked thread
 
 
+def ignore(*_: object) -> None:
+    """The default of a callback."""
+
+
+class FutureLike(Protocol):
+    """The receiver of an answer, on any thread: a `concurrent.futures.Future` or a reader of this module."""
+
+    def cancelled(self) -> bool:
+        """Whether no caller waits any more."""
+
+    def set_result(self, value: Any, /) -> None:
+        """Delivers the answer; None at the end of a stream."""
+
+    def set_exception(self, error: Any, /) -> None:
+        """Delivers an error."""
+
+
 @dataclass(eq=False)
-class Reader(Generic[T]):
+class InboxReader(Generic[T]):
     """Waits for callbacks from other threads and runs them on the reader's loop, or in its blocked thread.
 
     Args:
@@ -316,7 +333,7 @@ class Reader(Generic[T]):
             raise self._raised
 
 
-class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
+class AwaitedAnswer(InboxReader[tuple[Any, BaseException | None]], Generic[T]):
     """One awaited answer: the first that arrives. The producer uses it like a `concurrent.futures.Future`."""
 
     async def answer(self) -> T:
@@ -344,7 +361,6 @@ class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
         return bool(self._arrived) or self.cancelled()
 
     def set_result(self, value: T) -> None:
-        """Delivers the answer."""
         self.inbox.put(partial(self._receive, (value, None)))
 
     def set_exception(self, error: BaseException) -> None:
@@ -352,11 +368,11 @@ class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
 
 
 @dataclass(eq=False, kw_only=True)
-class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
+class RunStream(InboxReader[tuple[int, TokenRun | BaseException | None]]):
     """A stream of token runs by branch; a plain stream has only branch 0.
 
     Args:
-        inbox: As for `Reader`.
+        inbox: As for `InboxReader`.
         on_progress: Called with the progress of the prompt, on the reader's loop or thread.
         dropped: Branches whose runs are discarded; may grow.
     """
@@ -404,6 +420,12 @@ class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
 
     def end(self, error: BaseException | None = None) -> None:
         self.inbox.put(partial(self._receive, (0, error)))
+
+    def set_result(self, _: object) -> None:
+        self.end()
+
+    def set_exception(self, error: BaseException) -> None:
+        self.end(error)
 
 
 class Turns(Generic[T]):

@@ -135,7 +135,6 @@ class Hypothesis(Tabular):
         return html.page(self.run.html(), caption=f"score {self.score:.3f}, {self.run.summary}, {self.finish_reason}")
 
     def table_columns(self) -> Columns:
-        """The columns of its run."""
         return self.run.table_columns()
 
     @property

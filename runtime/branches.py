@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from runtime.errors import ContextOverflowError, InvalidRequestError, RuntimeFault
+from runtime.options.checking import check_value, whole
 from runtime.options.generation import GenerationOptions
 from runtime.records import TokenRecord, TokenRun
 
@@ -103,8 +104,7 @@ def check_count(n: int, first: int) -> None:
     Raises:
         InvalidRequestError: A count outside 1 to `MOST_BRANCHES`, or branch numbers above 2**64 - 1.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_BRANCHES:
-        raise InvalidRequestError(f"n (branches) must be a whole number from 1 to {MOST_BRANCHES:,}, not {n!r}")
+    check_value("n", n, whole(1, MOST_BRANCHES, of="branches"))
     if first + n > 1 << 64:
         raise InvalidRequestError(f"{n:,} branches from number {first} on go beyond 2**64 - 1; begin with a lower branch")
 

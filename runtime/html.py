@@ -78,7 +78,7 @@ def table(rows: Iterable[tuple[str, object]]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class GridCell:
     """A cell of a grid: a text coloured by its surprisal in bits (NaN: not coloured), with its hover text; framed if marked."""
 
     text: str
@@ -92,7 +92,7 @@ class Cell:
         return f'<td class="{kind}" title="{visible_lines(self.title)}">{visible(self.text)}</td>'
 
 
-def grid(head: Sequence[str], rows: Iterable[tuple[str, Sequence[Cell]]], left: str) -> str:
+def grid(head: Sequence[str], rows: Iterable[tuple[str, Sequence[GridCell]]], left: str) -> str:
     """A table of cells with column and row names; `left`: a note about cells left out, or ""."""
     names = "".join(f"<th>{visible(name)}</th>" for name in ("", *head))
     lines = [f"<tr><th>{visible(name)}</th>{''.join(cell.html for cell in cells)}</tr>" for name, cells in rows]

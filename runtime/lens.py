@@ -94,7 +94,7 @@ class LensRun(Tabular):
         text = text_of(token, self.vocabulary)
         return f"id {token}" if text is None else text[:_NAMED]
 
-    def _cell(self, place: int, layer: int) -> html.Cell:
+    def _cell(self, place: int, layer: int) -> html.GridCell:
         """The likeliest token of a layer, marked where it is the token that follows in the text."""
         ids, logprobs = self.top_ids[place, layer].tolist(), self.top_logprobs[place, layer].tolist()
         following, rank = int(self.token_ids[place, 0]), int(self.ranks[place, layer, 0])
@@ -105,8 +105,8 @@ class LensRun(Tabular):
         asked = enumerate(self.token_ids[place, 1:].tolist(), 1)
         lines += [f"{self._spelled(token)}: {self._chance(place, layer, column)}" for column, token in asked]
         if not ids:
-            return html.Cell("", np.nan, "\n".join(lines))
-        return html.Cell(self._name(ids[0]), -logprobs[0] / LN2, "\n".join(lines), marked=rank == 1)
+            return html.GridCell("", np.nan, "\n".join(lines))
+        return html.GridCell(self._name(ids[0]), -logprobs[0] / LN2, "\n".join(lines), marked=rank == 1)
 
     def _spelled(self, token: int) -> str:
         return html.spelled(token, self.vocabulary[token] if token < len(self.vocabulary) else b"")

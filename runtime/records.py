@@ -19,7 +19,9 @@ from runtime.tables import LN2, Columns, Tabular, token_numbers, top_columns
 from runtime.text.utf8 import texts_of
 
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 UInt8 = npt.NDArray[np.uint8]
 
 NO_TOKEN = -1  # fills unused places of top_ids; their log-probability is -inf
@@ -257,8 +259,8 @@ class TokenRun(Tabular):
         if plain["top_ids"].dtype == np.uint16:
             narrow = plain["top_ids"].astype(np.int32)
             plain["top_ids"] = np.where(narrow == _NARROW_FILL, np.int32(NO_TOKEN), narrow)
-        token_bytes = _cut(columns["data"].tobytes(), columns["lengths"])
-        texts = tuple(t.decode() for t in _cut(columns["text_data"].tobytes(), columns["text_lengths"]))
+        token_bytes = split_bytes(columns["data"].tobytes(), columns["lengths"])
+        texts = tuple(t.decode() for t in split_bytes(columns["text_data"].tobytes(), columns["text_lengths"]))
         run = cls(token_bytes=token_bytes, texts=texts, **plain)  # type: ignore[arg-type]  # dtypes are the writer's
         stages = StageTable.from_columns(columns, run.top_ids, run.top_logprobs)
         return run if stages is None else replace(run, stages=stages)
@@ -334,7 +336,6 @@ class TokenRecords(list[TokenRecord], Tabular):
         return self.run._repr_html_()
 
     def table_columns(self) -> Columns:
-        """The columns of its run."""
         return self.run.table_columns()
 
 
@@ -467,7 +468,7 @@ def _pieces_of(columns: Mapping[str, npt.NDArray[np.generic]]) -> tuple[list[byt
     pieces = [b""] * len(columns["ids"])
     for name in ("text_", ""):
         if {f"{name}data", f"{name}lengths"} <= columns.keys():
-            pieces = list(_cut(columns[f"{name}data"].tobytes(), columns[f"{name}lengths"]))
+            pieces = list(split_bytes(columns[f"{name}data"].tobytes(), columns[f"{name}lengths"]))
     return pieces, [piece.decode(errors="replace") for piece in pieces]
 
 
@@ -502,9 +503,15 @@ def shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _cut(data: bytes, lengths: npt.NDArray[np.generic]) -> tuple[bytes, ...]:
-    ends = np.cumsum(lengths, dtype=np.int64)
-    return tuple(data[int(e) - int(n) : int(e)] for e, n in zip(ends, lengths, strict=True))
+def ends_of(pieces: Sequence[bytes]) -> Int64:
+    """``(n,)``: the byte at which each piece ends."""
+    return np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+
+
+def split_bytes(data: bytes, lengths: npt.NDArray[Any]) -> tuple[bytes, ...]:
+    """The pieces of these lengths, ``(n,)``, that `data` consists of."""
+    sizes = lengths.astype(np.int64, copy=False)
+    return tuple(data[end - size : end] for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True))
 
 
 def _widen(table: npt.NDArray[Any], k: int, fill: float) -> npt.NDArray[Any]:
@@ -554,7 +561,6 @@ class Completion(str, Tabular):
         return self.run._repr_html_()
 
     def table_columns(self) -> Columns:
-        """The columns of its run."""
         return self.run.table_columns()
 
     def __reduce__(self) -> tuple[type[Completion], tuple[TokenRun]]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from runtime.kv.options import BlockOptions
 from runtime.kv.store import Block
+from runtime.options.load import BlockOptions
 
 SHELVES: dict[str, MemoryBlocks] = {}
 

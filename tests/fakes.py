@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime import GenerationOptions, LanguageModel, Priority, load
+from runtime.aio import FutureLike
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.engine.owner import Engine
 from runtime.info import CacheReport, Metrics
@@ -19,7 +20,7 @@ from runtime.options.generation import resolve_options
 from runtime.options.load import LoadOptions
 from runtime.records import Float32
 from runtime.sampling.chain import make_sampler
-from runtime.scheduler.jobs import GenerateJob, QueryJob, Rows, Waiter
+from runtime.scheduler.jobs import GenerateJob, QueryJob, RowCollector
 from runtime.transport.local import LocalTransport
 
 KINDS = ("attention", "recurrent", "overlapping")
@@ -48,11 +49,11 @@ def engine_of(model: LanguageModel) -> Engine:
     return local(model).engine
 
 
-def query_job(model: LanguageModel, ids: Sequence[int], waiter: Waiter) -> QueryJob:
+def query_job(model: LanguageModel, ids: Sequence[int], waiter: FutureLike) -> QueryJob:
     """The job that the model would make for a query, for a test that queues it itself; answered as ``(1, vocab)``."""
     path = np.array(ids, np.int32)
     namespace, before = local(model).operations.route(path, None)
-    return QueryJob(path, namespace, before=before, waiters=[(Rows(waiter, 1), 0)])
+    return QueryJob(path, namespace, before=before, waiters=[(RowCollector(waiter, 1), 0)])
 
 
 def generate_job(model: LanguageModel, ids: Sequence[int], options: GenerationOptions) -> GenerateJob:

@@ -20,15 +20,13 @@ from runtime.api.progress import ShowProgress, reporting
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
 from runtime.options.priority import Priority
-from runtime.records import NO_TOKEN, Int32, TokenRun
+from runtime.records import NO_TOKEN, Float64, Int32, Int64, TokenRun, ends_of
 from runtime.tables import Columns, Tabular
 from runtime.text.utf8 import clean_text, texts_of
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 OnComparison = Callable[[int, int], None]  # tokens done and in all; on the caller's loop
 NUMERIC_OPTIONS = ("weights", "dtype", "kv_dtype", "attention", "device", "cache")  # load options that change numbers
 ROWS = 16  # full vectors of either model per batch: other requests run between two batches
@@ -37,7 +35,7 @@ NO_TOKENS = "there is nothing to compare: the text has no tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class ComparedTotal:
     """One model's totals over the spans that both models have scored, the same bytes on either side."""
 
     logprob: float  # sum, nats
@@ -183,13 +181,13 @@ class ModelComparison(Tabular):
         """Number of spans where the likeliest tokens differ."""
         return int(self.disagree.sum())
 
-    def totals(self) -> tuple[Total, Total]:
+    def totals(self) -> tuple[ComparedTotal, ComparedTotal]:
         """Totals of left and right over the same bytes."""
         both = self.scored
         lengths = np.diff(np.concatenate(([0], ends_of(self.left.run.token_bytes)))[self.left.borders])
         size = int(lengths[both].sum())
         left, right = (
-            Total(float(side.logprob[both].sum()), int(np.diff(side.borders)[both].sum()), size) for side in self.sides
+            ComparedTotal(float(side.logprob[both].sum()), int(np.diff(side.borders)[both].sum()), size) for side in self.sides
         )
         return left, right
 
@@ -199,11 +197,6 @@ def _perplexity(logprob: float, count: int) -> float | None:
         return None
     mean = -logprob / count
     return math.exp(mean) if mean < 700 else math.inf
-
-
-def ends_of(token_bytes: Sequence[bytes]) -> Int64:
-    """``(n,)``: the byte at which each token ends."""
-    return np.cumsum([len(data) for data in token_bytes], dtype=np.int64)
 
 
 def common_borders(left: Int64, right: Int64) -> tuple[Int64, Int64]:

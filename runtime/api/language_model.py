@@ -21,7 +21,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from functools import update_wrapper
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -34,7 +33,7 @@ from runtime.api.adapters import AdapterStack
 from runtime.api.checks import RequestChecks, adapter_pairs, check_fits, plain_messages, plain_tools, request_terms
 from runtime.api.kv import KvCache
 from runtime.api.progress import ShowProgress, reporting, reporting_ends, reporting_prompt, reporting_steps
-from runtime.api.windows import Total, joined, sliding_windows
+from runtime.api.windows import WindowTotal, joined, sliding_windows
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
 from runtime.branches import Branches, Options, Prompts, check_count, check_prompts, naming_prompt, options_for, records_of
 from runtime.errors import InvalidRequestError, RuntimeFault, UnsupportedFeatureError
@@ -212,15 +211,13 @@ class LanguageModel:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close_async()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- next-token log-probabilities ------------------------------------------------------------------------
@@ -407,7 +404,7 @@ class LanguageModel:
         path, windows = sliding_windows(ids, self.info.vocab_size, room, start, stride)
         runs: list[TokenRun] = []
         with reporting_prompt(progress, "token", on_progress) as hear:
-            total = None if hear is None else Total(hear, windows)
+            total = None if hear is None else WindowTotal(hear, windows)
             for begin, end, first in windows:
                 hears = None if total is None else total.next_window()
                 runs.append(await self.transport.call("score", on_progress=hears, ids=path[begin:end], start=first, **under))
@@ -606,16 +603,9 @@ class LanguageModel:
                     "`speculative` out, or ask for n=1"
                 )
             path = self._checks.ids(ids)
-            terms = request_terms(None, priority, cache_salt)  # the options have the adapters
-            stream = self.transport.stream(
-                "continue_many",
-                on_progress=on_progress,
-                ids=path,
-                n=n,
-                options=chosen,
-                priority=terms["priority"],
-                cache_salt=terms["cache_salt"],
-            )
+            terms = request_terms(None, priority, cache_salt)
+            del terms["adapters"]  # the options have them
+            stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, n=n, options=chosen, **terms)
             return reporting_ends(stream, progress, n)
 
         return Branches.later(begin)

@@ -196,18 +196,15 @@ def _check_memory(backend: str, options: LoadOptions, weights: int) -> None:
         return
     ways = "choose a smaller or a quantised one"
     if backend == "hf":
-        if options.device != "cpu" and _has_cuda():
-            return
+        if options.device != "cpu":
+            import torch  # only for a model that is larger than the memory
+
+            if torch.cuda.is_available():
+                return
         ways += ", or let most of it stay on the disk: offload='disk'"
     raise ModelLoadError(
         f"this model's weights take {weights / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB of memory: {ways}"
     )
-
-
-def _has_cuda() -> bool:
-    import torch  # only for a model that is larger than the memory
-
-    return bool(torch.cuda.is_available())
 
 
 def _leave_exit_status() -> None:

@@ -15,7 +15,7 @@ from runtime.records import Int32, TokenRun
 from runtime.text.utf8 import texts_of
 
 
-class Window(NamedTuple):
+class ScoreWindow(NamedTuple):
     """The part ``ids[begin:end]`` of a text, scored as a text of its own; only positions from `start` on are used."""
 
     begin: int
@@ -23,7 +23,7 @@ class Window(NamedTuple):
     start: int  # position in the window
 
 
-def sliding_windows(ids: Sequence[int], vocab: int, room: int, start: int, stride: int) -> tuple[Int32, list[Window]]:
+def sliding_windows(ids: Sequence[int], vocab: int, room: int, start: int, stride: int) -> tuple[Int32, list[ScoreWindow]]:
     """The checked ids, and windows of up to `room` tokens that advance by `stride` tokens.
 
     Each position from `start` on is scored in one window. As in transformers' guide to the perplexity of fixed-length models,
@@ -40,23 +40,23 @@ def sliding_windows(ids: Sequence[int], vocab: int, room: int, start: int, strid
         )
     if not is_whole(plain_number(start), 0, length - 1):
         raise InvalidRequestError(f"start must lie within 0 and {length - 1}, not {shown(start)}")
-    windows: list[Window] = []
+    windows: list[ScoreWindow] = []
     scored = 0
     for begin in range(0, length, stride):
         end = min(begin + room, length)
         first = max(scored, start)
         if first < end:
-            windows.append(Window(begin, end, first - begin))
+            windows.append(ScoreWindow(begin, end, first - begin))
         scored = end
         if end == length:
             break
     return path, windows
 
 
-class Total:
+class WindowTotal:
     """Sums the progress of all windows."""
 
-    def __init__(self, on_progress: OnProgress, windows: Sequence[Window]) -> None:
+    def __init__(self, on_progress: OnProgress, windows: Sequence[ScoreWindow]) -> None:
         self._on_progress = on_progress
         self._total = sum(window.end - window.begin for window in windows)
         self._last = PromptProgress(0, 0, 0, 0)

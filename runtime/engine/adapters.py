@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from runtime.adapters.adapter import Adapter
 from runtime.adapters.folder import is_on_shelf, name_of, read_header
 from runtime.adapters.matching import check_base, matched
 from runtime.adapters.registry import Entry, Registry
@@ -53,7 +52,6 @@ class AdapterOperations:
         return top
 
     async def clear_loras(self) -> None:
-        """Empties the stack."""
         self.registry.clear()
         self._publish()
 
@@ -87,12 +85,12 @@ class AdapterOperations:
                 raise AdapterError(f"adapter {entry.qualified} is being unloaded; load it again when that is done")
             if entry.digest is None:
                 adapter = entry.header.read()
-                self._engine.call(lambda: self._load_weights(entry, adapter)).result()
-                self._publish()
 
-    def _load_weights(self, entry: Entry, adapter: Adapter) -> None:
-        """Runs on the owner thread, so that the same weights cannot be unloaded in between."""
-        self.registry.loaded(entry, adapter.digest, self._engine.backend.load_adapter(adapter))
+                def load() -> None:  # in one call, so that the same weights cannot be unloaded in between
+                    self.registry.loaded(entry, adapter.digest, self._engine.backend.load_adapter(adapter))
+
+                self._engine.call(load).result()
+                self._publish()
 
     def _push(self, name: str, scale: float) -> None:
         name = self._registered(name, folders=True)

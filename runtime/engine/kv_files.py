@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from runtime.engine.owner import Engine
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import BlocksSaved
 from runtime.kv.snapshot import SnapshotWriter, open_snapshot
+from runtime.kv.store import BlockStore
 from runtime.options.load import LoadOptions
 from runtime.records import Int32
 from runtime.scheduler.jobs import Job
@@ -40,17 +41,20 @@ class KvFiles:
 
     async def copy_blocks(self, keys: Sequence[bytes], path: str) -> int:
         """Copies blocks into another file; returns their number."""
-        blocks = self._blocks()
-        return sum([await settled(blocks.copy(part, Path(path))) for part in _parts(keys)])
+        return await self._in_parts(keys, lambda part, store: store.copy_to(Path(path), part))
 
     async def take_blocks(self, keys: Sequence[bytes], path: str) -> int:
         """Copies blocks from another file; returns their number."""
-        blocks = self._blocks()
-        return sum([await settled(blocks.take(part, Path(path))) for part in _parts(keys)])
+        return await self._in_parts(keys, lambda part, store: store.take_from(Path(path), part))
 
     def pin_blocks(self, name: str, keys: Sequence[bytes]) -> Future[int]:
         """Keeps blocks in the file under a name."""
-        return self._blocks().pin(name, keys)
+
+        def hold(store: BlockStore) -> int:
+            store.pin(name, keys)
+            return len(keys)
+
+        return self._blocks().write(hold)
 
     async def kv_snapshot(self, ids: Int32, path: str, adapters: Adapters) -> int:
         """Writes a snapshot; returns its bytes."""
@@ -97,12 +101,14 @@ class KvFiles:
                 self._engine.call(copying.close).result()
             return self._engine.call(lambda: cache.reusable(job, limit)).result()
 
+    async def _in_parts(self, keys: Sequence[bytes], act: Callable[[Sequence[bytes], BlockStore], int]) -> int:
+        """Runs `act` on the block thread for a few blocks at a time; returns the sum."""
+        blocks = self._blocks()
+        parts = [keys[at : at + COPIED_AT_ONCE] for at in range(0, len(keys), COPIED_AT_ONCE)]
+        return sum([await settled(blocks.write(partial(act, part))) for part in parts])
+
     def _blocks(self) -> Blocks:
         if self._options.blocks is None or not self._options.cache:
             what = "blocks" if self._options.blocks is None else "a cache"
             raise UnsupportedFeatureError(f"the model was loaded without {what}: there is no block file")
         return self._engine.scheduler.blocks
-
-
-def _parts(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
-    return [keys[at : at + COPIED_AT_ONCE] for at in range(0, len(keys), COPIED_AT_ONCE)]

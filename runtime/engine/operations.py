@@ -21,17 +21,13 @@ import numpy.typing as npt
 from runtime.adapters.registry import Registry
 from runtime.adapters.stacks import Route, TokenStacks, stack_of
 from runtime.adapters.uses import Adapters
-from runtime.aio import Call, Reader, Stream, Turns, off_loop, running_loop
+from runtime.aio import AwaitedAnswer, InboxReader, RunStream, Turns, off_loop, running_loop
 from runtime.backends.base import NORMALISED_HEAD
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches, joint_error, naming_prompt
 from runtime.engine.owner import Engine
 from runtime.engine.text_side import TextSide
-from runtime.errors import (
-    GrammarError,
-    InvalidRequestError,
-    UnsupportedFeatureError,
-)
+from runtime.errors import GrammarError, InvalidRequestError, UnsupportedFeatureError
 from runtime.grammar.constraint import Constraint
 from runtime.grammar.grammars import Grammars, GrammarVocabulary
 from runtime.grammar.source import Grammar
@@ -54,10 +50,10 @@ from runtime.scheduler.jobs import (
     DecodingJob,
     GenerateJob,
     Job,
+    JobGroup,
     QueryJob,
-    Rows,
+    RowCollector,
     ScoreJob,
-    Turn,
     settle,
 )
 from runtime.scheduler.prefill.embedding import EmbedJob
@@ -96,26 +92,28 @@ class Operations:
 
     async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str) -> Float32:
         """Log-probabilities after each path, ``(n, vocab)``."""
-        call: Call[Float32] = Call(self.turns.inbox(), self._engine.nudge)
-        self._query(batch, adapters, priority, cache_salt, Rows(call, len(batch)))
+        call: AwaitedAnswer[Float32] = AwaitedAnswer(self.turns.inbox(), self._engine.nudge)
+        self._query(batch, adapters, priority, cache_salt, RowCollector(call, len(batch)))
         return await call.answer()
 
     async def top_logprobs(
         self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, priority: Priority, cache_salt: str
     ) -> list[TopLogprobs]:
         """The `n` likeliest tokens after each path, and the chosen ones."""
-        call: Call[list[TopLogprobs]] = Call(self.turns.inbox(), self._engine.nudge)
-        self._query(batch, adapters, priority, cache_salt, Rows(call, len(batch), n, chosen))
+        call: AwaitedAnswer[list[TopLogprobs]] = AwaitedAnswer(self.turns.inbox(), self._engine.nudge)
+        self._query(batch, adapters, priority, cache_salt, RowCollector(call, len(batch), n, chosen))
         return await call.answer()
 
-    def _query(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str, rows: Rows) -> None:
+    def _query(
+        self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str, rows: RowCollector
+    ) -> None:
         """Submits a query for the distribution after each path."""
-        urgency, jobs, plain = Priority(priority), [], adapters is None and not cache_salt
+        jobs, plain = [], adapters is None and not cache_salt
         routing = self._adapters.routing if plain else self._adapters.routing_of(adapters, cache_salt)
         whole = rows.top is None or rows.top > NORMALISED_HEAD  # otherwise a few numbers of each row suffice
         for i, ids in enumerate(batch):
             namespace, before = routing.plain or routing.route(ids)
-            jobs.append(QueryJob(ids, namespace, urgency, before=before, whole=whole, waiters=[(rows, i)]))
+            jobs.append(QueryJob(ids, namespace, priority, before=before, whole=whole, waiters=[(rows, i)]))
         self.turns.submit(*jobs)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:
@@ -140,30 +138,23 @@ class Operations:
     ) -> TokenRun:
         """Scores of ``ids[start:]``."""
         namespace, before = self.route(ids, adapters, cache_salt)
-        job = ScoreJob(ids, namespace, Priority(priority), before=before, start=start, k=top_k)
+        job = ScoreJob(ids, namespace, priority, before=before, start=start, k=top_k)
         return TokenRun.scored(ids[start:], self.byte_vocab, await self._answer(job, on_progress))
 
     # ---- the cache -------------------------------------------------------------------------------------------
 
     def prefix_match(self, ids: Int32, adapters: Adapters) -> Future[PrefixMatch]:
         """How much of a path's KV is in memory and in the block file."""
-        job = self.path(ids, adapters)
+        job, blocks = self.path(ids, adapters), self._engine.scheduler.blocks
         answer: Future[PrefixMatch] = Future()
-
-        def look() -> None:
-            scheduler = self._engine.scheduler
-            warm = scheduler.cache.reusable(job)
-            depth: Future[int] = Future()
-            depth.add_done_callback(lambda done: settle(answer, PrefixMatch.of(warm, done.result())))
-            scheduler.blocks.depth(job, warm, depth)
-
-        return self.settling(answer, look)
+        return self.settling(answer, lambda: blocks.match(job, answer))
 
     async def cache_kv(self, ids: Int32, adapters: Adapters, on_progress: OnProgress | None = None) -> None:
         """Computes the KV of a path that is not in memory."""
-        call: Call[list[TopLogprobs]] = Call(self.turns.inbox(), self._engine.nudge)
+        call: AwaitedAnswer[list[TopLogprobs]] = AwaitedAnswer(self.turns.inbox(), self._engine.nudge)
         namespace, before = self.route(ids, adapters)
-        job = QueryJob(ids, namespace, before=before, whole=False, waiters=[(Rows(call, 1, 0), 0)])  # asks for no numbers
+        rows = RowCollector(call, 1, 0)  # asks for no numbers
+        job = QueryJob(ids, namespace, before=before, whole=False, waiters=[(rows, 0)])
         _report_progress(job, call, on_progress)
         self.turns.submit(self._dropping_vector(job), job)
         await call.answer()
@@ -186,7 +177,6 @@ class Operations:
         return self._engine.call(lambda: self._engine.scheduler.cache.vectors.limit(count))
 
     def reset_queries(self) -> Future[None]:
-        """Drops unanswered queries."""
         return self._engine.call(lambda: self._engine.scheduler.cancel_queries(asyncio.CancelledError()))
 
     def set_kv_budget(self, budget_bytes: int) -> Future[None]:
@@ -208,7 +198,7 @@ class Operations:
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
         """One answer, returned when it has ended."""
         job = await self._begin(ids, options)
-        call: Call[TokenRun] = Call(self.turns.inbox(), partial(self._cancel, job))
+        call: AwaitedAnswer[TokenRun] = AwaitedAnswer(self.turns.inbox(), partial(self._cancel, job))
         runs: list[TokenRun] = []
         job.on_run = runs.append
         job.on_end = lambda error: settle(call, None if error else TokenRun.concat(runs), error=error)
@@ -229,7 +219,7 @@ class Operations:
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             first = await self._begin(ids, options, cache_salt)  # all answers share its seed
-            first.priority = Priority(priority)
+            first.priority = priority
             if first.constraint is not None and n > 1:
                 await off_loop(first.constraint.ready, None)  # so that the mask is computed once
             jobs = {options.branch: first} | {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}
@@ -247,7 +237,7 @@ class Operations:
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             jobs: dict[int, GenerateJob] = {}
-            turn = Turn(one_by_one=True)
+            turn = JobGroup(one_by_one=True)
             with self.grammars.holding(each.grammar for each in options if each.grammar is not None):
                 await self._compile_all(options)
                 for i, (ids, own) in enumerate(zip(prompts, options, strict=True)):
@@ -332,19 +322,17 @@ class Operations:
         """
         if reading not in READINGS:
             raise InvalidRequestError(f"the engine has no reading {reading!r}: {nearest(reading, READINGS)}")
-        own = READINGS[reading].options()
+        own = READINGS[reading].options
         if sorted(options) != sorted(own):
-            raise InvalidRequestError(
-                f"the reading {reading!r} takes {', '.join(own) or 'no options'}, not {', '.join(options)}"
-            )
+            raise InvalidRequestError(f"the reading {reading!r} takes {', '.join(own)}, not {', '.join(options)}")
         first, last = int(positions[0]), int(positions[-1])
         following = int(ids[last + 1]) if last + 1 < len(ids) else NO_TOKEN
         path = ids[: last + 1]
         namespace, before = self.route(path, adapters)
-        call: Call[Float32] = Call(self.turns.inbox(), self._engine.nudge)
+        call: AwaitedAnswer[Float32] = AwaitedAnswer(self.turns.inbox(), self._engine.nudge)
         recurrent = "recurrent" in self._engine.backend.info.attention_kinds
         ends = [path, ids[:first]] if first and recurrent else [path]
-        rows = Rows(call, len(ends))
+        rows = RowCollector(call, len(ends))
         queries = []
         for i, end in enumerate(ends):
             inside = tuple(edge for edge in before if edge[0] < len(end))
@@ -421,7 +409,7 @@ class Operations:
         self, job: AnsweredJob | BeamJob, on_progress: OnProgress | None, on_step: OnStep | None = None
     ) -> Any:  # the job decides the type
         """Submits a job and waits for its answer."""
-        job.future = call = Call[Any](self.turns.inbox(), partial(self._cancel, job))
+        job.future = call = AwaitedAnswer[Any](self.turns.inbox(), partial(self._cancel, job))
         _report_progress(job, call, on_progress)
         check_callback(on_step, "on_step")
         if on_step is not None and isinstance(job, BeamJob):
@@ -446,7 +434,7 @@ class Operations:
             on_progress: Called with the progress of the prompt.
             on_end: Called by the reader for each job that has ended.
         """
-        stream = Stream(self.turns.inbox(), on_progress=on_progress, dropped=group.dropped)
+        stream = RunStream(self.turns.inbox(), on_progress=on_progress, dropped=group.dropped)
         group.jobs, group.open = jobs, set(jobs)
         for number, job in jobs.items():
             job.on_run = partial(group.run, stream, number)
@@ -584,13 +572,13 @@ class _Group:
     dropped: set[int] = field(default_factory=set)
     failures: dict[int, BaseException] = field(default_factory=dict)
 
-    def run(self, stream: Stream, number: int, run: TokenRun) -> None:
+    def run(self, stream: RunStream, number: int, run: TokenRun) -> None:
         """Passes on a job's generated tokens."""
         stream.chunk(run, number)
         if stream.cancelled():
             self.jobs[number].cancelled = True
 
-    def end(self, stream: Stream, on_end: Callable[[], None] | None, number: int, error: BaseException | None) -> None:
+    def end(self, stream: RunStream, on_end: Callable[[], None] | None, number: int, error: BaseException | None) -> None:
         """Notes that a job has ended."""
         if number not in self.open:
             return
@@ -618,7 +606,7 @@ def _check_banned(constraint: Constraint, banned: Sequence[int]) -> None:
         )
 
 
-def _report_progress(job: Job, reader: Reader[Any], on_progress: OnProgress | None) -> None:
+def _report_progress(job: Job, reader: InboxReader[Any], on_progress: OnProgress | None) -> None:
     check_callback(on_progress)
     if on_progress is not None:
         job.on_progress = lambda progress: reader.report(on_progress, progress)

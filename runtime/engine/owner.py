@@ -20,7 +20,7 @@ from runtime.errors import ForkedError, RuntimeFault, SessionClosedError
 from runtime.info import CacheReport
 from runtime.memory import limit_arenas, return_memory
 from runtime.scheduler.faults import typed
-from runtime.scheduler.jobs import CallJob, Job, Turn
+from runtime.scheduler.jobs import CallJob, Job, JobGroup
 from runtime.scheduler.loop import Scheduler
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Engine:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Submits jobs as one batch; any thread. They fail if the model was closed, or belongs to another process."""
-        turn = Turn()
+        turn = JobGroup()
         for job in jobs:
             if not job.turn.one_by_one:
                 job.turn = turn

@@ -43,7 +43,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class BlockCell:
     """A place of the grid: up to 64 tokens of one namespace, and the name of the block before them."""
 
     parent: bytes | None
@@ -58,10 +58,11 @@ class Cell:
         return Link(key.digest(), self.parent, self.namespace, self.start, self.start + len(ids), state)
 
 
-Known = dict[tuple[bytes | None, Namespace, int, int], tuple[Cell, bytes]]  # (parent, namespace, start, length): cell, name
+# by parent, namespace, start and length: a cell and its block's name
+Known = dict[tuple[bytes | None, Namespace, int, int], tuple[BlockCell, bytes]]
 
 
-def cells(spans: Sequence[Span], known: Known | None = None) -> list[Cell]:
+def cells(spans: Sequence[Span], known: Known | None = None) -> list[BlockCell]:
     """The cells of a path, in order; all but the last cell of a span are full.
 
     Args:
@@ -69,7 +70,7 @@ def cells(spans: Sequence[Span], known: Known | None = None) -> list[Cell]:
         known: The cells of other paths through the same ids; those of this path are added.
     """
     known = {} if known is None else known
-    found: list[Cell] = []
+    found: list[BlockCell] = []
     parent: bytes | None = None
     at = 0
     for namespace, ids in spans:
@@ -77,7 +78,7 @@ def cells(spans: Sequence[Span], known: Known | None = None) -> list[Cell]:
             part = ids[start : start + BLOCK_TOKENS]
             place = (parent, namespace, at + start, len(part))
             if place not in known:
-                cell = Cell(parent, namespace, at + start, part)
+                cell = BlockCell(parent, namespace, at + start, part)
                 known[place] = cell, cell.link().key
             cell, parent = known[place]
             found.append(cell)

@@ -27,8 +27,14 @@ _CODES = {
     "U16": "<u2",
     "U8": "|u1",
 }
-DTYPE_NAMES = {np.dtype(code): name for name, code in _CODES.items()}  # as safetensors calls them
+_NAMES = {np.dtype(code): name for name, code in _CODES.items()}  # as safetensors calls them
 _HEADER_LIMIT = 1 << 20  # bytes
+
+
+def entry_of(array: np.ndarray[Any, Any], at: int) -> tuple[dict[str, Any], memoryview]:
+    """The entry of an array at offset `at` in the header of a safetensors file, and its bytes."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + data.nbytes]}, data
 
 
 def pack(arrays: Stored, metadata: Mapping[str, str]) -> list[memoryview]:
@@ -40,11 +46,10 @@ def pack(arrays: Stored, metadata: Mapping[str, str]) -> list[memoryview]:
     parts: list[memoryview] = []
     at = 0
     for name, array in sorted(arrays.items(), key=lambda pair: -pair[1].itemsize):
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        entries[name] = {"dtype": DTYPE_NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + flat.nbytes]}
-        at += flat.nbytes
-        if flat.nbytes:
-            parts.append(flat.data)
+        entries[name], data = entry_of(array, at)
+        at += data.nbytes
+        if data.nbytes:
+            parts.append(data)
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     return [memoryview(len(header).to_bytes(8, "little") + header), *parts]

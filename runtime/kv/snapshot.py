@@ -24,7 +24,7 @@ from runtime.adapters.stacks import namespaced, stack_of
 from runtime.backends.stored import Stored, first
 from runtime.errors import SnapshotFormatError, SnapshotMismatchError
 from runtime.info import ModelInfo
-from runtime.kv.packing import DTYPE_NAMES
+from runtime.kv.packing import entry_of
 from runtime.kv.trie import Namespace, Span
 from runtime.records import Int32
 
@@ -45,7 +45,7 @@ _WHAT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SnapshotPart:
     """Tokens ``[start, stop)`` of a path, all under one namespace."""
 
     start: int
@@ -91,22 +91,14 @@ class SnapshotWriter:
         self._file.seek(8 + self._room)
         return self
 
-    def add(self, part: Part) -> None:
-        """Writes the next part."""
+    def add(self, part: SnapshotPart) -> None:
         number, digest = len(self._parts), hashlib.sha256()
         for name in sorted(part.arrays):
-            array = part.arrays[name]
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            self._entries[f"{number}.{name}"], data = entry_of(part.arrays[name], self._at)
+            self._at += data.nbytes
             digest.update(name.encode())
             digest.update(data)
             self._file.write(data)
-            end = self._at + data.nbytes
-            self._entries[f"{number}.{name}"] = {
-                "dtype": DTYPE_NAMES[array.dtype],
-                "shape": list(array.shape),
-                "data_offsets": [self._at, end],
-            }
-            self._at = end
         self._sums.append(digest.hexdigest())
         self._parts.append([part.start, part.stop])
 
@@ -148,7 +140,7 @@ class SnapshotWriter:
         return header.ljust(self._room)
 
 
-class Snapshot:
+class SnapshotReader:
     """A checked snapshot: format, seal, model and the checksum of each part.
 
     Attributes:
@@ -196,7 +188,7 @@ class Snapshot:
                 start, stop = self._parts[number]
                 raise SnapshotFormatError(f"the snapshot is damaged: tokens {start:,} to {stop:,} are not what was written")
 
-    def parts(self, limit: int) -> Iterator[Part]:
+    def parts(self, limit: int) -> Iterator[SnapshotPart]:
         """The parts in order, up to `limit` tokens."""
         names = self._names()
         namespaces = [namespace for namespace, ids in self.spans for _ in range(len(ids))]
@@ -207,7 +199,7 @@ class Snapshot:
             if stop > limit:
                 scores = {name: array[: limit - start] for name, array in arrays.items() if name.startswith("scores.")}
                 arrays, stop = {**first(arrays, limit - start), **scores}, limit
-            yield Part(start, stop, namespaces[start], arrays)
+            yield SnapshotPart(start, stop, namespaces[start], arrays)
 
     def _names(self) -> list[list[str]]:
         names: list[list[str]] = [[] for _ in self._parts]
@@ -224,7 +216,7 @@ class Snapshot:
 
 
 @contextmanager
-def open_snapshot(path: Path, info: ModelInfo) -> Iterator[Snapshot]:
+def open_snapshot(path: Path, info: ModelInfo) -> Iterator[SnapshotReader]:
     """Opens a snapshot of this model, completely checked.
 
     Raises:
@@ -239,7 +231,7 @@ def open_snapshot(path: Path, info: ModelInfo) -> Iterator[Snapshot]:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             _check_header(metadata, info)
-            snapshot = Snapshot(file, metadata, info.kv_fingerprint)
+            snapshot = SnapshotReader(file, metadata, info.kv_fingerprint)
             snapshot.check()
             yield snapshot
     except SafetensorError as error:

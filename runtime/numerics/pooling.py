@@ -46,7 +46,7 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
     return listed
 
 
-class Pool:
+class Pooler:
     """Accumulates the hidden states of one text, in pieces of any size and in order.
 
     Sums are in float64, so that the vector does not depend on the pieces.

@@ -37,6 +37,17 @@ class Reached(NamedTuple):
     scores: Row  # the same, descending
 
 
+class Deep(NamedTuple):
+    """`Reached`, with the weights of `scores` and their cumulative sums."""
+
+    least: np.float32
+    ids: npt.NDArray[np.int64]
+    found: Row
+    scores: Row
+    weights: Numbers
+    edges: Numbers
+
+
 class Look(NamedTuple):
     """How much of a row's order is searched at first."""
 

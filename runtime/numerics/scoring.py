@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.numerics.ranking import STRIPES, Ranked, likeliest
-from runtime.records import NO_TOKEN, Float32, Int32, Scores
+from runtime.records import NO_TOKEN, Float32, Float64, Int32, Scores
 
-Float64 = npt.NDArray[np.float64]
 BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
 SUMMED_ENTRIES = 512  # length of float32 partial sums, about
 COLDEST = 1e-30  # least temperature in float32; the likeliest token has all of the weight far above it

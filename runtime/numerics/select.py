@@ -26,7 +26,7 @@ _ONES = np.ones(_BLOCK, np.float32)
 _NEGATIVE_INFINITY = np.array(-np.inf, np.float32).view(np.int32)
 
 
-class Place(NamedTuple):
+class RankedToken(NamedTuple):
     """The place of a token in the sorted order."""
 
     rank: int  # from 0
@@ -77,7 +77,7 @@ def place_of_mass(
     known: float = 0.0,
     total: float | None = None,
     guesses: Sequence[Key] = (),
-) -> Place:
+) -> RankedToken:
     """The first entry, by descending keys and ties by id, where the cumulative mass exceeds `target` (`left`: reaches it).
 
     Args:
@@ -160,7 +160,7 @@ class _Bracket:
             low = np.nextafter(finite.min(), self._keys.dtype.type(-np.inf))
         return self._keys.dtype.type(low + (self.high - low) / 2)
 
-    def place(self) -> Place:
+    def place(self) -> RankedToken:
         """The place, from the remaining entries in sorted order."""
         keys, weights = self._keys, self._weights
         ids = np.flatnonzero((keys > self.low) & (keys <= self.high))
@@ -177,4 +177,4 @@ class _Bracket:
         if i == len(ids) or not own[i]:
             i = int(np.flatnonzero(own)[-1 if i == len(ids) else 0])
         token = ids[i] if self._ids is None else self._ids[ids[i]]
-        return Place(self.rank + i, int(token), float(edges[i]) - float(own[i]), float(own[i]))
+        return RankedToken(self.rank + i, int(token), float(edges[i]) - float(own[i]), float(own[i]))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.numerics.depth import Deep, around, likely_depth
-from runtime.numerics.ranking import SHALLOW, Look, Ranked, places_of
+from runtime.numerics.ranking import PARTS, SHALLOW, Deep, Look, Ranked, places_of
 from runtime.numerics.scoring import COLDEST, heated_masses, scratch
-from runtime.numerics.select import Place, mass_where, place_of_mass, spread_mass
+from runtime.numerics.select import RankedToken, mass_where, place_of_mass, spread_mass
 from runtime.records import Float32
 
 _PART_SORTED = 4  # up to 1 / 4 of the row is sorted by value; deeper places are searched
+_SAMPLE = 2048  # entries of a sample of a flat row
+_MARGIN = 6  # peaks added to an estimate
+_FEW = 64.0  # if the mass takes at least n further entries, n up to this,
+_PER_ENTRY = 8  # then this many times n probably reach it, since weights decrease
 _NEARLY_ALL = 1 - 1e-5
 _MOST = 700.0  # exponent whose exp is within float64
 LIGHTEST = np.float32(-1000.0)  # nats below the likeliest, where all weights are 0
@@ -158,7 +162,7 @@ class SortedRow:
             logs = np.maximum(np.log(self.weights), LIGHTEST)
         return float(np.log(self.total()) - (spread + float(np.dot(self.weights, logs))) / self.total())
 
-    def at_mass(self, target: float, *, left: bool = False) -> Place:
+    def at_mass(self, target: float, *, left: bool = False) -> RankedToken:
         """The first entry at which the cumulative mass exceeds `target` (`left`: reaches it)."""
         if self.complete or (target <= self.edges[-1] if left else target < self.edges[-1]):
             i = int(self.edges.searchsorted(target, "left" if left else "right"))
@@ -229,22 +233,22 @@ class SortedRow:
             )
         return self._deep
 
-    def at_known(self, deep: Deep, i: int) -> Place:
+    def at_known(self, deep: Deep, i: int) -> RankedToken:
         """The entry of rank `i` among `deep`."""
         own = deep.scores[i]
         equals = deep.ids[deep.found == own]  # ascending
         token = equals[i - int(np.searchsorted(-deep.scores, -own))] if len(equals) > 1 else equals[0]
-        return Place(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
+        return RankedToken(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
 
-    def at_rank(self, rank: int) -> Place:
+    def at_rank(self, rank: int) -> RankedToken:
         """The entry of this rank, from 0; the last one where there are fewer."""
         if rank >= len(self.ids) and not self.complete:
             self.reach(rank + 1)
         rank = min(rank, len(self.ids) - 1)
         before = float(self.edges[rank - 1]) if rank else 0.0
-        return Place(rank, int(self.ids[rank]), before, float(self.weights[rank]))
+        return RankedToken(rank, int(self.ids[rank]), before, float(self.weights[rank]))
 
-    def last_at_least(self, weight: float) -> Place:
+    def last_at_least(self, weight: float) -> RankedToken:
         """The last entry whose weight is at least `weight`; the first one where there is none."""
         count = int(np.count_nonzero(self.weights >= weight))
         if count < len(self.ids) or self.complete:
@@ -260,4 +264,58 @@ class SortedRow:
         scores = self.row[ids]
         last = int(ids[scores == scores.min()][-1])
         own = float(self.tail[last])
-        return Place(count + len(ids) - 1, last, float(self.edges[-1]) + mass_where(self.tail, enough) - own, own)
+        return RankedToken(count + len(ids) - 1, last, float(self.edges[-1]) + mass_where(self.tail, enough) - own, own)
+
+
+# ---- estimates of how deep in a row a mass is reached, from samples of the row; they only narrow a search ----
+
+
+def likely_depth(order: SortedRow, target: float) -> np.float32 | None:
+    """A score that the entry at the mass `target` probably reaches, by the peaks of the row; None where it lies deeper."""
+    peaks = order.ranked.sample
+    if len(peaks) < PARTS:
+        return None
+    fewest = max(target - float(order.edges[-1]), 0.0) / max(float(order.weights[-1]), 1e-300)  # entries needed at least
+    if fewest <= _FEW:
+        return order.ranked.peak_reached_by(len(order.ids) + _PER_ENTRY * fewest)
+    return _depth_by_mass(order, np.sort(peaks)[::-1], target)
+
+
+def _depth_by_mass(order: SortedRow, peaks: Float32, target: float) -> np.float32 | None:
+    """`likely_depth` for many entries: each peak represents a known number of them if they lie in random order."""
+    weights = order.cooled(peaks - np.float32(order.top))
+    np.exp(weights, out=weights)
+    weights *= _shares(len(peaks))
+    mass = weights.cumsum()
+    known = int(np.count_nonzero(peaks >= order.ranked.values[-1]))
+    sought = target - float(order.edges[-1]) + (float(mass[known - 1]) if known else 0.0)
+    at = int(mass.searchsorted(np.float32(sought)))
+    at += _MARGIN + at // 8
+    return peaks[at] if at < len(peaks) else None
+
+
+@cache
+def _shares(parts: int) -> Float32:
+    """``(parts,)``: the number of entries that each of the sorted peaks of a row's parts represents."""
+    reached = -parts * np.log1p(-(np.arange(parts) + 0.5) / parts)  # number of entries that hit 0.5, 1.5, ... parts
+    shares: Float32 = np.diff(reached, prepend=0.0).astype(np.float32)
+    return shares
+
+
+def around(order: SortedRow, target: float) -> tuple[np.float32 | None, np.float32 | None]:
+    """Scores above and below the probable place of a mass; None beyond the sample.
+
+    The sample is every n-th entry: a mass that is reached deep in the order lies everywhere in the row.
+    """
+    deep, every = order.known, max(len(order.row) // _SAMPLE, 1)
+    least, mass = (order.ranked.values[-1], order.edges[-1]) if deep is None else (deep.least, deep.edges[-1])
+    scores = np.sort(order.row[::every])[::-1]
+    weights = order.cooled(scores - np.float32(order.top))
+    np.exp(weights, out=weights)
+    weights[: np.count_nonzero(scores >= least)] = 0  # known entries are summed exactly
+    sums = weights.cumsum(dtype=np.float64)
+    rest = (order.total() - mass) / sums[-1] if sums[-1] else every
+    at = int((mass + rest * sums).searchsorted(target))
+    spread = 6 + at // 12
+    high = scores[at - spread] if 0 <= at - spread < len(scores) else None
+    return high, scores[at + spread] if at + spread < len(scores) else None

@@ -123,10 +123,6 @@ class _Reading:
         return found
 
 
-def _texts(_: str, value: Any) -> Any:
-    return (value,) if isinstance(value, str) else as_tuple(value)
-
-
 def _speculative(_: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
@@ -135,10 +131,6 @@ def _speculative(_: str, value: Any) -> Any:
         if name not in known:
             raise InvalidRequestError(f"unknown option {shown(name)} of speculative: {nearest(name, known)}")
     return SpeculativeOptions(**value)
-
-
-def _whole_or_many(_: str, value: Any) -> Any:
-    return (value,) if isinstance(value, int) else as_tuple(value)
 
 
 def _grammar(name: str, value: Any) -> Any:
@@ -168,8 +160,8 @@ def _adapters(_: str, value: Any) -> Any:
 
 
 _SHAPES: dict[str, Callable[[str, Any], Any]] = {
-    "stop": _texts,
-    "eos_token_ids": _whole_or_many,
+    "stop": lambda _, value: as_tuple(value, str),
+    "eos_token_ids": lambda _, value: as_tuple(value, int),
     "order": lambda _, value: as_tuple(value),
     "speculative": _speculative,
     "grammar": _grammar,

@@ -113,9 +113,9 @@ def check_token(name: str, token: object, vocab: int | None) -> None:
         raise InvalidRequestError(f"{name}: token id {token} is outside the vocabulary of {vocab:,}")
 
 
-def as_tuple(value: Any) -> Any:
-    """A list as a tuple; any other value unchanged."""
-    return tuple(value) if isinstance(value, list) else value
+def as_tuple(value: Any, one: type | tuple[()] = ()) -> Any:
+    """A list, or a single item of the type `one`, as a tuple; any other value unchanged."""
+    return (value,) if isinstance(value, one) else tuple(value) if isinstance(value, list) else value
 
 
 # ---- rules ---------------------------------------------------------------------------------------------------------------

@@ -434,11 +434,7 @@ def _given(layer: Layer) -> dict[str, Any]:
     if layer is None:
         return {}
     if isinstance(layer, GenerationOptions):
-        found = {}
-        for name, plain in _PLAIN_VALUES.items():
-            value = getattr(layer, name)
-            if value != plain:
-                found[name] = value
+        found = {name: value for name, plain in _PLAIN_VALUES.items() if (value := getattr(layer, name)) != plain}
     elif isinstance(layer, Mapping):
         from runtime.options.aliases import read_options  # circular: that module imports these classes
 

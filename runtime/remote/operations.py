@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
-from runtime.aio import Stream, gathered
+from runtime.aio import RunStream, gathered
 from runtime.branches import joint_error
 from runtime.errors import (
     AdapterError,
@@ -48,8 +48,7 @@ from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
 from runtime.remote.metrics import CountedRequest, RequestCounters
 from runtime.remote.text import RemoteText
 from runtime.sampling.chain import fresh_seed, make_sampler
-from runtime.scheduler.decode.rows import Stream as Answer
-from runtime.scheduler.decode.rows import Vocabulary
+from runtime.scheduler.decode.rows import DecodeVocabulary, Stream
 from runtime.scheduler.jobs import GenerateJob
 
 T = TypeVar("T")
@@ -232,7 +231,7 @@ class RemoteOperations:
 
     # ---- answers ---------------------------------------------------------------------------------------------
 
-    async def generate(self, stream: Stream, dropped: BranchTasks, ids: Int32, options: GenerationOptions) -> None:
+    async def generate(self, stream: RunStream, dropped: BranchTasks, ids: Int32, options: GenerationOptions) -> None:
         """One answer, as branch 0."""
         await self._group(stream, dropped, {0: (ids, self._resolved(options))}, None)
 
@@ -243,7 +242,7 @@ class RemoteOperations:
 
     async def continue_many(
         self,
-        stream: Stream,
+        stream: RunStream,
         dropped: BranchTasks,
         ids: Int32,
         n: int,
@@ -257,14 +256,14 @@ class RemoteOperations:
         await self._group(stream, dropped, branches, "branches", priority, cache_salt)
 
     async def generate_many(
-        self, stream: Stream, dropped: BranchTasks, prompts: Sequence[Int32], options: Sequence[GenerationOptions]
+        self, stream: RunStream, dropped: BranchTasks, prompts: Sequence[Int32], options: Sequence[GenerationOptions]
     ) -> None:
         chosen = {i: (ids, self._resolved(own)) for i, (ids, own) in enumerate(zip(prompts, options, strict=True))}
         await self._group(stream, dropped, chosen, "prompts", Priority.INSPECTOR)  # other clients of the server wait too
 
     async def _group(
         self,
-        stream: Stream,
+        stream: RunStream,
         dropped: BranchTasks,
         answers: Mapping[int, tuple[Int32, GenerationOptions]],
         what: str | None,
@@ -362,8 +361,8 @@ class RemoteOperations:
             assert options.seed is not None  # drawn where options are resolved
             pieces_of = await self._bytes_of_breakers(options.sampling)
             job.sampler = make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces_of)
-        words = Vocabulary(self.text.facts.byte_vocab, ends, self.info.context_length - 1)
-        answer = Answer(job, words)
+        words = DecodeVocabulary(self.text.facts.byte_vocab, ends, self.info.context_length - 1)
+        answer = Stream(job, words)
         if self._draws_here:
             async with self._request("generate", len(ids), options.seed) as request:
                 request.on_progress = on_progress
@@ -387,7 +386,7 @@ class RemoteOperations:
                 answer.deliver(ended=True)
                 request.finish = (answer.finish.label or "done") if answer.new_ids else "done"
 
-    async def _draw(self, answer: Answer, asked: RemoteRequest, request: CountedRequest) -> None:
+    async def _draw(self, answer: Stream, asked: RemoteRequest, request: CountedRequest) -> None:
         """Draws an answer on this machine, one request per token: exactly the tokens that a local model draws with the seed."""
         width = self._alternatives_to_draw(answer.job.options)
         limit, most = (self._whole, FULL_BYTES) if width == FULL else (self._some, _bytes_of(1, width))
@@ -450,7 +449,7 @@ class RemoteOperations:
         )
 
     async def _take(
-        self, answer: Answer, piece: AnswerToken, finish: str | None, asked: RemoteRequest, ends: set[int], shown: str
+        self, answer: Stream, piece: AnswerToken, finish: str | None, asked: RemoteRequest, ends: set[int], shown: str
     ) -> None:
         """Adds a token from the server to the answer; `shown`: for the last token, the text of its chunk."""
         assert piece.token is not None  # `_pieces` sets it

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from runtime.aio import LoopThread, Stream, Turns, settled
+from runtime.aio import LoopThread, RunStream, Turns, settled
 from runtime.beams import OnStep
 from runtime.branches import Branches
 from runtime.errors import ForkedError, RuntimeFault, SessionClosedError, UnsupportedFeatureError
@@ -77,7 +77,7 @@ class RemoteTransport:
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             self._check()
-            stream = Stream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
+            stream = RunStream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
             operation = self._operations.streams[method]
             future = self._thread.submit(self._run(_streamed(operation, stream, tasks, arguments)))
             try:
@@ -165,7 +165,7 @@ def end_soon(thread: LoopThread, client: HttpClient) -> None:
     thread.submit(end())
 
 
-async def _streamed(operation: Any, stream: Stream, tasks: BranchTasks, arguments: dict[str, Any]) -> None:
+async def _streamed(operation: Any, stream: RunStream, tasks: BranchTasks, arguments: dict[str, Any]) -> None:
     """Runs an operation. An error before its first answer also ends the stream."""
     try:
         await operation(stream, tasks, **arguments)

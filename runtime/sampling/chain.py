@@ -14,13 +14,13 @@ import numpy.typing as npt
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.numerics.ranking import SHALLOW, Look, Ranked
 from runtime.numerics.scoring import COLDEST
-from runtime.numerics.select import Place
+from runtime.numerics.select import RankedToken
 from runtime.numerics.sorted_row import SortedRow
 from runtime.options.generation import DEFAULTS, STAGES, Breaker, SamplingOptions
 from runtime.records import Float32, Int32
 from runtime.sampling.history import History
-from runtime.sampling.pool import Pool, View
-from runtime.sampling.spec import Chosen, Kernel, Kind, Search, StageSpec
+from runtime.sampling.pool import CandidatePool, View
+from runtime.sampling.spec import Chosen, Kernel, Search, StageKind, StageSpec
 
 DRAW_STAGE = 0  # the draw's number in the counter; other stages have `StageSpec.draws`
 LONGEST_HEAD = 256  # most entries that are sorted at first for top-k
@@ -38,7 +38,7 @@ _EMPTY_HISTORY = History([])
 Bool = npt.NDArray[np.bool_]
 
 
-class Step(NamedTuple):
+class TracedStep(NamedTuple):
     """The pool after one stage."""
 
     stage: str
@@ -52,7 +52,7 @@ class Traced:
 
     token: int
     u: float  # NaN when greedy
-    steps: tuple[Step, ...]  # "raw", every stage that is on, "draw"
+    steps: tuple[TracedStep, ...]  # "raw", every stage that is on, "draw"
     rank: int  # of the token in the last sorted row, from 0
     before: float  # weight of the tokens before it there; the likeliest weighs 1
     shift: float  # raw logits less log-probabilities
@@ -102,13 +102,13 @@ class Sampler:
         remembers = edits = False
         for name in chosen["order"]:
             spec = STAGES[name]
-            if temperature == 0.0 and spec.kind is not Kind.EDIT:
+            if temperature == 0.0 and spec.kind is not StageKind.EDIT:
                 continue  # greedy: only stages that change scores count
             if not any(each.switch and chosen[each.name] not in (None, each.default, []) for each in spec.parameters):
                 continue
             stages[name] = spec, spec.kernel(chosen)
             remembers |= spec.remembers
-            edits |= spec.kind is Kind.EDIT
+            edits |= spec.kind is StageKind.EDIT
             if spec.search is not None:
                 cuts[name] = spec.search
         on = tuple(stages)
@@ -167,7 +167,7 @@ class Sampler:
             order = SortedRow(logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs), 1.0, self.looks[False])
             u = uniform(self.seed, position, self.branch)
             return order.at_mass(u * order.total(u)).token, u
-        pool = Pool(logprobs, shift, look=self.looks[False])
+        pool = CandidatePool(logprobs, shift, look=self.looks[False])
         number = partial(uniform, self.seed, position, self.branch)
         self._run(pool, number, history, allowed, None)
         place, u = self._pick(pool, number)
@@ -184,8 +184,8 @@ class Sampler:
         number: Callable[[int], float] | None = None,
     ) -> Traced:
         """`draw` with the pool after each stage; `number` replaces the random number of a stage, by its `StageSpec.draws`."""
-        pool = Pool(logprobs, shift, traced=True, look=self.looks[True])
-        steps = [Step("raw", pool.view, float("nan"))]
+        pool = CandidatePool(logprobs, shift, traced=True, look=self.looks[True])
+        steps = [TracedStep("raw", pool.view, float("nan"))]
         number = number or partial(uniform, self.seed, position, self.branch)
         self._run(pool, number, history, allowed, steps)
         place, u = self._pick(pool, number)
@@ -193,15 +193,15 @@ class Sampler:
         if self.temperature == 0.0:
             pool.last = place
             view = pool.view
-        return Traced(place.token, u, (*steps, Step("draw", view, u)), place.rank, place.before, shift)
+        return Traced(place.token, u, (*steps, TracedStep("draw", view, u)), place.rank, place.before, shift)
 
     def _run(
         self,
-        pool: Pool,
+        pool: CandidatePool,
         number: Callable[[int], float],
         history: Int32 | History | None,
         allowed: Bool | None,
-        steps: list[Step] | None,
+        steps: list[TracedStep] | None,
     ) -> None:
         if not isinstance(history, History):
             history = _EMPTY_HISTORY if history is None or not self.remembers else History(history, self.window)
@@ -212,12 +212,12 @@ class Sampler:
             pool.allow(allowed)
             if steps is not None:
                 _require_tokens(pool, allowed)
-                steps.append(Step("grammar", pool.view, float("nan")))
+                steps.append(TracedStep("grammar", pool.view, float("nan")))
         changed = allowed is not None
         for spec, kernel in self._kernels:
-            if spec.kind is not Kind.EDIT and changed:
+            if spec.kind is not StageKind.EDIT and changed:
                 _require_tokens(pool, allowed)
-            changed = spec.kind is Kind.EDIT
+            changed = spec.kind is StageKind.EDIT
             u = float("nan") if spec.draws is None else number(spec.draws)
             try:
                 kernel(pool, history, u)
@@ -228,11 +228,11 @@ class Sampler:
                 if changed:
                     _require_tokens(pool, allowed)
                     changed = False
-                steps.append(Step(spec.name, pool.view, u))
+                steps.append(TracedStep(spec.name, pool.view, u))
         if changed:
             _require_tokens(pool, allowed)
 
-    def _pick(self, pool: Pool, number: Callable[[int], float]) -> tuple[Place, float]:
+    def _pick(self, pool: CandidatePool, number: Callable[[int], float]) -> tuple[RankedToken, float]:
         if self.temperature == 0.0:
             return pool.order.at_rank(0), float("nan")
         u = number(DRAW_STAGE)
@@ -271,7 +271,7 @@ def first_look(on: Sequence[str], cuts: Mapping[str, Search], chosen: Chosen, *,
     return Look(times=_TIMES if share <= _USUAL else _MORE_TIMES, fewest=_FEWEST, share=share)
 
 
-def _require_tokens(pool: Pool, allowed: Bool | None) -> None:
+def _require_tokens(pool: CandidatePool, allowed: Bool | None) -> None:
     """Raises an error when no token is left to draw."""
     if pool.alive:
         return

@@ -45,7 +45,6 @@ class History:
         return self._tokens[: self._unique], self._counts[: self._unique]
 
     def append(self, token: int) -> None:
-        """Adds a token."""
         if self._n == len(self._ids):
             self._ids = np.concatenate([self._ids, np.empty(self._n, np.int32)])
         self._ids[self._n] = token

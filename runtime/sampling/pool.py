@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from runtime.numerics.ranking import SHALLOW, Look, Ranked
 from runtime.numerics.scoring import scratch
-from runtime.numerics.select import Place, masked
+from runtime.numerics.select import RankedToken, masked
 from runtime.numerics.sorted_row import SortedRow
 from runtime.records import Float32
 
@@ -23,8 +23,8 @@ class View:
     """The state of a pool after a stage; later stages do not change it."""
 
     order: SortedRow
-    first: Place | None
-    last: Place | None
+    first: RankedToken | None
+    last: RankedToken | None
 
     @property
     def mass(self) -> float:
@@ -59,7 +59,7 @@ class View:
         return np.where(self.holds(ids), scores - np.log(self.mass), -np.inf)
 
 
-def _upto(order: SortedRow, first: Place | None, last: Place | None) -> float:
+def _upto(order: SortedRow, first: RankedToken | None, last: RankedToken | None) -> float:
     """The mass up to the end of a range; exact where the mass before the range will be subtracted."""
     if last:
         return last.before + last.mass
@@ -74,7 +74,7 @@ def _written(row: Float32, ids: npt.NDArray[np.int64], scores: Float32) -> Float
     return own
 
 
-class Pool:
+class CandidatePool:
     """The scores that the stages change and cut, one after the other.
 
     Args:
@@ -95,8 +95,8 @@ class Pool:
         self._changed: tuple[npt.NDArray[np.int64], Float32] | None = None  # ids and scores that are not in `_written` yet
         self.shift = shift
         self.temperature = 1.0
-        self.first: Place | None = None
-        self._last: Place | None = None
+        self.first: RankedToken | None = None
+        self._last: RankedToken | None = None
         self._share: float | None = None  # share of the mass that a pending cut keeps
         self._own = False  # whether the row is no longer the ranked one
         self._traced = traced
@@ -119,14 +119,14 @@ class Pool:
         return self._row
 
     @property
-    def last(self) -> Place | None:
+    def last(self) -> RankedToken | None:
         """The last entry of the range; None: the last of the order."""
         if self._share is not None:
             self._apply_share()
         return self._last
 
     @last.setter
-    def last(self, place: Place | None) -> None:
+    def last(self, place: RankedToken | None) -> None:
         self._share, self._last = None, place
 
     @property
@@ -138,7 +138,6 @@ class Pool:
 
     @property
     def view(self) -> View:
-        """The current state."""
         return View(self.order, self.first, self.last)
 
     @property
@@ -226,7 +225,7 @@ class Pool:
         if self._last is None or last.rank < self._last.rank:
             self._last = last
 
-    def keep_to(self, last: Place) -> None:
+    def keep_to(self, last: RankedToken) -> None:
         """Keeps the entries up to and including `last`."""
         alone = self._share is not None and self._last is None and self.first is None
         if alone and last.before + last.mass < (self._share or 0.0) * float(self.order.edges[-1]):
@@ -251,7 +250,6 @@ class Pool:
         self._own, self._mass, self._edited = True, None, None
 
     def heat(self, temperature: float) -> None:
-        """Divides the scores by a temperature."""
         if temperature == 1.0:
             return
         self._restrict()

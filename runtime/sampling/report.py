@@ -13,12 +13,9 @@ import numpy.typing as npt
 from runtime.numerics.sorted_row import SortedRow
 from runtime.numerics.stage_table import NUMBER_COLUMNS, REPORTED, StageTable
 from runtime.options.generation import NUMBERS, RANDOM_STAGES
-from runtime.records import Float32
+from runtime.records import Float32, Int64, UInt8
 from runtime.sampling.chain import Traced
 from runtime.sampling.pool import View
-
-Ids = npt.NDArray[np.int64]
-UInt8 = npt.NDArray[np.uint8]
 
 
 class DrawReport(NamedTuple):
@@ -32,7 +29,7 @@ class DrawReport(NamedTuple):
     numbers: tuple[float, ...]  # temperature, below, before, then those of NUMBER_COLUMNS
     token: int
     shift: float
-    ids: Ids  # (k,)
+    ids: Int64  # (k,)
     scores: Float32  # (o, k)
 
 
@@ -109,7 +106,7 @@ def _constant(stages: tuple[str, ...], rows: tuple[int, ...]) -> tuple[UInt8, UI
     return names, numbered
 
 
-def _in_one_order(views: Sequence[View], traced: Traced) -> tuple[Ids, Float32, list[int], bytes]:
+def _in_one_order(views: Sequence[View], traced: Traced) -> tuple[Int64, Float32, list[int], bytes]:
     """The shown tokens ``(k,)``, their scores ``(1, k)``, the size of each view, and packed masks of the shown tokens.
 
     Each view is a range of the same sorted row. Its first tokens are shown, and the drawn one.
@@ -131,7 +128,7 @@ def _in_one_order(views: Sequence[View], traced: Traced) -> tuple[Ids, Float32, 
     return ids, scores, kept, _packed(held, len(ids))
 
 
-def _in_several_orders(views: Sequence[View], token: int) -> tuple[tuple[int, ...], Ids, Float32, bytes]:
+def _in_several_orders(views: Sequence[View], token: int) -> tuple[tuple[int, ...], Int64, Float32, bytes]:
     """Where stages changed scores: the score row of each view, shown tokens, scores ``(o, k)``, and packed masks."""
     orders = [views[0].order]  # the first of each row of scores; the raw one first
     numbers = [0]
@@ -149,7 +146,7 @@ def _in_several_orders(views: Sequence[View], token: int) -> tuple[tuple[int, ..
     return tuple(numbers), ids, scores, _packed(held, len(ids))
 
 
-def _shown(raw: SortedRow, last: SortedRow, tops: Sequence[int], token: int) -> Ids:
+def _shown(raw: SortedRow, last: SortedRow, tops: Sequence[int], token: int) -> Int64:
     """The likeliest raw tokens in order, then the likeliest and drawn ones of later rows by id."""
     head = raw.ids[:REPORTED]
     rest = {*tops, token, *last.ids[:REPORTED].tolist()} - set(head.tolist())

@@ -11,16 +11,16 @@ from runtime.options.checking import LARGEST, Fault, number
 
 if TYPE_CHECKING:
     from runtime.sampling.history import History
-    from runtime.sampling.pool import Pool
+    from runtime.sampling.pool import CandidatePool
 
 CHANGE: Final = number(-LARGEST, LARGEST)  # the rule of options that are added to scores or subtracted from them
 
 Chosen = Mapping[str, Any]  # every sampling option by name, defaults filled in; `dry_breakers` as token ids
-Kernel = Callable[["Pool", "History", float], None]
+Kernel = Callable[["CandidatePool", "History", float], None]
 """Applies a stage to a pool, given the stream's history and a random number in [0, 1) (NaN without `StageSpec.draws`)."""
 
 
-class Kind(IntEnum):
+class StageKind(IntEnum):
     """What a stage changes; the window lists options in this order."""
 
     TEMPERATURE = 0
@@ -113,7 +113,7 @@ class StageSpec:
 
     name: str
     number: int
-    kind: Kind
+    kind: StageKind
     parameters: tuple[Parameter, ...]
     kernel: Callable[[Chosen], Kernel]
     search: Search | None = None

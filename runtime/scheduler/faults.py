@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from runtime.errors import MemoryBudgetError, RuntimeFault
-from runtime.scheduler.decode.rows import Row
+from runtime.scheduler.decode.rows import DecodeRow
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.prefill.prefill import Prefill
 
 log = logging.getLogger(__name__)
-Work = TypeVar("Work", Prefill, Row)
+Work = TypeVar("Work", Prefill, DecodeRow)
 
 
 def all_of(ends: Iterable[Callable[[], None]]) -> None:
@@ -53,9 +53,9 @@ def bisect(
             again(wanted)
 
 
-def _size(item: Prefill | Row) -> int:
+def _size(item: Prefill | DecodeRow) -> int:
     """Tokens that it has, or will have, in the workspace."""
-    return len(item.path) if isinstance(item, Row) else item.total
+    return len(item.path) if isinstance(item, DecodeRow) else item.total
 
 
 def typed(error: BaseException) -> Exception:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from runtime.adapters.stacks import Routing, stack_of
+from runtime.aio import FutureLike, ignore
 from runtime.beams import BeamOptions, OnStep
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
@@ -24,12 +25,8 @@ from runtime.sampling.chain import Sampler
 from runtime.scheduler.prefill.distributions import Distribution
 
 
-def nothing(_: object) -> None:
-    """Ignores its argument: the default callback."""
-
-
 @dataclass(slots=True, eq=False)
-class Turn:
+class JobGroup:
     """The jobs of one call. Calls take turns, however many jobs each has."""
 
     one_by_one: bool = False  # whether the call submits a job only when another of its jobs ends
@@ -60,7 +57,7 @@ class Job:
     before: tuple[tuple[int, Namespace], ...] = ()
     blocks_checked: bool = False  # whether its path was looked up in the block file
     counted: bool = False  # whether it was counted as a hit or a miss of the cache
-    turn: Turn = field(default_factory=Turn)
+    turn: JobGroup = field(default_factory=JobGroup)
     order: int = 0  # order of its first admission, from 1; written by `Waiting`
     parks: int = 0  # how often it was parked to wait for room
     extra_tokens: int = 0  # tokens beyond the path that must fit into the budget
@@ -102,31 +99,18 @@ class Job:
         return any(digest == each for name in names for each, _ in stack_of(name))
 
 
-class Waiter(Protocol):
-    """The receiver of an answer: a `concurrent.futures.Future` or a `runtime.aio.Call`."""
-
-    def cancelled(self) -> bool:
-        """Whether no caller waits any more."""
-
-    def set_result(self, value: Any, /) -> None:
-        """Delivers the answer."""
-
-    def set_exception(self, error: Any, /) -> None:
-        """Delivers an error."""
-
-
 @dataclass(slots=True, eq=False)
-class Rows:
+class RowCollector:
     """Collects the rows of several queries that are answered together. Owner thread only.
 
     Args:
         waiter: Receives an array ``(n, vocab) float32`` or a list of `TopLogprobs`; or the first error of a row.
-        n: Rows.
+        n: The number of rows.
         top: The number of likeliest tokens per row, at most the vocabulary; 0: only the `chosen` ids. None: the array.
         chosen: Further ids within the vocabulary to answer.
     """
 
-    waiter: Waiter
+    waiter: FutureLike
     n: int
     top: int | None = None
     chosen: Sequence[int] = ()
@@ -159,18 +143,16 @@ class Rows:
 class QueryJob(Job):
     """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
 
-    waiters: list[tuple[Rows, int]] = field(default_factory=list)  # each with its row index; empty once answered
+    waiters: list[tuple[RowCollector, int]] = field(default_factory=list)  # each with its row index; empty once answered
     whole: bool = True
 
     def end(self, error: BaseException | None) -> None:
-        """Gives every waiter the error."""
         if error is not None:
             for rows, _ in self.waiters:
                 rows.fail(error)
             self.waiters = []
 
     def answer(self, last: Distribution) -> None:
-        """Gives every waiter a row of its own."""
         for rows, i in self.waiters:
             try:
                 rows.put(i, last)
@@ -180,7 +162,6 @@ class QueryJob(Job):
 
     @property
     def abandoned(self) -> bool:
-        """Whether no caller waits any more."""
         for rows, _ in self.waiters:
             if not (rows.failed or rows.waiter.cancelled()):
                 return self.cancelled
@@ -191,10 +172,9 @@ class QueryJob(Job):
 class AnsweredJob(Job):
     """A job with one answer."""
 
-    future: Waiter = field(default_factory=Future)
+    future: FutureLike = field(default_factory=Future)
 
     def end(self, error: BaseException | None) -> None:
-        """Gives the waiter the error."""
         if error is not None:
             settle(self.future, error=error)
 
@@ -209,7 +189,6 @@ class ScoreJob(AnsweredJob):
     known: Scores | None = None  # scores of the whole path, as far as computed; owner thread only
 
     def answer(self, last: Distribution | None = None) -> None:  # noqa: ARG002  # the distribution after the path is not needed
-        """Gives the waiter the scores."""
         assert self.known is not None
         settle(self.future, self.known[self.start :])
 
@@ -234,8 +213,8 @@ class GenerateJob(DecodingJob):
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
     sampler: Sampler = field(default_factory=lambda: Sampler(SamplingOptions(temperature=0.0), 0))
-    on_run: Callable[[TokenRun], None] = nothing
-    on_end: Callable[[BaseException | None], None] = nothing
+    on_run: Callable[[TokenRun], None] = ignore
+    on_end: Callable[[BaseException | None], None] = ignore
     eos: frozenset[int] | None = None  # None: the model's own
     routing: Routing | None = None  # routing of adapters that the answer itself may activate
 
@@ -263,7 +242,7 @@ class CallJob(AnsweredJob):
     future: Future[Any] = field(default_factory=Future)
 
 
-def settle(future: Waiter, value: object = None, *, error: BaseException | None = None) -> None:
+def settle(future: FutureLike, value: object = None, *, error: BaseException | None = None) -> None:
     """Resolves a future; does nothing if it was settled or cancelled before."""
     with suppress(InvalidStateError):
         if error is None:
@@ -296,7 +275,6 @@ class BranchesJob(DecodingJob):
 
     @property
     def abandoned(self) -> bool:
-        """Whether no caller waits for any branch."""
         return self.cancelled or all(job.cancelled for job in self.jobs)
 
 
@@ -305,13 +283,12 @@ class BeamJob(DecodingJob):
     """A beam search for the best continuations of the path."""
 
     options: BeamOptions = field(default_factory=BeamOptions)
-    on_step: OnStep = nothing  # runs on the owner thread and must not block
-    future: Waiter = field(default_factory=Future)
+    on_step: OnStep = ignore  # runs on the owner thread and must not block
+    future: FutureLike = field(default_factory=Future)
 
     def __post_init__(self) -> None:
         self.extra_tokens = self.options.width if self.options.max_tokens != 1 else 0  # a second step needs a slot per beam
 
     def end(self, error: BaseException | None) -> None:
-        """Gives the waiter the error."""
         if error is not None:
             settle(self.future, error=error)

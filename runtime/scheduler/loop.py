@@ -22,16 +22,16 @@ from runtime.options.load import LoadOptions
 from runtime.scheduler.beam.beams import Beams
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.draft import Drafter
-from runtime.scheduler.decode.rows import Vocabulary
+from runtime.scheduler.decode.rows import DecodeVocabulary
 from runtime.scheduler.faults import all_of, typed
 from runtime.scheduler.jobs import BeamJob, CallJob, DecodingJob, Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.kv.blocks import Blocks
-from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.metrics import Counters, RequestMetrics
+from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.metrics import EngineCounters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Pace, Prefill
 from runtime.scheduler.prefill.prompts import AT_ONCE, Lane, Prompts, Waiting
-from runtime.scheduler.workers import Background, BackgroundJob, WorkerContext
+from runtime.scheduler.workers import Background, BackgroundJob, SchedulerContext
 
 STALLED_SECONDS = 0.01  # wait of a step if every answer waits for a grammar mask; new jobs are admitted between steps
 
@@ -60,8 +60,8 @@ class Scheduler:
         options = replace(options, max_batch_rows=options.max_batch_rows or backend.batch_rows)
         self.batch_rows = options.batch_rows
         self._most = max(options.batch_rows, AT_ONCE)  # limit of running prompts; beyond it each caller gets one more
-        self.cache = Cache(backend, budget, enabled=options.cache)
-        self.counters = Counters()
+        self.cache = PrefixCache(backend, budget, enabled=options.cache)
+        self.counters = EngineCounters()
         self._request_metrics = RequestMetrics(self.counters)
         self._drafter = self.cache.kv_budget.drafter = None if draft is None else Drafter(draft, self.cache.kv_budget.make_room)
         self._waiting = Waiting(self.cache, self._request_metrics)
@@ -72,24 +72,12 @@ class Scheduler:
         self.blocks = Blocks(options.blocks, self.cache, self.counters)
         self._leaving: list[tuple[str, Future[None]]] = []  # digests of adapters to unload, and the futures to settle
         self._pace = Pace(backend.speed, options.prefill_chunk_tokens or backend.chunk_tokens)
-        self._background = Background(
-            WorkerContext(backend, options, self.cache, self.counters, self._request_metrics, self._pace)
-        )
-        self._prompts = Prompts(
-            options, self.cache, self.counters, self._request_metrics, self._pace, self._waiting, self._background
-        )
-        vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
-        self.decoding = Decoding(
-            options,
-            self.cache,
-            self.counters,
-            self._request_metrics,
-            vocabulary,
-            self._drafter,
-            overlaps=backend.overlaps,
-            preempt=self._prompts.preempt,
-        )
-        self._beams = Beams(self.cache, self.counters, self._request_metrics, self._prompts.preempt, vocabulary)
+        context = SchedulerContext(backend, options, self.cache, self.counters, self._request_metrics, self._pace)
+        self._background = Background(context)
+        self._prompts = Prompts(context, self._waiting, self._background)
+        vocabulary = DecodeVocabulary(token_bytes, eos, backend.info.context_length)
+        self.decoding = Decoding(context, vocabulary, self._drafter, self._prompts.preempt)
+        self._beams = Beams(context, vocabulary, self._prompts.preempt)
         self.steps = 0
         self.counters.publish(self.cache)
 

@@ -16,14 +16,14 @@ from runtime.grammar.constraint import Constraint
 from runtime.info import Latency, Metrics, RequestTimings
 from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.jobs import BranchesJob, CallJob, GenerateJob, Job, QueryJob
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 
 RECENT = 32  # latest requests whose timings are kept
 WINDOW = 256  # latest requests that latencies are computed from
 
 
 @dataclass(slots=True)
-class Counters:
+class EngineCounters:
     """The mutable counterpart of `Metrics`, field by field; the owner thread writes.
 
     `publish` only copies the values; `latest` builds the `Metrics`. The fields of `Metrics` that are missing here come from
@@ -64,7 +64,7 @@ class Counters:
     token_latency: tuple[float, ...] = ()
     _noted: tuple[tuple[Any, ...], tuple[int, ...]] = ((), ())
 
-    def publish(self, cache: Cache) -> None:
+    def publish(self, cache: PrefixCache) -> None:
         """Makes the present numbers visible to other threads."""
         trie, kv_budget, (forwards, pushed) = cache.trie, cache.kv_budget, cache.before
         of_cache = (
@@ -99,7 +99,7 @@ class Counters:
         return Metrics(**named)
 
 
-_NAMES = tuple(f.name for f in fields(Counters) if not f.name.startswith("_"))
+_NAMES = tuple(f.name for f in fields(EngineCounters) if not f.name.startswith("_"))
 _LATENCIES = tuple(name for name in _NAMES if name.endswith("_latency"))
 _OF_CACHE = (
     "tokens_computed",
@@ -119,7 +119,7 @@ _own = attrgetter(*_NAMES)
 class RequestMetrics:
     """Keeps the request counters. Owner thread only."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: EngineCounters) -> None:
         self._counters = counters
         self._recent: deque[RequestTimings] = deque(maxlen=RECENT)
         self._queue, self._first, self._token = (deque[float](maxlen=WINDOW) for _ in _LATENCIES)

@@ -8,38 +8,36 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from runtime.backends.packs.packed import Backend
+from runtime.info import PromptProgress
 from runtime.options.load import LoadOptions
 from runtime.scheduler.faults import all_of
 from runtime.scheduler.jobs import AnsweredJob, Job
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.metrics import Counters, RequestMetrics
+from runtime.scheduler.metrics import EngineCounters, RequestMetrics
 from runtime.scheduler.prefill.prefill import CHUNK_SECONDS, Pace, Prefill, preemptible
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerContext:
-    """The objects that workers share."""
+class SchedulerContext:
+    """The objects that the scheduler's parts share."""
 
     backend: Backend
     options: LoadOptions  # batch limits
-    cache: Cache
-    counters: Counters
-    request_metrics: RequestMetrics
+    cache: PrefixCache
+    counters: EngineCounters  # of the work done
+    request_metrics: RequestMetrics  # counts and times the requests
     pace: Pace  # sizes the forwards
 
 
 @dataclass(slots=True, eq=False)
-class BackgroundJob(AnsweredJob, ABC):
+class BackgroundJob(AnsweredJob):
     """A job that a `Worker` does in steps."""
 
-    @staticmethod
-    @abstractmethod
-    def worker(context: WorkerContext) -> Worker[Any]:
-        """Creates the worker for all jobs of this kind."""
+    worker: ClassVar[type[Worker[Any]]]  # of all jobs of this kind
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -50,13 +48,23 @@ class Work:
         job: The job.
         prefill: Its cursor, while it has a pack.
         lacking: Bytes that it waits for; None if it can run.
-        departures: `Cache.departures` at the last check for room.
+        departures: `PrefixCache.departures` at the last check for room.
+        total, done: The job's tokens or positions, and how many of them are done.
+        reused, computed: Tokens that were not pushed, and those that were.
     """
 
     job: Any
     prefill: Prefill | None = None
     lacking: int | None = None
     departures: int = 0
+    total: int
+    done: int = 0
+    reused: int = 0
+    computed: int = 0
+
+    def report_progress(self) -> None:
+        if self.job.on_progress is not None:
+            self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
 
 
 W = TypeVar("W", bound=Work)
@@ -65,7 +73,7 @@ W = TypeVar("W", bound=Work)
 class Worker(ABC, Generic[W]):
     """Works on the jobs of one kind."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: SchedulerContext) -> None:
         self._backend, self._options, self._cache = context.backend, context.options, context.cache
         self._counters, self._request_metrics, self._pace = context.counters, context.request_metrics, context.pace
         self.running: list[W] = []  # the one served last is at the end
@@ -127,6 +135,13 @@ class Worker(ABC, Generic[W]):
         work.job.parks += 1
         work.lacking, work.departures = self._cache.kv_budget.lacking(self._length(work)), self._cache.departures
 
+    def _leave(self, work: W, finish: str, prompt: int | None = None) -> None:
+        """Takes a job off and counts its end; see `RequestMetrics.leave`."""
+        self.running.remove(work)
+        self._free(work)
+        self._request_metrics.leave(work.job, finish, prompt=prompt, reused=work.reused, computed=work.computed)
+        self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
+
     def _free(self, work: W) -> None:
         if work.prefill is not None:
             self._cache.leave(work.prefill)
@@ -148,7 +163,7 @@ class Background:
         workers: One worker for each kind with running jobs; the one served last is at the end.
     """
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: SchedulerContext) -> None:
         self._context = context
         self.workers: dict[type[BackgroundJob], Worker[Any]] = {}
 
@@ -190,7 +205,6 @@ class Background:
         return any(worker.preempt(job) for worker in self.workers.values())
 
     def drop_cancelled(self) -> None:
-        """Ends cancelled jobs."""
         for kind, worker in list(self.workers.items()):
             for work in [work for work in worker.running if work.job.cancelled]:
                 worker.end(work, None)
@@ -198,6 +212,5 @@ class Background:
                 del self.workers[kind]
 
     def fail_all(self, error: BaseException) -> None:
-        """Ends every job with the error."""
         all_of([partial(worker.end, work, error) for worker in self.workers.values() for work in worker.running])
         self.workers.clear()

@@ -12,7 +12,7 @@ from runtime.options.checking import shown
 from runtime.session.manifest import Manifest
 from runtime.session.session import Session, SessionConfig
 from runtime.session.snapshot import Snapshot
-from runtime.session.state import Path
+from runtime.session.state import SessionPath
 from runtime.session.status import Mark
 from runtime.session.token_boundary import Conversation
 
@@ -38,11 +38,15 @@ def resume(model: LanguageModel, snapshot: Snapshot) -> Session:
     snapshot = _checked(snapshot)
     length = model.info.context_length
     snapshot = replace(snapshot, manifest=snapshot.manifest.named_here(model.info))
-    _require(model, snapshot)
+    try:
+        now = _manifest(model, snapshot.manifest.stack)
+    except AdapterError as missing:
+        raise SnapshotMismatchError(f"the snapshot runs under adapters that are not loaded: {missing}") from missing
+    snapshot.require(now)
     config = SessionConfig(snapshot.top_k, _fitting(snapshot.limit, length), None, snapshot.options, snapshot.manifest.stack)
     session = open_session(model, config)
     session.take(
-        Path(snapshot.ids, snapshot.marks, snapshot.prefix),
+        SessionPath(snapshot.ids, snapshot.marks, snapshot.prefix),
         Conversation(snapshot.messages) if snapshot.messages else None,
         snapshot.generation,
     )
@@ -55,21 +59,12 @@ async def resume_text(model: LanguageModel, snapshot: Snapshot) -> Session:
     limit = _fitting(snapshot.limit, model.info.context_length)
     session = open_session(model, SessionConfig(snapshot.top_k, limit, None, snapshot.options))
     ids = await model.tokenize_async(snapshot.text.decode(errors="replace"))
-    session.take(Path(ids, (Mark("prefix", "text", 0),) if ids else (), len(ids)), None, None)
+    session.take(SessionPath(ids, (Mark("prefix", "text", 0),) if ids else (), len(ids)), None, None)
     return session
 
 
 def _manifest(model: LanguageModel, adapters: Adapters) -> Manifest:
     return Manifest.of(model.info, tokenizer=model.tokenizer_digest, template=model.chat_template, adapters=adapters)
-
-
-def _require(model: LanguageModel, snapshot: Snapshot) -> None:
-    """Refuses a snapshot of another model, or of this model under other settings."""
-    try:
-        now = _manifest(model, snapshot.manifest.stack)
-    except AdapterError as missing:
-        raise SnapshotMismatchError(f"the snapshot runs under adapters that are not loaded: {missing}") from missing
-    snapshot.require(now)
 
 
 def _checked(snapshot: object) -> Snapshot:

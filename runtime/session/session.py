@@ -7,7 +7,6 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from runtime import html
@@ -22,7 +21,7 @@ from runtime.records import Finish, Float32, TokenRecord, TokenRun, shortened
 from runtime.sampling.chain import fresh_seed
 from runtime.session.manifest import Manifest, stack_of
 from runtime.session.snapshot import Generation, Snapshot
-from runtime.session.state import Guard, Path, SessionState
+from runtime.session.state import Guard, SessionPath, SessionState
 from runtime.session.status import (
     ContextReport,
     Divergence,
@@ -194,6 +193,7 @@ class Session:
     def snapshot(self) -> Snapshot:
         """A snapshot without KV, from which another session can continue. Never blocks; also available after `close`."""
         path, state = self._path.copy(), self._state
+        names = self.manifest.block_keys(path.ids) if self.model.info.options.get("blocks") else ()
         return Snapshot(
             ids=tuple(path.ids),
             text=b"".join(self.model.decode_token(token) for token in path.ids),
@@ -205,14 +205,8 @@ class Session:
             limit=self.config.limit,
             options=self.config.options,
             generation=state.generation,
-            blocks=self._block_names(path.ids),
+            blocks=tuple(key.hex() for key in names),
         )
-
-    def _block_names(self, ids: list[int]) -> tuple[str, ...]:
-        """Names of the path's KV blocks in hex; empty where the engine has no block file."""
-        if not self.model.info.options.get("blocks"):
-            return ()
-        return tuple(key.hex() for key in self.manifest.block_keys(ids))
 
     # ---- prefill -----------------------------------------------------------------------------------------------------------
 
@@ -232,7 +226,7 @@ class Session:
         """
         with self._entered("ensure_prefix"), reporting_prompt(progress, "token", on_progress) as hear:
             ids = await self._state.boundary.ids(prefix, first=True, what="prefix")
-            return await self._ensure(ids, label, hear, _ended_there)
+            return await self._ensure(ids, label, hear, lambda _: "the new prefix has another token there")
 
     ensure_prefix_sync = blocking(ensure_prefix)
 
@@ -315,7 +309,7 @@ class Session:
         divergence = self._diverged(common, ids, why) if common < len(path) else None
         dropped = len(path) - common
         try:
-            prefilled = await self._fill(ids, common, on_progress)
+            computed, run = await self._fill(ids, common, on_progress)
             self._guard.check()
         except BaseException:
             path.truncate(common)
@@ -329,8 +323,8 @@ class Session:
         path.prefix, self._state.divergence = len(path), divergence
         self._move_pin()
         return PrefixStatus(
-            reused=max(len(ids) - prefilled.computed, 0),
-            prefilled=prefilled.computed,
+            reused=max(len(ids) - computed, 0),
+            prefilled=computed,
             dropped=dropped,
             prefix=path.prefix,
             resident=len(path),
@@ -338,7 +332,7 @@ class Session:
             byte_hash=byte_hash([self.model.decode_token(token) for token in path.ids]),
             token_hash=token_hash(path.ids),
             manifest_digest=self.manifest.digest,
-            run=prefilled.run,
+            run=run,
         )
 
     async def _extend(self, kind: SegmentKind, given: TextOrIds, label: str, on_progress: OnProgress | None) -> SuffixStatus:
@@ -346,7 +340,7 @@ class Session:
         ids = await self._state.boundary.ids(given, first=not len(path), what=kind)
         self._check_room(kind, len(path), len(ids))
         differs = await self._state.boundary.differs(path.ids, given) if isinstance(given, str) else None
-        prefilled = await self._fill([*path.ids, *ids], len(path), on_progress)
+        computed, run = await self._fill([*path.ids, *ids], len(path), on_progress)
         self._guard.check()
         path.append(kind, ids, label)
         self._state.generation = None
@@ -358,9 +352,9 @@ class Session:
             available=self.limit - len(path),
             digest=token_hash(path.ids),
             seconds=time.monotonic() - started,
-            prefilled=prefilled.computed,
+            prefilled=computed,
             joint_differs=differs,
-            run=prefilled.run,
+            run=run,
         )
 
     def _diverged(self, at: int, ids: Sequence[int], why: Callable[[int], str]) -> Divergence:
@@ -376,10 +370,14 @@ class Session:
         After a prefill the vector is known. After each `advance` it costs the forward of one token, unless it is cached.
         """
         with self._entered("logprobs"):
-            row = self._known_row()
-            if row is None:
-                row = self._learn(await self.model.next_token_logprobs(self._path.ids, adapters=self.manifest.stack))
-            return row.copy()
+            path, known = self._path, self._state.row
+            if not len(path):
+                raise InvalidRequestError("the session is empty: nothing precedes the next token (ensure_prefix, or prefill)")
+            if known is None or known[0] != path.version:
+                known = path.version, await self.model.next_token_logprobs(path.ids, adapters=self.manifest.stack)
+                self._state.row = known
+                self._state.pin.follow(path.ids)
+            return known[1].copy()
 
     logprobs_sync = blocking(logprobs)
 
@@ -466,18 +464,6 @@ class Session:
         finally:
             self._move_pin()
 
-    def _known_row(self) -> Float32 | None:
-        """The next token's log-probabilities; None where they are not known for this path."""
-        if not len(self._path):
-            raise InvalidRequestError("the session is empty: nothing precedes the next token (ensure_prefix, or prefill)")
-        row = self._state.row
-        return row[1] if row is not None and row[0] == self._path.version else None
-
-    def _learn(self, row: Float32) -> Float32:
-        self._state.row = self._path.version, row
-        self._state.pin.follow(self._path.ids)
-        return row
-
     def _options(self, options: GenerationOptions | None) -> GenerationOptions:
         """Resolves the options of the call over those of the session, under the session's adapters."""
         options = given(options)
@@ -549,11 +535,11 @@ class Session:
             if dropped:
                 self._reopen()
             self._state.pin.move(self._path.ids)
-            prefilled = Prefilled()
+            computed = 0
             if n and dropped and "recurrent" in self.model.info.attention_kinds:
-                prefilled = await self._fill(self._path.ids, n, hear, scored=False)
+                computed, _ = await self._fill(self._path.ids, n, hear, scored=False)
                 self._move_pin()
-            return Truncation(n, dropped, prefilled.computed, self.limit - n)
+            return Truncation(n, dropped, computed, self.limit - n)
 
     truncate_sync = blocking(truncate)
 
@@ -575,20 +561,18 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
 
-    def take(self, path: Path, conversation: Conversation | None, generation: Generation | None) -> None:
+    def take(self, path: SessionPath, conversation: Conversation | None, generation: Generation | None) -> None:
         """Fills a new session from a snapshot; called only by `runtime.session.opening`.
 
         Raises:
@@ -601,7 +585,7 @@ class Session:
         self._move_pin()
 
     @property
-    def _path(self) -> Path:
+    def _path(self) -> SessionPath:
         return self._state.path
 
     @contextmanager
@@ -622,7 +606,9 @@ class Session:
         if not self.closed:
             self._state.pin.move(self._path.ids)
 
-    async def _fill(self, ids: Sequence[int], start: int, on_progress: OnProgress | None, *, scored: bool = True) -> Prefilled:
+    async def _fill(
+        self, ids: Sequence[int], start: int, on_progress: OnProgress | None, *, scored: bool = True
+    ) -> tuple[int, TokenRun | None]:
         """Computes the KV of `ids`, the scores of the tokens from `start` on, and the distribution after the last token.
 
         Args:
@@ -630,6 +616,9 @@ class Session:
             start: The position of the first new token.
             on_progress: Called with the progress.
             scored: False leaves the scores out.
+
+        Returns:
+            Tokens pushed through the model, and the new tokens with their scores; None without scores.
         """
         model, adapters = self.model, self.manifest.stack
         scoring, caching = _Counted(on_progress), _Counted(on_progress)
@@ -639,19 +628,11 @@ class Session:
         # All scores may be in memory although the KV, its checkpoint or the last vector is not.
         if not scoring.computed and model.has("kv"):
             await model.cache_kv_async(ids, adapters=adapters, on_progress=caching)
-        return Prefilled(scoring.computed + caching.computed, run)
+        return scoring.computed + caching.computed, run
 
     def _check_room(self, stage: str, resident: int, additional: int) -> None:
         if resident + additional > self.limit:
             raise ContextOverflowError(stage, resident, additional, self.limit)
-
-
-@dataclass(slots=True)
-class Prefilled:
-    """Cost and result of a prefill."""
-
-    computed: int = 0  # tokens pushed through the model
-    run: TokenRun | None = None  # the new tokens and their scores; None without scores
 
 
 class _Counted:
@@ -665,10 +646,6 @@ class _Counted:
         self.computed = progress.total if progress.computed is None else progress.computed  # a server reads the whole prompt
         if self._on_progress is not None:
             self._on_progress(progress)
-
-
-def _ended_there(_: int) -> str:
-    return "the new prefix has another token there"
 
 
 def with_text(record: TokenRecord, text: Utf8Stream) -> TokenRecord:

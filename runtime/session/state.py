@@ -28,7 +28,7 @@ _users_lock = threading.Lock()  # of `_Pin.users`: forks may live in other threa
 STRIDE = 64  # single tokens that a path gains before its pin is moved
 
 
-class Path:
+class SessionPath:
     """Ids with their segments; tokens are added and removed only at the end."""
 
     __slots__ = ("_marks", "ids", "prefix", "version")
@@ -82,10 +82,10 @@ class Path:
         ends = [*(mark.start for mark in marks[1:]), end]
         return tuple(Segment(m.kind, m.label, m.start, e) for m, e in zip(marks, ends, strict=False))  # no marks: no end
 
-    def copy(self) -> Path:
+    def copy(self) -> SessionPath:
         """An independent copy."""
         marks, prefix = list(self._marks), self.prefix  # read before the ids, to which a running decode may append
-        return Path(self.ids, marks, prefix)
+        return SessionPath(self.ids, marks, prefix)
 
 
 class _Pin:
@@ -219,7 +219,7 @@ class SessionState:
     """Tokens, their pin and their history."""
 
     manifest: Manifest  # of the tokens
-    path: Path
+    path: SessionPath
     pin: SessionPin  # keeps their KV in memory
     boundary: TokenBoundary  # turns texts into ids
     conversation: Conversation | None = None  # the messages of the last `ensure_messages`
@@ -230,7 +230,7 @@ class SessionState:
 
     @classmethod
     def empty(cls, model: LanguageModel, manifest: Manifest) -> SessionState:
-        return cls(manifest, Path(), SessionPin(model, manifest.stack), TokenBoundary(model))
+        return cls(manifest, SessionPath(), SessionPin(model, manifest.stack), TokenBoundary(model))
 
     def fork(self) -> SessionState:
         """An independent copy that shares the pin."""

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from runtime.api.checks import RequestChecks
 from runtime.errors import InvalidRequestError
 from runtime.info import Message
 from runtime.kv.trie import common_prefix
+from runtime.records import ends_of
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
 
 WINDOW = 64  # tokens before a boundary that are tokenised together with the suffix
 TextOrIds = str | Sequence[int]
-Int64 = npt.NDArray[np.int64]
 
 
 class TokenBoundary:
@@ -41,7 +40,9 @@ class TokenBoundary:
         Raises:
             InvalidRequestError: `given` is empty, of another type, or has an id outside the vocabulary.
         """
-        bos = await self._bos_ids()
+        if self._bos is None:
+            self._bos = await self._model.tokenize_async("")
+        bos = self._bos
         if isinstance(given, str):
             ids = await self._model.tokenize_async(given)
         else:
@@ -85,11 +86,6 @@ class TokenBoundary:
     async def _plain(self, text: str) -> list[int]:
         return await self._model.tokenize_async(text, add_special_tokens=False)
 
-    async def _bos_ids(self) -> list[int]:
-        if self._bos is None:
-            self._bos = await self._model.tokenize_async("")
-        return self._bos
-
 
 def _continues(piece: bytes) -> bool:
     """Whether the bytes begin in the middle of a character."""
@@ -126,17 +122,13 @@ def aligned(held: Sequence[int], full: Sequence[int], bytes_of: Callable[[int], 
     mine, theirs = [bytes_of(i) for i in held[same:]], [bytes_of(i) for i in full[same:]]
     text, other = (np.frombuffer(b"".join(pieces), np.uint8) for pieces in (mine, theirs))
     shared = common_prefix(text, other)
-    ends, others = _ends(mine), _ends(theirs)
+    ends, others = ends_of(mine), ends_of(theirs)
     borders = np.intersect1d(ends[ends <= shared], others[others <= shared])
     border = int(borders[-1]) if len(borders) else 0
     return Aligned(
         held=same + int(np.searchsorted(ends, border, side="right")),  # includes tokens without bytes after the border
         full=same + (int(np.searchsorted(others, border, side="left")) + 1 if border else 0),
     )
-
-
-def _ends(pieces: Sequence[bytes]) -> Int64:
-    return np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
 
 
 def delta(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> list[int]:

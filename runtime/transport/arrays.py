@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import RuntimeFault
-from runtime.records import Origin, TokenRun
+from runtime.records import Origin, TokenRun, split_bytes
 
 _DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i4", "<i8", "|u1", "<u2", "<u4", "|b1")}
 _MAX_DIMENSIONS = 4
@@ -110,5 +110,4 @@ def unpack_pieces(packed: Pieces) -> list[bytes]:
     data, lengths = unpack_array(packed.data).tobytes(), unpack_array(packed.lengths)
     if lengths.ndim != 1 or (lengths < 0).any() or int(lengths.sum(dtype=np.int64)) != len(data):
         raise ArrayError(f"lengths of {lengths.shape} pieces do not add up to {len(data):,} bytes")
-    ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    return [data[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+    return list(split_bytes(data, lengths))

@@ -55,7 +55,6 @@ class EngineProcess:
         return self._process.poll() is not None
 
     def terminate(self) -> None:
-        """Sends SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:

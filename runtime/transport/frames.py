@@ -115,7 +115,7 @@ _log = logging.getLogger(__name__)
 HIGH_WATER = 4 << 20  # unsent bytes above which `drained` waits
 
 
-class Connection(asyncio.Protocol):
+class FrameConnection(asyncio.Protocol):
     """One end of the pipe. All methods run on its loop's thread.
 
     Args:

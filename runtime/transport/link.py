@@ -13,24 +13,24 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from runtime.aio import LoopThread
-from runtime.beams import BeamStep
+from runtime.aio import FutureLike, LoopThread, ignore
+from runtime.beams import OnStep
 from runtime.errors import EngineDiedError, ForkedError, RuntimeFault, SessionClosedError
-from runtime.info import PromptProgress
+from runtime.info import OnProgress
 from runtime.loading.progress import OnLoad
 from runtime.records import TokenRun
 from runtime.transport.arrays import unpack_run
 from runtime.transport.child import EngineLimits, EngineProcess, Watchdog
-from runtime.transport.frames import MAX_PAYLOAD, Connection
+from runtime.transport.frames import MAX_PAYLOAD, FrameConnection
 from runtime.transport.messages import (
     LOAD_ID,
     Beat,
     Cancel,
-    Chunk,
+    ChunkMessage,
     Drop,
     End,
     Failure,
@@ -38,13 +38,13 @@ from runtime.transport.messages import (
     Loaded,
     Loading,
     MessageError,
-    Part,
-    Progress,
+    PartMessage,
+    ProgressMessage,
     Push,
     Reply,
     Result,
     Shutdown,
-    Step,
+    StepMessage,
     decode_replies,
     encode,
     unpack_fault,
@@ -57,38 +57,26 @@ EXIT_SECONDS = 0.5  # for the end of a child whose pipe is closed, or that was k
 _TERM_SECONDS = 0.2  # between SIGTERM and SIGKILL
 
 
-class Waiter(Protocol):
-    """Receives the messages of one call on the I/O thread; `result` or `fault` is called once, as the last."""
-
-    def chunk(self, run: TokenRun, branch: int | None) -> None:
-        """Some tokens of a stream, or of one branch of it."""
-
-    def progress(self, progress: PromptProgress) -> None:
-        """Progress of the call's prompt."""
-
-    def step(self, step: BeamStep) -> None:
-        """The beams of a search after one step."""
-
-    def result(self, value: Any) -> None:
-        """The answer; None at the end of a stream."""
-
-    def fault(self, error: BaseException) -> None:
-        """The call failed; with a CancelledError if the model cancelled it."""
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the caller waits no longer."""
-
-
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One call: the message, the receiver of its answer, and the received bytes of a large answer."""
+    """One call: its message, and the receivers of the messages that answer it, which are called on the I/O thread.
+
+    Attributes:
+        answer: Receives the answer or the error, as the last.
+        on_run: Receives tokens of a stream with their branch.
+        on_progress: Receives the progress of the prompt.
+        on_step: Receives the beams after each step of a search.
+        received: The bytes of a large answer so far.
+    """
 
     id: int
     payload: bytes
     method: Method
-    waiter: Waiter
-    received: bytearray = field(default_factory=bytearray)
+    answer: FutureLike
+    on_run: Callable[[TokenRun, int], None] = ignore
+    on_progress: OnProgress = ignore
+    on_step: OnStep = ignore
+    received: bytearray = field(default_factory=bytearray, init=False)
 
 
 class EngineLink:
@@ -106,7 +94,7 @@ class EngineLink:
     def __init__(
         self,
         make_load: Callable[[], Load],
-        loaded: Waiter,
+        loaded: FutureLike,
         *,
         threads: int | None,
         log_path: Path | None,
@@ -115,12 +103,12 @@ class EngineLink:
     ) -> None:
         self.state: Loaded | None = None  # the latest snapshots; replaced as a whole, read by any thread
         self._make_load, self._on_load = make_load, on_load
-        self._load_waiter: Waiter | None = loaded
+        self._loaded: FutureLike | None = loaded
         self._threads, self._log_path, self._limits = threads, log_path, limits
         self._numbers = itertools.count(LOAD_ID + 1)
         self._waiting: dict[int, Ticket] = {}
         self._child: EngineProcess | None = None
-        self._connection = Connection(self._on_group, self._on_lost)
+        self._connection = FrameConnection(self._on_group, self._on_lost)
         self._watchdog: Watchdog | None = None
         self._kill_reason: str | None = None  # why the process was killed
         self._end_error: Callable[[], RuntimeFault] | None = None  # makes the error of later calls
@@ -151,17 +139,16 @@ class EngineLink:
         return os.getpid() != self._pid
 
     def next_id(self) -> int:
-        """A new id, for a call."""
         return next(self._numbers)
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """Sends calls as one group."""
         if self.forked:
             for ticket in tickets:
-                ticket.waiter.fault(ForkedError.of(self._pid))
+                ticket.answer.set_exception(ForkedError.of(self._pid))
         elif not self._thread.post(self._send, tickets):
             for ticket in tickets:
-                ticket.waiter.fault(_closed_error())
+                ticket.answer.set_exception(_closed_error())
 
     def cancel(self, number: int) -> None:
         """Cancels a call; does nothing if it was answered already."""
@@ -266,18 +253,18 @@ class EngineLink:
         self._end_error = self._end_error or make_error
         waiting, self._waiting = self._waiting, {}
         for ticket in waiting.values():
-            ticket.waiter.fault(make_error())
-        if self._load_waiter is not None:
-            self._load_waiter.fault(make_error())
-            self._load_waiter = None
+            ticket.answer.set_exception(make_error())
+        if self._loaded is not None:
+            self._loaded.set_exception(make_error())
+            self._loaded = None
 
     # ---- messages --------------------------------------------------------------------------------------------
 
     def _send(self, tickets: Sequence[Ticket]) -> None:
-        wanted = [ticket for ticket in tickets if not ticket.waiter.abandoned]
+        wanted = [ticket for ticket in tickets if not ticket.answer.cancelled()]
         if self._end_error is not None:
             for ticket in wanted:
-                ticket.waiter.fault(self._end_error())
+                ticket.answer.set_exception(self._end_error())
             return
         self._waiting |= {ticket.id: ticket for ticket in wanted}
         if wanted:
@@ -305,67 +292,68 @@ class EngineLink:
                 self._on_push(reply)
             case Loading():
                 watchdog.load(reply.progress.done)
-                if self._on_load is not None and self._load_waiter is not None:
+                if self._on_load is not None and self._loaded is not None:
                     self._on_load(reply.progress)
             case Loaded():
                 self.state = reply
                 watchdog.beat(0, "idle")
-                if self._load_waiter is not None:
-                    self._load_waiter.result(reply)
-                    self._load_waiter = None
+                if self._loaded is not None:
+                    self._loaded.set_result(reply)
+                    self._loaded = None
             case Failure() if reply.id == LOAD_ID:
-                if self._load_waiter is not None:
-                    self._load_waiter.fault(unpack_fault(reply.fault))
-                    self._load_waiter = None
+                if self._loaded is not None:
+                    self._loaded.set_exception(unpack_fault(reply.fault))
+                    self._loaded = None
             case _:
                 if (ticket := self._waiting.get(reply.id)) is not None:  # otherwise the call was cancelled meanwhile
                     self._on_call_reply(ticket, reply)
 
     def _on_push(self, news: Push) -> None:
-        state = self.state
-        if state is not None:
-            changed = {"info": news.info, "metrics": news.metrics, "cache": news.cache}
-            self.state = msgspec.structs.replace(state, **{name: new for name, new in changed.items() if new is not None})
+        if self.state is not None:
+            changed = {name: new for name, new in msgspec.structs.asdict(news).items() if new is not None}
+            self.state = msgspec.structs.replace(self.state, **changed)
 
-    def _on_call_reply(self, ticket: Ticket, reply: Chunk | Part | Progress | Step | Result | End | Failure) -> None:
+    def _on_call_reply(
+        self, ticket: Ticket, reply: ChunkMessage | PartMessage | ProgressMessage | StepMessage | Result | End | Failure
+    ) -> None:
         match reply:
-            case Chunk():
+            case ChunkMessage():
                 try:
-                    ticket.waiter.chunk(unpack_run(reply.columns), reply.branch)
+                    ticket.on_run(unpack_run(reply.columns), reply.branch or 0)
                 except RuntimeFault as unreadable:
                     self._cancel(reply.id)
-                    ticket.waiter.fault(unreadable)
-            case Part():
+                    ticket.answer.set_exception(unreadable)
+            case PartMessage():
                 if len(ticket.received) + reply.data.nbytes > MAX_PAYLOAD:
                     raise MessageError(f"an answer of more than {MAX_PAYLOAD:,} bytes")
                 ticket.received.extend(reply.data)
-            case Progress():
-                ticket.waiter.progress(reply.progress)
-            case Step():
-                ticket.waiter.step(reply.step)
+            case ProgressMessage():
+                ticket.on_progress(reply.progress)
+            case StepMessage():
+                ticket.on_step(reply.step)
             case Result() if ticket.received:
                 self._keep(self._read_large(ticket))
             case Result():
                 del self._waiting[reply.id]
                 try:
-                    ticket.waiter.result(ticket.method.read_answer(reply.value))
+                    ticket.answer.set_result(ticket.method.read_answer(reply.value))
                 except (RuntimeFault, ValueError) as unreadable:  # msgspec's errors are ValueErrors
-                    ticket.waiter.fault(_unread(unreadable))
+                    ticket.answer.set_exception(_unread(unreadable))
             case End():
                 del self._waiting[reply.id]
-                ticket.waiter.result(None)
+                ticket.answer.set_result(None)
             case Failure():
                 del self._waiting[reply.id]
-                ticket.waiter.fault(unpack_fault(reply.fault))
+                ticket.answer.set_exception(unpack_fault(reply.fault))
 
     async def _read_large(self, ticket: Ticket) -> None:
         """Decodes an answer in parts, on another thread so that other messages need not wait for the copy of a GiB."""
         finish: Callable[[], None]
         try:
             answer = await asyncio.to_thread(ticket.method.read_answer, msgspec.Raw(ticket.received))
-            finish = partial(ticket.waiter.result, answer)
+            finish = partial(ticket.answer.set_result, answer)
         except (RuntimeFault, ValueError) as unreadable:
-            finish = partial(ticket.waiter.fault, _unread(unreadable))
+            finish = partial(ticket.answer.set_exception, _unread(unreadable))
         if self._waiting.pop(ticket.id, None) is not None:
             finish()
 

@@ -47,8 +47,8 @@ class LocalTransport:
         engine: Engine,
         text: TextSide,
         options: LoadOptions,
-        names: tuple[str, ...] | None = None,
-        in_use: Sequence[ModelLock] = (),
+        names: tuple[str, ...] | None,
+        in_use: Sequence[ModelLock],
     ) -> None:
         info = engine.backend.info
         self.engine = engine
@@ -56,9 +56,10 @@ class LocalTransport:
         self.names = (info.name,) if names is None else names
         registry = Registry(info.kv_fingerprint, info.vocab_size)
         operations = self.operations = Operations(engine, text, options, registry)
-        adapters = self.adapters = AdapterOperations(engine, operations, registry, self.names)
-        files = self.files = KvFiles(engine, operations, options)
-        self.state = EngineState(engine, operations)
+        self.adapters = AdapterOperations(engine, operations, registry, self.names)
+        self.files = KvFiles(engine, operations, options)
+        parts = (operations, self.adapters, self.files)
+        self.state = LocalState(engine, operations)
         side = operations.text
         self.text = TextFacts(
             side.eos_token_ids,
@@ -68,7 +69,6 @@ class LocalTransport:
             side.own.options,
             operations.ends,
         )
-        parts = (operations, adapters, files)
         self.calls: dict[str, Callable[..., Any]] = {
             name: next(getattr(part, name) for part in parts if hasattr(part, name)) for name in METHODS
         }
@@ -121,7 +121,7 @@ class LocalTransport:
         warnings.warn_explicit(message, ResourceWarning, *self._loaded_at)
 
 
-class EngineState:
+class LocalState:
     """The snapshots of an engine in this process."""
 
     def __init__(self, engine: Engine, operations: Operations) -> None:

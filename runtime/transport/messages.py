@@ -49,7 +49,8 @@ def pack_fault(error: BaseException) -> Fault:
     if known is None:
         trace = "".join(traceback.format_exception(error))
         return Fault(kind, (message,), message, (*notes, _clean(f"in the engine process:\n{trace}")))
-    arguments = _constructor_arguments(error) if known is type(error) else (message,)
+    reduced = error.__reduce__()  # (class, arguments, ...) for every exception
+    arguments = tuple(reduced[1]) if known is type(error) else (message,)
     if not all(isinstance(a, Scalar) for a in arguments):
         arguments = (message,)
     return Fault(known.__name__, tuple(_clean(a) if isinstance(a, str) else a for a in arguments), message, tuple(notes))
@@ -73,12 +74,6 @@ def unpack_fault(fault: Fault) -> BaseException:
     return error
 
 
-def _constructor_arguments(error: BaseException) -> tuple[Any, ...]:
-    reduced = error.__reduce__()  # (class, arguments, ...) for every exception
-    assert isinstance(reduced, tuple)
-    return tuple(reduced[1])
-
-
 def _clean(text: str) -> str:
     """A text that UTF-8 can encode: an error may quote a lone surrogate."""
     return text.encode("utf-8", "backslashreplace").decode()
@@ -99,7 +94,7 @@ class Load(msgspec.Struct, tag="load", frozen=True):
     beat_seconds: float
 
 
-class Call(msgspec.Struct, tag="call", frozen=True):
+class CallMessage(msgspec.Struct, tag="call", frozen=True):
     """Run an operation; the answer is a Result, a stream or a Failure with the same id."""
 
     id: int
@@ -144,8 +139,8 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     own_ends: AnswerEnds = msgspec.field(default_factory=AnswerEnds)
 
 
-class Part(msgspec.Struct, tag="part", frozen=True):
-    """Some bytes of a large answer to a call, in order. Other messages may come between; a Result follows the last Part."""
+class PartMessage(msgspec.Struct, tag="part", frozen=True):
+    """Some bytes of a large answer to a call, in order. Other messages may come between; a Result follows the last one."""
 
     id: int
     data: memoryview
@@ -155,10 +150,10 @@ class Result(msgspec.Struct, tag="result", frozen=True):
     """The answer to a call."""
 
     id: int
-    value: msgspec.Raw  # of the type in the method table; ignored after Parts
+    value: msgspec.Raw  # of the type in the method table; ignored after parts
 
 
-class Chunk(msgspec.Struct, tag="chunk", frozen=True, omit_defaults=True):
+class ChunkMessage(msgspec.Struct, tag="chunk", frozen=True, omit_defaults=True):
     """More tokens of a stream, or of one branch of it."""
 
     id: int
@@ -166,14 +161,14 @@ class Chunk(msgspec.Struct, tag="chunk", frozen=True, omit_defaults=True):
     branch: int | None = None
 
 
-class Progress(msgspec.Struct, tag="progress", frozen=True):
+class ProgressMessage(msgspec.Struct, tag="progress", frozen=True):
     """Progress of the prompt of a call."""
 
     id: int
     progress: PromptProgress
 
 
-class Step(msgspec.Struct, tag="step", frozen=True):
+class StepMessage(msgspec.Struct, tag="step", frozen=True):
     """The beams of a search after one step."""
 
     id: int
@@ -209,8 +204,8 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
     progress: int = 0
 
 
-Request = Load | Call | Cancel | Drop | Shutdown
-Reply = Loading | Loaded | Part | Result | Chunk | Progress | Step | End | Failure | Push | Beat
+Request = Load | CallMessage | Cancel | Drop | Shutdown
+Reply = Loading | Loaded | PartMessage | Result | ChunkMessage | ProgressMessage | StepMessage | End | Failure | Push | Beat
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

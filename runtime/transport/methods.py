@@ -1,20 +1,20 @@
 """The operations of a model, with the types of their arguments and answers: the pipe's allow-list.
 
-A new operation changes three files: `LanguageModel`, this one (its messages), and `runtime.engine.operations`. If it runs in
-steps together with other requests, its job and its worker are in a fourth (`runtime.scheduler.workers`). An operation that
-reads arrays of the model goes through `read` and changes four: `LanguageModel`, `runtime.scheduler.prefill.readings` (its job),
-and `runtime.backends.hf.readings` and `runtime.backends.mlx.readings` (its hooks). A new class of answers changes one more.
+A new operation changes three files: `LanguageModel`, this one (a line in `METHODS`), and `runtime.engine.operations`. If it
+runs in steps together with other requests, its job and its worker are in a fourth (`runtime.scheduler.workers`). An operation
+that reads arrays of the model goes through `read` and changes four: `LanguageModel`, `runtime.scheduler.prefill.readings` (its
+job), and `runtime.backends.hf.readings` and `runtime.backends.mlx.readings` (its hooks). A new class of answers changes one
+more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from runtime.beams import BeamOptions, Hypothesis
 from runtime.grammar.source import GrammarKind
@@ -30,207 +30,12 @@ AdapterUses = list[tuple[str, float]] | None  # (name, scale)
 LARGE = 1 << 21  # bytes; a larger answer is sent in parts of this size
 
 
-class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keyword arguments of an operation; this base class has none. Token ids are arrays, ``(n,) int32``."""
-
-
-class Query(Arguments, frozen=True):
-    """One path of token ids, and the adapters of its KV."""
-
-    ids: Array
-    adapters: AdapterUses
-
-
-class LogprobsBatch(Arguments, frozen=True):
-    """Several paths, each to be answered by a row of log-probabilities."""
-
-    batch: list[Array]
-    adapters: AdapterUses
-    priority: Priority
-    cache_salt: str
-
-
-class TopLogprobsBatch(LogprobsBatch, frozen=True):
-    """Several paths, each to be answered by the `n` likeliest tokens and the `chosen` ids."""
-
-    n: int
-    chosen: list[int]
-
-
-class Score(Query, frozen=True):
-    """A path whose tokens from `start` on are scored."""
-
-    top_k: int
-    start: int
-    priority: Priority
-    cache_salt: str
-
-
-class Generate(Arguments, frozen=True):
-    """A prompt to be answered once."""
-
-    ids: Array
-    options: GenerationOptions
-
-
-class ContinueMany(Generate, frozen=True):
-    """A prompt to be answered `n` times."""
-
-    n: int
-    priority: Priority
-    cache_salt: str
-
-
-class GenerateMany(Arguments, frozen=True):
-    """Several prompts, each with its options."""
-
-    prompts: list[Array]
-    options: list[GenerationOptions]
-
-
-class BeamGenerate(Query, frozen=True):
-    """A prompt to be answered by a beam search; if `watched`, Step messages are sent."""
-
-    options: BeamOptions
-    watched: bool
-
-
-class Embed(Arguments, frozen=True):
-    """Several paths, each to be answered by a vector."""
-
-    paths: list[Array]
-    pooling: Pooling
-    adapters: AdapterUses
-
-
-class Read(Query, frozen=True):
-    """One of `runtime.scheduler.prefill.readings` by name, with its own options, at some positions of a path."""
-
-    reading: str
-    positions: Array
-    options: dict[str, Array | int | float | str]
-
-
-class Texts(Arguments, frozen=True):
-    """Texts to be tokenised."""
-
-    texts: list[str]
-
-
-class RenderChat(Arguments, frozen=True):
-    """A conversation to be rendered as token ids."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    add_generation_prompt: bool
-
-
-class Clear(Arguments, frozen=True):
-    """Whether the next-token vectors are dropped in addition to the KV."""
-
-    vectors: bool
-
-
-class Count(Arguments, frozen=True):
-    """The most next-token vectors to cache."""
-
-    count: int
-
-
-class Budget(Arguments, frozen=True):
-    """The KV budget in bytes."""
-
-    budget_bytes: int
-
-
-class Pin(Query, frozen=True):
-    """A path whose KV is kept in memory, and the number of the pin."""
-
-    pin: int
-
-
-class Unpin(Arguments, frozen=True):
-    """The number of a pin to end."""
-
-    pin: int
-
-
-class SaveBlocks(Query, frozen=True):
-    """A path to save in the block file, in place of its first `replaces` tokens, saved before."""
-
-    replaces: int | None
-
-
-class CopyBlocks(Arguments, frozen=True):
-    """Names of blocks, and the path of the other block file."""
-
-    keys: list[bytes]
-    path: str
-
-
-class PinBlocks(Arguments, frozen=True):
-    """Names of blocks, and the name of their pin."""
-
-    name: str
-    keys: list[bytes]
-
-
-class KvSnapshot(Query, frozen=True):
-    """A path of tokens, and the path of its snapshot's file."""
-
-    path: str
-
-
-class KvRestore(Arguments, frozen=True):
-    """The path of a snapshot's file; `upto`: leading tokens to load, None for all."""
-
-    path: str
-    upto: int | None
-
-
-class AddAdapter(Arguments, frozen=True):
-    """An adapter's folder or id, and the name to register it under."""
-
-    path: str
-    name: str | None
-    any_base: bool
-
-
-class AdapterName(Arguments, frozen=True):
-    """The name of a registered adapter."""
-
-    name: str
-
-
-class PushLora(Arguments, frozen=True):
-    """The name of an adapter, and its scale."""
-
-    name: str
-    scale: float
-
-
 class WireHypothesis(msgspec.Struct, frozen=True):
     """One answer of a beam search."""
 
     columns: dict[str, Array]
     logprob: float
     score: float
-
-
-def _pack_hypotheses(hypotheses: Sequence[Hypothesis]) -> list[WireHypothesis]:
-    return [WireHypothesis(pack_run(one.run), one.logprob, one.score) for one in hypotheses]
-
-
-def _unpack_hypotheses(packed: Sequence[WireHypothesis]) -> list[Hypothesis]:
-    return [Hypothesis(unpack_run(one.columns), one.logprob, one.score) for one in packed]
-
-
-def _pack_columns(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, Array]:
-    return {name: pack_array(column) for name, column in columns.items()}
-
-
-def _unpack_columns(packed: Mapping[str, Array]) -> dict[str, npt.NDArray[Any]]:
-    return {name: unpack_array(column) for name, column in packed.items()}
 
 
 class WireTop(msgspec.Struct, frozen=True):
@@ -242,16 +47,8 @@ class WireTop(msgspec.Struct, frozen=True):
     chosen: dict[int, float]
 
 
-def _pack_tops(tops: Sequence[TopLogprobs]) -> list[WireTop]:
-    return [WireTop(pack_array(top.ids), pack_array(top.logprobs), top.tail_mass, dict(top.chosen)) for top in tops]
-
-
-def _unpack_tops(packed: Sequence[WireTop]) -> list[TopLogprobs]:
-    return [TopLogprobs(unpack_array(top.ids), unpack_array(top.logprobs), top.tail_mass, top.chosen) for top in packed]
-
-
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerCodec:
     """How a method's answer crosses the pipe: the type in the message, and the conversions to it and back."""
 
     wire: Any
@@ -259,25 +56,41 @@ class Answer:
     unpack: Callable[[Any], Any] = lambda value: value
 
 
-ARRAY = Answer(Array, pack_array, unpack_array)
-RUN = Answer(dict[str, Array], pack_run, unpack_run)
-NOTHING = Answer(None)
+ARRAY = AnswerCodec(Array, pack_array, unpack_array)
+RUN = AnswerCodec(dict[str, Array], pack_run, unpack_run)
+NOTHING = AnswerCodec(None)
+COLUMNS = AnswerCodec(
+    dict[str, Array],
+    lambda columns: {name: pack_array(column) for name, column in columns.items()},
+    lambda packed: {name: unpack_array(column) for name, column in packed.items()},
+)
+TOPS = AnswerCodec(
+    list[WireTop],
+    lambda tops: [WireTop(pack_array(one.ids), pack_array(one.logprobs), one.tail_mass, dict(one.chosen)) for one in tops],
+    lambda tops: [TopLogprobs(unpack_array(one.ids), unpack_array(one.logprobs), one.tail_mass, one.chosen) for one in tops],
+)
+HYPOTHESES = AnswerCodec(
+    list[WireHypothesis],
+    lambda hypotheses: [WireHypothesis(pack_run(one.run), one.logprob, one.score) for one in hypotheses],
+    lambda packed: [Hypothesis(unpack_run(one.columns), one.logprob, one.score) for one in packed],
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
     """One operation of the allow-list: the types of its arguments and answer, and the messages that it sends."""
 
-    arguments: type[msgspec.Struct]
-    answer: Answer
-    streams: bool = False  # the answer is Chunks of runs, each of a branch, and an End
-    steps: bool = False  # takes `on_step`; if `watched`, Step messages precede the Result
-    progresses: bool = False  # takes `on_progress`: Progress messages precede the first Chunk or the Result
+    arguments: Mapping[str, Any]  # by keyword, all required; token ids are arrays, ``(n,) int32``
+    answer: AnswerCodec
+    streams: bool = False  # the answer is chunks of runs, each of a branch, and an End
+    steps: bool = False  # takes `on_step`; if `watched`, StepMessages precede the Result
+    progresses: bool = False  # takes `on_progress`: ProgressMessages precede the first ChunkMessage or the Result
     _decode_arguments: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
     _decode_answer: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_decode_arguments", msgspec.msgpack.Decoder(self.arguments))
+        named = msgspec.defstruct("Arguments", list(self.arguments.items()), frozen=True, forbid_unknown_fields=True)
+        object.__setattr__(self, "_decode_arguments", msgspec.msgpack.Decoder(named))
         object.__setattr__(self, "_decode_answer", msgspec.msgpack.Decoder(self.answer.wire))
 
     def read_arguments(self, raw: msgspec.Raw) -> dict[str, Any]:
@@ -327,42 +140,51 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: msgspec.Raw) -> Any:  #
         raise MessageError(str(fault)) from fault
 
 
-METHODS: dict[str, Method] = {
-    "logprobs": Method(LogprobsBatch, ARRAY),
-    "top_logprobs": Method(TopLogprobsBatch, Answer(list[WireTop], _pack_tops, _unpack_tops)),
-    "logprobs_uncached": Method(Query, ARRAY),
-    "score": Method(Score, RUN, progresses=True),
-    "generate": Method(Generate, NOTHING, streams=True, progresses=True),
-    "continue_many": Method(ContinueMany, NOTHING, streams=True, progresses=True),
-    "generate_many": Method(GenerateMany, NOTHING, streams=True),
-    "generate_whole": Method(Generate, RUN),
-    "beam_generate": Method(
-        BeamGenerate, Answer(list[WireHypothesis], _pack_hypotheses, _unpack_hypotheses), progresses=True, steps=True
+_PATH = {"ids": Array, "adapters": AdapterUses}  # one path, and the adapters of its KV
+_TERMS = {"priority": Priority, "cache_salt": str}
+_BATCH = {"batch": list[Array], "adapters": AdapterUses, **_TERMS}  # several paths, a row of the answer for each
+_PROMPT = {"ids": Array, "options": GenerationOptions}
+_NAME = {"name": str}  # of a registered adapter
+_BLOCKS = {"keys": list[bytes], "path": str}  # names of blocks, and the other block file
+METHODS: dict[str, Method] = {  # the members of `LanguageModel` and its parts explain the keywords
+    "logprobs": Method(_BATCH, ARRAY),
+    "top_logprobs": Method({**_BATCH, "n": int, "chosen": list[int]}, TOPS),
+    "logprobs_uncached": Method(_PATH, ARRAY),
+    "score": Method({**_PATH, "top_k": int, "start": int, **_TERMS}, RUN, progresses=True),
+    "generate": Method(_PROMPT, NOTHING, streams=True, progresses=True),
+    "continue_many": Method({**_PROMPT, "n": int, **_TERMS}, NOTHING, streams=True, progresses=True),
+    "generate_many": Method({"prompts": list[Array], "options": list[GenerationOptions]}, NOTHING, streams=True),
+    "generate_whole": Method(_PROMPT, RUN),
+    "beam_generate": Method({**_PATH, "options": BeamOptions, "watched": bool}, HYPOTHESES, progresses=True, steps=True),
+    "embed": Method({"paths": list[Array], "pooling": Pooling, "adapters": AdapterUses}, ARRAY, progresses=True),
+    "read": Method(
+        {**_PATH, "reading": str, "positions": Array, "options": dict[str, Array | int | float | str]}, COLUMNS, progresses=True
     ),
-    "embed": Method(Embed, ARRAY, progresses=True),
-    "read": Method(Read, Answer(dict[str, Array], _pack_columns, _unpack_columns), progresses=True),
-    "tokenize": Method(Texts, Answer(list[list[int]])),
-    "render_chat": Method(RenderChat, Answer(list[int])),
-    "prefix_match": Method(Query, Answer(PrefixMatch)),
-    "cache_kv": Method(Query, NOTHING, progresses=True),
-    "pin": Method(Pin, Answer(int)),
-    "unpin": Method(Unpin, NOTHING),
-    "clear_cache": Method(Clear, NOTHING),
-    "keep_vectors": Method(Count, NOTHING),
-    "reset_queries": Method(Arguments, NOTHING),
-    "set_kv_budget": Method(Budget, NOTHING),
-    "save_blocks": Method(SaveBlocks, Answer(BlocksSaved)),
-    "copy_blocks": Method(CopyBlocks, Answer(int)),
-    "take_blocks": Method(CopyBlocks, Answer(int)),
-    "pin_blocks": Method(PinBlocks, Answer(int)),
-    "kv_snapshot": Method(KvSnapshot, Answer(int)),
-    "kv_restore": Method(KvRestore, Answer(int)),
-    "add_adapter": Method(AddAdapter, Answer(str)),
-    "load_adapter": Method(AdapterName, NOTHING),
-    "unload_adapter": Method(AdapterName, NOTHING),
-    "push_lora": Method(PushLora, NOTHING),
-    "pop_lora": Method(Arguments, Answer(tuple[str, float])),
-    "clear_loras": Method(Arguments, NOTHING),
+    "tokenize": Method({"texts": list[str]}, AnswerCodec(list[list[int]])),
+    "render_chat": Method(
+        {"messages": list[dict[str, Any]], "tools": list[dict[str, Any]] | None, "add_generation_prompt": bool},
+        AnswerCodec(list[int]),
+    ),
+    "prefix_match": Method(_PATH, AnswerCodec(PrefixMatch)),
+    "cache_kv": Method(_PATH, NOTHING, progresses=True),
+    "pin": Method({**_PATH, "pin": int}, AnswerCodec(int)),
+    "unpin": Method({"pin": int}, NOTHING),
+    "clear_cache": Method({"vectors": bool}, NOTHING),
+    "keep_vectors": Method({"count": int}, NOTHING),
+    "reset_queries": Method({}, NOTHING),
+    "set_kv_budget": Method({"budget_bytes": int}, NOTHING),
+    "save_blocks": Method({**_PATH, "replaces": int | None}, AnswerCodec(BlocksSaved)),
+    "copy_blocks": Method(_BLOCKS, AnswerCodec(int)),
+    "take_blocks": Method(_BLOCKS, AnswerCodec(int)),
+    "pin_blocks": Method({"name": str, "keys": list[bytes]}, AnswerCodec(int)),
+    "kv_snapshot": Method({**_PATH, "path": str}, AnswerCodec(int)),
+    "kv_restore": Method({"path": str, "upto": int | None}, AnswerCodec(int)),
+    "add_adapter": Method({"path": str, "name": str | None, "any_base": bool}, AnswerCodec(str)),
+    "load_adapter": Method(_NAME, NOTHING),
+    "unload_adapter": Method(_NAME, NOTHING),
+    "push_lora": Method({**_NAME, "scale": float}, NOTHING),
+    "pop_lora": Method({}, AnswerCodec(tuple[str, float])),
+    "clear_loras": Method({}, NOTHING),
 }
 # The features of every engine of this project, with the sampler's settings and the kinds of grammars by their names
 CAPABILITIES = frozenset(

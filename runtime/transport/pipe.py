@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from runtime.aio import Call, Mailbox, Stream, Turns
+from runtime.aio import AwaitedAnswer, FutureLike, Mailbox, RunStream, Turns
 from runtime.api.language_model import LanguageModel
 from runtime.api.progress import ShowProgress, reporting_load
 from runtime.backends.registry import available_backends, dotted_backends
-from runtime.beams import BeamStep, OnStep
+from runtime.beams import OnStep
 from runtime.branches import Branches
 from runtime.errors import InvalidRequestError, RuntimeFault
-from runtime.info import OnProgress, PromptProgress
+from runtime.info import OnProgress
 from runtime.loading.progress import LoadProgress, OnLoad
 from runtime.options.checking import check_callback
 from runtime.options.load import LoadOptions
@@ -29,66 +29,8 @@ from runtime.transport.base import TextFacts
 from runtime.transport.child import EngineLimits, offload_limits
 from runtime.transport.frames import MAX_PAYLOAD
 from runtime.transport.link import EngineLink, Ticket, end_link, grace_within
-from runtime.transport.messages import Call as CallMessage
-from runtime.transport.messages import Load, Loaded, encode
+from runtime.transport.messages import CallMessage, Load, Loaded, encode
 from runtime.transport.methods import CAPABILITIES, METHODS
-
-
-@dataclass(slots=True, eq=False)
-class CallWaiter:
-    """Passes the messages of one call from the link's thread to a reader on any thread."""
-
-    call: Call[Any]
-    on_progress: OnProgress | None = None
-    on_step: OnStep | None = None
-
-    def chunk(self, run: TokenRun, branch: int | None) -> None:
-        """Does nothing: a call gets no chunks."""
-
-    def progress(self, progress: PromptProgress) -> None:
-        if self.on_progress is not None:
-            self.call.report(self.on_progress, progress)
-
-    def step(self, step: BeamStep) -> None:
-        if self.on_step is not None:
-            self.call.report(self.on_step, step)
-
-    def result(self, value: Any) -> None:
-        self.call.set_result(value)
-
-    def fault(self, error: BaseException) -> None:
-        self.call.set_exception(error)
-
-    @property
-    def abandoned(self) -> bool:
-        return self.call.cancelled()
-
-
-@dataclass(slots=True, eq=False)
-class StreamWaiter:
-    """Passes the messages of one stream from the link's thread to its reader."""
-
-    stream: Stream
-    vocabulary: Sequence[bytes]  # the bytes of every id, for its runs
-
-    def chunk(self, run: TokenRun, branch: int | None) -> None:
-        self.stream.chunk(replace(run, vocabulary=self.vocabulary), branch or 0)
-
-    def progress(self, progress: PromptProgress) -> None:
-        self.stream.progress(progress)
-
-    def step(self, step: BeamStep) -> None:
-        """Does nothing: a stream gets no steps."""
-
-    def result(self, value: Any) -> None:  # noqa: ARG002  # the end of a stream has no value
-        self.stream.end()
-
-    def fault(self, error: BaseException) -> None:
-        self.stream.end(error)
-
-    @property
-    def abandoned(self) -> bool:
-        return self.stream.cancelled()
 
 
 class PipeTransport:
@@ -137,11 +79,13 @@ class PipeTransport:
         self._check_answer(method, arguments)
         if METHODS[method].steps:
             arguments["watched"] = on_step is not None
-        waiter = CallWaiter(Call(self._turns.inbox()), on_progress, on_step)
-        ticket = self._ticket(method, arguments, waiter)
+        awaited: AwaitedAnswer[Any] = AwaitedAnswer(self._turns.inbox())
+        listeners = {"on_progress": on_progress, "on_step": on_step}
+        reports = {name: partial(awaited.report, each) for name, each in listeners.items() if each is not None}
+        ticket = self._ticket(method, arguments, awaited, **reports)
         self._turns.submit(ticket)
         try:
-            return await waiter.call.answer()
+            return await awaited.answer()
         except BaseException:
             self._link.cancel(ticket.id)
             raise
@@ -149,20 +93,20 @@ class PipeTransport:
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
         """Token runs by branch, as they arrive; a stream that is closed early is cancelled in the engine too."""
         dropped: set[int] = set()
-        running: list[Callable[[int], None]] = []  # holds `drop_in_engine` while the call runs
+        vocabulary = self.text.byte_vocab
+        running: list[int] = []  # holds the number of the call while it runs
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
-            stream = Stream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
-            ticket = self._ticket(method, arguments, StreamWaiter(stream, self.text.byte_vocab))
+            stream = RunStream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
+
+            def deliver(run: TokenRun, branch: int) -> None:
+                stream.chunk(replace(run, vocabulary=vocabulary), branch)
+
+            ticket = self._ticket(method, arguments, stream, on_run=deliver, on_progress=stream.progress)
             self._turns.submit(ticket)
-
-            def drop_in_engine(branch: int) -> None:
-                self._turns.flush()  # the call must be submitted first
-                self._link.drop(ticket.id, branch)
-
-            for branch in dropped:
-                drop_in_engine(branch)
-            running.append(drop_in_engine)
+            running.append(ticket.id)
+            for branch in tuple(dropped):
+                drop(branch)
             try:
                 async for item in stream.runs():
                     yield item
@@ -173,14 +117,15 @@ class PipeTransport:
 
         def drop(branch: int) -> None:
             dropped.add(branch)
-            for drop_in_engine in running:
-                drop_in_engine(branch)
+            for number in running:
+                self._turns.flush()  # the call must be submitted first
+                self._link.drop(number, branch)
 
         return Branches(read(), drop)
 
     def post(self, method: str, **arguments: Any) -> None:
         self._turns.flush()
-        self._link.submit([self._ticket(method, arguments, CallWaiter(Call(queue.SimpleQueue())))])
+        self._link.submit([self._ticket(method, arguments, AwaitedAnswer(queue.SimpleQueue()))])
 
     def heartbeat(self) -> tuple[int, str, int]:
         """A constant: the link watches the process itself."""
@@ -196,7 +141,7 @@ class PipeTransport:
     def finalize(self) -> None:
         self._link.close_soon(grace=0.0)
 
-    def _ticket(self, method: str, arguments: dict[str, Any], waiter: CallWaiter | StreamWaiter) -> Ticket:
+    def _ticket(self, method: str, arguments: dict[str, Any], answer: FutureLike, **receivers: Callable[..., None]) -> Ticket:
         number = self._link.next_id()
         payload = encode(CallMessage(number, method, msgspec.Raw(encode(arguments))))
         if len(payload) > MAX_PAYLOAD:
@@ -204,7 +149,7 @@ class PipeTransport:
                 f"a request of {len(payload):,} bytes is more than the {MAX_PAYLOAD:,} that cross the pipe at once; "
                 "ask for less at a time"
             )
-        return Ticket(number, payload, METHODS[method], waiter)
+        return Ticket(number, payload, METHODS[method], answer, **receivers)
 
     def _check_answer(self, method: str, arguments: dict[str, Any]) -> None:
         """Refuses an answer that is too large for the pipe before anything is computed."""
@@ -272,7 +217,7 @@ async def spawn(
     def make_load() -> Load:
         return Load(str(source), name, options, loader, _importable_backends(name), limits.beat_seconds)
 
-    loaded: Call[Loaded] = Call(Mailbox(asyncio.get_running_loop()))
+    loaded: AwaitedAnswer[Loaded] = AwaitedAnswer(Mailbox(asyncio.get_running_loop()))
 
     with reporting_load(progress, on_progress) as listener:
 
@@ -282,7 +227,7 @@ async def spawn(
 
         link = EngineLink(
             make_load,
-            CallWaiter(loaded),
+            loaded,
             threads=options.get("threads"),
             log_path=log_path,
             limits=limits,

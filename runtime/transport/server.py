@@ -28,14 +28,14 @@ from runtime.loading.progress import LoadProgress, OnLoad, progress_listener
 from runtime.options.checking import nearest
 from runtime.records import TokenRun
 from runtime.transport.arrays import ArrayError, pack_pieces, pack_run
-from runtime.transport.frames import MAX_PAYLOAD, Connection
+from runtime.transport.frames import MAX_PAYLOAD, FrameConnection
 from runtime.transport.messages import (
     EXIT_PROTOCOL,
     LOAD_ID,
     Beat,
-    Call,
+    CallMessage,
     Cancel,
-    Chunk,
+    ChunkMessage,
     Drop,
     End,
     Failure,
@@ -43,12 +43,12 @@ from runtime.transport.messages import (
     Loaded,
     Loading,
     MessageError,
-    Part,
-    Progress,
+    PartMessage,
+    ProgressMessage,
     Push,
     Result,
     Shutdown,
-    Step,
+    StepMessage,
     decode_requests,
     encode,
     pack_fault,
@@ -66,7 +66,7 @@ _SHUTDOWN_SECONDS = 1.5  # for the model to close when the parent asks; the pare
 async def serve(pipe: socket.socket) -> NoReturn:
     """Serves one model over a connected socket; ends the process when the pipe closes."""
     loop = asyncio.get_running_loop()
-    server = Server(gc.freeze)  # full passes over the objects of torch and transformers would pause streams for 0.2 s
+    server = EngineServer(gc.freeze)  # full passes over the objects of torch and transformers would pause streams for 0.2 s
     await loop.create_connection(lambda: server.connection, sock=pipe)
     watch = loop.create_task(server.watch_parent(os.getppid()))  # a forked child of the parent may hold the pipe open
     code, grace = await server.over
@@ -77,7 +77,7 @@ async def serve(pipe: socket.socket) -> NoReturn:
     os._exit(code)  # at once, even if the owner thread is in a native library
 
 
-class Server:
+class EngineServer:
     """Serves one model over one pipe. All members run on the loop's thread.
 
     Args:
@@ -86,7 +86,7 @@ class Server:
 
     def __init__(self, on_loaded: Callable[[], None] = lambda: None) -> None:
         self._on_loaded = on_loaded
-        self.connection = Connection(self._on_group, self._on_lost)
+        self.connection = FrameConnection(self._on_group, self._on_lost)
         self.over: asyncio.Future[tuple[int, float]] = asyncio.get_running_loop().create_future()  # exit code, grace
         self._model: LanguageModel | None = None
         self._loading = False
@@ -129,7 +129,7 @@ class Server:
                     self._loading = True
                     self._keep(asyncio.create_task(self._load(request)))
                     self._keep(asyncio.create_task(self._beat(request.beat_seconds)))
-                case Call():
+                case CallMessage():
                     if request.id in self._calls:
                         raise MessageError(f"a second call with id {request.id}")
                     answer = self._calls[request.id] = asyncio.create_task(self._answer(request))
@@ -180,7 +180,7 @@ class Server:
         finally:
             self._loading = False
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, call: CallMessage) -> None:
         try:
             payload = await self._perform(call)
         except asyncio.CancelledError as error:
@@ -199,7 +199,7 @@ class Server:
         del self._calls[call]
         self._dropped.pop(call, None)
 
-    async def _perform(self, call: Call) -> bytes:
+    async def _perform(self, call: CallMessage) -> bytes:
         method = METHODS.get(call.method)
         if method is None:
             raise InvalidRequestError(f"the engine has no method {call.method!r}: {nearest(call.method, METHODS)}")
@@ -210,9 +210,9 @@ class Server:
         except (MessageError, ArrayError) as mismatch:
             raise InvalidRequestError(f"{call.method}: {mismatch}") from mismatch
         if method.progresses:
-            arguments["on_progress"] = lambda progress: self._post(encode(Progress(call.id, progress)))
+            arguments["on_progress"] = lambda progress: self._post(encode(ProgressMessage(call.id, progress)))
         if method.steps and arguments.pop("watched"):
-            arguments["on_step"] = lambda step: self._post(encode(Step(call.id, step)))
+            arguments["on_step"] = lambda step: self._post(encode(StepMessage(call.id, step)))
         transport = self._model.transport
         if method.streams:
             await self._send_runs(call.id, transport.stream(call.method, **arguments))
@@ -228,7 +228,7 @@ class Server:
             return encode(Result(call.id, msgspec.Raw(pieces[0])))
         for piece in pieces:
             for at in range(0, len(piece), LARGE):
-                self._post(encode(Part(call.id, piece[at : at + LARGE])))
+                self._post(encode(PartMessage(call.id, piece[at : at + LARGE])))
                 self._flush()
                 await self.connection.drained()  # other calls are answered in between: a GiB takes seconds
         return encode(Result(call.id, msgspec.Raw(encode(None))))
@@ -241,7 +241,7 @@ class Server:
         try:
             async with aclosing(branches):
                 async for branch, run in branches:
-                    chunk = Chunk(call, pack_run(run), branch)
+                    chunk = ChunkMessage(call, pack_run(run), branch)
                     self._post(encode(chunk), news=first)  # counters of the prompt precede the first chunk
                     first = False
                     await self.connection.drained()
@@ -274,9 +274,7 @@ class Server:
             state = model.transport.state
             now = Push(state.info, state.metrics, state.cache)
             before, self._pushed = self._pushed, now
-            changed = {
-                name: getattr(now, name) for name in Push.__struct_fields__ if getattr(now, name) != getattr(before, name, None)
-            }
+            changed = {name: new for name, new in msgspec.structs.asdict(now).items() if new != getattr(before, name, None)}
             return [encode(Push(**changed))] if changed else []
         except Exception:  # noqa: BLE001  # the border: counters are no reason to lose an answer
             _log.exception("the counters could not be read")
@@ -292,13 +290,10 @@ class Server:
 
     async def _beat(self, seconds: float) -> None:
         while True:
-            self.connection.post([encode(self._sign_of_life())])
+            phase = "loading" if self._loading else "idle"
+            beat = Beat(0, phase) if self._model is None else Beat(*self._model.transport.heartbeat())
+            self.connection.post([encode(beat)])
             await asyncio.sleep(seconds)
-
-    def _sign_of_life(self) -> Beat:
-        if self._model is None:
-            return Beat(0, "loading" if self._loading else "idle")
-        return Beat(*self._model.transport.heartbeat())
 
 
 def _groups(payloads: Sequence[bytes]) -> Iterator[list[bytes]]:

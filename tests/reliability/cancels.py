@@ -17,8 +17,8 @@ import pytest
 
 from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError
-from runtime.kv.options import BlockOptions
 from runtime.options.generation import GenerationOptions, SamplingOptions
+from runtime.options.load import BlockOptions
 from runtime.records import Float32
 from tests import fakes
 from tests.fakes import engine_of

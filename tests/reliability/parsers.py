@@ -401,10 +401,10 @@ def frame_samples(_: Path) -> list[bytes]:
     from runtime.options.generation import GenerationOptions, SamplingOptions
     from runtime.transport.arrays import pack_array
     from runtime.transport.frames import encode_group
-    from runtime.transport.messages import Call, Cancel, Chunk, End, Load, Part, Result, encode
+    from runtime.transport.messages import CallMessage, Cancel, ChunkMessage, End, Load, PartMessage, Result, encode
 
-    def call(number: int, method: str, **arguments: Any) -> Call:
-        return Call(number, method, msgspec.Raw(encode(arguments)))
+    def call(number: int, method: str, **arguments: Any) -> CallMessage:
+        return CallMessage(number, method, msgspec.Raw(encode(arguments)))
 
     options = GenerationOptions(max_tokens=5, sampling=SamplingOptions(temperature=0.5, logit_bias={3: 1.0}), stop=("x",))
     ids = np.arange(1, 4, dtype=np.int32)
@@ -418,9 +418,9 @@ def frame_samples(_: Path) -> list[bytes]:
     ]
     rows = pack_array(np.ones((3, 4), np.float32))
     replies = [
-        Part(1, memoryview(b"12")),
+        PartMessage(1, memoryview(b"12")),
         Result(1, msgspec.Raw(encode(rows))),
-        Chunk(2, {"ids": pack_array(np.arange(3))}),
+        ChunkMessage(2, {"ids": pack_array(np.arange(3))}),
         End(2),
     ]
     return [b"".join(bytes(piece) for piece in encode_group([encode(m) for m in part])) for part in (requests, replies)]
@@ -430,7 +430,7 @@ def open_frames(_: Path, __: Sequence[bytes]) -> Read:
     """Reads requests with their arguments, and replies with their arrays, in portions."""
     from runtime.transport.arrays import unpack_array
     from runtime.transport.frames import FrameParser
-    from runtime.transport.messages import Call, Chunk, Result, decode_replies, decode_requests
+    from runtime.transport.messages import CallMessage, ChunkMessage, Result, decode_replies, decode_requests
     from runtime.transport.methods import METHODS
 
     def read(number: int, data: bytes) -> str:
@@ -439,11 +439,11 @@ def open_frames(_: Path, __: Sequence[bytes]) -> Read:
             for group in parser.feed(data[at : at + 37]):
                 for message in decode_replies(group) if number else decode_requests(group):
                     messages += 1
-                    if isinstance(message, Call) and message.method in METHODS:
+                    if isinstance(message, CallMessage) and message.method in METHODS:
                         METHODS[message.method].read_arguments(message.arguments)
                     elif isinstance(message, Result):
                         METHODS["logprobs"].read_answer(message.value)
-                    elif isinstance(message, Chunk):
+                    elif isinstance(message, ChunkMessage):
                         [unpack_array(column) for column in message.columns.values()]
         return "read" if messages else "waits for more"
 

@@ -24,7 +24,7 @@ from runtime.remote.dialect import (
     malformed,
 )
 from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
-from runtime.sampling.spec import Kind
+from runtime.sampling.spec import StageKind
 
 FULL_BYTES: Final = 64 << 20  # of a whole vocabulary as JSON: 40 bytes for each of a million and a half
 _ID = "token_id:"  # prefix of the keys of alternatives by id
@@ -266,7 +266,7 @@ class Dialect:
 
 # Always sent: for settings that a request leaves out, a server uses the model's generation_config.json.
 NEUTRAL: Final = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-EDITS: Final = frozenset(each.name for spec in SAMPLER_STAGES if spec.kind is Kind.EDIT for each in spec.parameters)
+EDITS: Final = frozenset(each.name for spec in SAMPLER_STAGES if spec.kind is StageKind.EDIT for each in spec.parameters)
 
 
 def _pieces(choice: _Choice, asked: RemoteRequest) -> list[AnswerToken]:

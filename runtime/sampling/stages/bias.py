@@ -9,11 +9,11 @@ import numpy as np
 
 from runtime.errors import InvalidRequestError
 from runtime.options.checking import FEW, as_tuple, check_token, check_value, many, shown
-from runtime.sampling.spec import CHANGE, QT_TRANSLATE_NOOP, Chosen, Kind, Parameter, StageSpec
+from runtime.sampling.spec import CHANGE, QT_TRANSLATE_NOOP, Chosen, Parameter, StageKind, StageSpec
 
 if TYPE_CHECKING:
     from runtime.sampling.history import History
-    from runtime.sampling.pool import Pool
+    from runtime.sampling.pool import CandidatePool
 
 BANNING: Final = -1e9  # a bias from here down bans: in float32 no digit of a model's score survives the addition
 
@@ -26,7 +26,7 @@ class Bias:
         self._ids = np.array(list(amounts), np.int64)
         self._amounts = np.array(list(amounts.values()), np.float32)
 
-    def apply(self, pool: Pool, _history: History, _u: float = 0.0) -> None:
+    def apply(self, pool: CandidatePool, _history: History, _u: float = 0.0) -> None:
         pool.add(self._ids, self._amounts)
 
 
@@ -82,7 +82,7 @@ def _check(chosen: Chosen, vocab: int | None) -> None:
 SPEC = StageSpec(
     name="bias",
     number=3,
-    kind=Kind.EDIT,
+    kind=StageKind.EDIT,
     kernel=lambda chosen: Bias(chosen["logit_bias"], chosen["banned_tokens"]).apply,
     check=_check,
     parameters=(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidRequestError
 from runtime.options.checking import LARGEST, as_tuple, check_token, many, number, whole
-from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Parameter, Slider, StageKind, StageSpec
 
 if TYPE_CHECKING:
     from runtime.sampling.history import History
-    from runtime.sampling.pool import Pool
+    from runtime.sampling.pool import CandidatePool
 
 LONGEST_MATCH = 50  # tokens of a repetition that DRY counts at most, as text-generation-webui
 _BACK = np.arange(LONGEST_MATCH)
@@ -34,7 +34,7 @@ class Dry:
     range: int
     breakers: npt.NDArray[np.int32]
 
-    def apply(self, pool: Pool, history: History, _u: float = 0.0) -> None:
+    def apply(self, pool: CandidatePool, history: History, _u: float = 0.0) -> None:
         """Lowers the scores of tokens that would prolong a repetition."""
         ids = history.ids[-self.range :] if self.range else history.ids
         following, lengths = self.repetitions(ids)
@@ -84,14 +84,10 @@ def _check(chosen: Chosen, vocab: int | None) -> None:
             check_token("dry_breakers", breaker, vocab)
 
 
-def _read_breakers(_name: str, value: Any) -> Any:
-    return (value,) if isinstance(value, str) else as_tuple(value)
-
-
 SPEC = StageSpec(
     name="dry",
     number=5,
-    kind=Kind.EDIT,
+    kind=StageKind.EDIT,
     kernel=_kernel,
     remembers=True,
     check=_check,
@@ -131,7 +127,7 @@ SPEC = StageSpec(
             switch=False,
             folded=True,
             aliases=("dry_sequence_breakers",),
-            read=_read_breakers,
+            read=lambda _, value: as_tuple(value, str),
         ),
     ),
 )  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.options.checking import number
-from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Search, Slider, StageSpec
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Parameter, Search, Slider, StageKind, StageSpec
 
 if TYPE_CHECKING:
-    from runtime.sampling.pool import Pool
+    from runtime.sampling.pool import CandidatePool
 
 
-def min_p(pool: Pool, share: float) -> None:
+def min_p(pool: CandidatePool, share: float) -> None:
     """Keeps tokens with at least `share` of the likeliest one's probability."""
     most = pool.first.mass if pool.first else 1.0
     last = pool.order.last_at_least(share * most)
@@ -28,7 +28,7 @@ def _kernel(chosen: Chosen) -> Kernel:
 SPEC = StageSpec(
     name="min_p",
     number=9,
-    kind=Kind.CUT,
+    kind=StageKind.CUT,
     kernel=_kernel,
     search=Search.WEIGHT,
     label="min-p",

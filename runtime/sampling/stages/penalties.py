@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runtime.options.checking import LARGEST, number, whole
-from runtime.sampling.spec import CHANGE, QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+from runtime.sampling.spec import CHANGE, QT_TRANSLATE_NOOP, Chosen, Kernel, Parameter, Slider, StageKind, StageSpec
 
 if TYPE_CHECKING:
     from runtime.sampling.history import History
-    from runtime.sampling.pool import Pool
+    from runtime.sampling.pool import CandidatePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Penalties:
     presence: float
     frequency: float
 
-    def apply(self, pool: Pool, history: History, _u: float = 0.0) -> None:
+    def apply(self, pool: CandidatePool, history: History, _u: float = 0.0) -> None:
         """Lowers (or raises) the scores of tokens in the history's window."""
         ids, counts = history.counted
         if not len(ids):
@@ -47,7 +47,7 @@ def _kernel(chosen: Chosen) -> Kernel:
 SPEC = StageSpec(
     name="penalties",
     number=4,
-    kind=Kind.EDIT,
+    kind=StageKind.EDIT,
     kernel=_kernel,
     remembers=True,
     parameters=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.options.checking import LARGEST, number
-from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Parameter, Slider, StageKind, StageSpec
 
 
 def _kernel(chosen: Chosen) -> Kernel:
@@ -14,7 +14,7 @@ def _kernel(chosen: Chosen) -> Kernel:
 SPEC = StageSpec(
     name="temperature",
     number=6,
-    kind=Kind.TEMPERATURE,
+    kind=StageKind.TEMPERATURE,
     kernel=_kernel,
     parameters=(
         Parameter(

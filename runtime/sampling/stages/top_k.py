@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.options.checking import whole
-from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Search, Slider, StageSpec
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Parameter, Search, Slider, StageKind, StageSpec
 
 if TYPE_CHECKING:
-    from runtime.sampling.pool import Pool
+    from runtime.sampling.pool import CandidatePool
 
 MOST_SHOWN = 10_000  # at the right end of the slider, "off": more tokens make no visible difference
 
 
-def top_k(pool: Pool, k: int) -> None:
+def top_k(pool: CandidatePool, k: int) -> None:
     """Keeps the k likeliest tokens that are left."""
     start = pool.first.rank if pool.first else 0
     if pool.last is None or pool.last.rank >= start + k:
@@ -28,7 +28,7 @@ def _kernel(chosen: Chosen) -> Kernel:
 SPEC = StageSpec(
     name="top_k",
     number=7,
-    kind=Kind.CUT,
+    kind=StageKind.CUT,
     kernel=_kernel,
     search=Search.RANK,
     label="top-k",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.options.checking import number
-from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Search, Slider, StageSpec
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Parameter, Search, Slider, StageKind, StageSpec
 
 
 def _kernel(chosen: Chosen) -> Kernel:
@@ -14,7 +14,7 @@ def _kernel(chosen: Chosen) -> Kernel:
 SPEC = StageSpec(
     name="top_p",
     number=8,
-    kind=Kind.CUT,
+    kind=StageKind.CUT,
     kernel=_kernel,
     search=Search.LAZY_MASS,
     label="top-p",

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from runtime.numerics.depth import Deep
-from runtime.numerics.select import Place, place_of_mass
+from runtime.numerics.ranking import Deep
+from runtime.numerics.select import RankedToken, place_of_mass
 from runtime.options.checking import number
-from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Search, Slider, StageSpec
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Parameter, Search, Slider, StageKind, StageSpec
 
 if TYPE_CHECKING:
     from runtime.numerics.sorted_row import SortedRow
-    from runtime.sampling.pool import Pool
+    from runtime.sampling.pool import CandidatePool
 
 
-def typical(pool: Pool, p: float) -> None:
+def typical(pool: CandidatePool, p: float) -> None:
     """Keeps the tokens whose surprisal is nearest to the entropy, until they reach the share `p`."""
     order = pool.order
     if order.complete or (pool.last is not None and pool.last.rank < len(order.ids)):
@@ -31,7 +31,7 @@ def typical(pool: Pool, p: float) -> None:
         _typical_of_all(pool, p)
 
 
-def _typical_of_whole_row(pool: Pool, p: float) -> bool:
+def _typical_of_whole_row(pool: CandidatePool, p: float) -> bool:
     """Cuts a row without earlier cuts by only its more likely entries; False if they do not suffice.
 
     It sorts the entries that are as near to the entropy as the likeliest one, and more until they reach the mass. Entries
@@ -99,7 +99,7 @@ def _nearest(
     return within(below[furthest]) if furthest < len(below) else (0, len(surprisal))
 
 
-def _typical_in_head(pool: Pool, p: float) -> None:
+def _typical_in_head(pool: CandidatePool, p: float) -> None:
     order = pool.order
     start = pool.first.rank if pool.first else 0
     stop = pool.last.rank + 1 if pool.last else len(order.ids)
@@ -114,7 +114,7 @@ def _typical_in_head(pool: Pool, p: float) -> None:
     pool.last = order.at_rank(start + beyond - 1)
 
 
-def _typical_of_all(pool: Pool, p: float) -> None:
+def _typical_of_all(pool: CandidatePool, p: float) -> None:
     order, row = pool.order, pool.order.row
     ids = np.arange(len(row))
     left = pool.view.holds(ids)
@@ -131,8 +131,8 @@ def _typical_of_all(pool: Pool, p: float) -> None:
     kept = row[near]
     first, last = int(near[kept == kept.max()][0]), int(near[kept == kept.min()][-1])
     before_first, before_last = _before(order, ids, first), _before(order, ids, last)
-    pool.first = Place(int(np.count_nonzero(before_first)), first, float(exact[before_first].sum()), float(exact[first]))
-    pool.last = Place(int(np.count_nonzero(before_last)), last, float(exact[before_last].sum()), float(exact[last]))
+    pool.first = RankedToken(int(np.count_nonzero(before_first)), first, float(exact[before_first].sum()), float(exact[first]))
+    pool.last = RankedToken(int(np.count_nonzero(before_last)), last, float(exact[before_last].sum()), float(exact[last]))
 
 
 def _before(order: SortedRow, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
@@ -151,7 +151,7 @@ def _kernel(chosen: Chosen) -> Kernel:
 SPEC = StageSpec(
     name="typical",
     number=10,
-    kind=Kind.CUT,
+    kind=StageKind.CUT,
     kernel=_kernel,
     search=Search.MASS,
     label="typical",

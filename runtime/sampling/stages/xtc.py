@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.numerics.select import Place
+from runtime.numerics.select import RankedToken
 from runtime.options.checking import number
-from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chance, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chance, Chosen, Kernel, Parameter, Slider, StageKind, StageSpec
 
 if TYPE_CHECKING:
     from runtime.sampling.history import History
-    from runtime.sampling.pool import Pool
+    from runtime.sampling.pool import CandidatePool
 
 
-def xtc(pool: Pool, threshold: float) -> None:
+def xtc(pool: CandidatePool, threshold: float) -> None:
     """Removes all tokens that reach the probability `threshold` except the least likely of them and its ties."""
     order = pool.order
     last = order.last_at_least(threshold * pool.mass)
@@ -28,13 +28,13 @@ def xtc(pool: Pool, threshold: float) -> None:
     ties = np.flatnonzero(row == row[last.token])
     before = int(np.count_nonzero(ties < last.token))  # ties before it in the order
     if last.rank - before > start:
-        pool.first = Place(last.rank - before, int(ties[0]), last.before - before * last.mass, last.mass)
+        pool.first = RankedToken(last.rank - before, int(ties[0]), last.before - before * last.mass, last.mass)
 
 
 def _kernel(chosen: Chosen) -> Kernel:
     probability, threshold = float(chosen["xtc_probability"]), float(chosen["xtc_threshold"])
 
-    def apply(pool: Pool, _history: History, u: float) -> None:
+    def apply(pool: CandidatePool, _history: History, u: float) -> None:
         if u < probability:
             xtc(pool, threshold)
 
@@ -44,7 +44,7 @@ def _kernel(chosen: Chosen) -> Kernel:
 SPEC = StageSpec(
     name="xtc",
     number=11,
-    kind=Kind.CUT,
+    kind=StageKind.CUT,
     kernel=_kernel,
     draws=1,
     chance=Chance(

@@ -1,4 +1,4 @@
-"""Beam search over rows of log-probabilities: the choice of tokens at each step, and the end of the search.
+"""Beam search over rows of log-probabilities: the choice of tokens at each step, the end, and the answers.
 
 Independent of model and cache. The rules are those of transformers' `_beam_search` (5.x): of the best
 ``max(2, 1 + eos ids) * width`` continuations, those that end are hypotheses if they are among the first `width`; the best
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from runtime.beams import BeamOptions, BeamStep
+from runtime.beams import BeamOptions, BeamStep, Hypothesis
 from runtime.errors import GrammarError
 from runtime.grammar.masks import Mask
 from runtime.numerics.ranking import Ranked, likeliest
 from runtime.numerics.scoring import summarise_ranked
 from runtime.numerics.select import masked
-from runtime.records import Finish, Float32, Scores
-from runtime.scheduler.beam.beam_rules import BeamRules, BeamState
+from runtime.records import Finish, Float32, Float64, Int32, Origin, Scores, TokenRun
+from runtime.scheduler.beam.beam_rules import BeamRules, BeamState, shown
+from runtime.text.utf8 import texts_of
 
-Float64 = npt.NDArray[np.float64]
 _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
@@ -224,3 +224,50 @@ def _likeliest_allowed(row: Ranked, mask: Mask | None, count: int | None, keep: 
         return row.ids[:keep], row.values[:keep]
     ids = likeliest(masked(row.row, mask), min(keep, count)) if count else _NONE
     return ids, row.row[ids]
+
+
+def ids_of(nodes: Sequence[BeamNode]) -> Int32:
+    """The ids of a beam's tokens."""
+    return np.array([node.token for node in nodes], np.int32)
+
+
+def scores_of(nodes: Sequence[BeamNode], k: int) -> Scores:
+    """The scores of a beam's tokens, with `k` alternatives each."""
+
+    def gathered(column: str) -> list[Float32]:
+        return [getattr(node.after, column)[node.parent] for node in nodes]
+
+    n = len(nodes)
+    top_ids = np.array([row[:k] for row in gathered("top_ids")], np.int32).reshape(n, -1)
+    top_logprobs = np.array([row[:k] for row in gathered("top_logprobs")], np.float32).reshape(n, -1)
+    covered = np.exp(top_logprobs).sum(axis=-1, dtype=np.float64)
+    return Scores(
+        logprob=np.array([node.logprob for node in nodes], np.float32),
+        rank=np.array([node.rank for node in nodes], np.int32),
+        entropy=np.array(gathered("entropy"), np.float32),
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        covered_mass=np.minimum(covered, 1.0).astype(np.float32),
+    )
+
+
+def hypothesis(one: Complete, k: int, token_bytes: Sequence[bytes]) -> Hypothesis:
+    """The answer for a complete beam."""
+    nodes = one.last.chain()
+    scores, n = scores_of(nodes, k), len(nodes)
+    pieces = tuple(token_bytes[node.token] for node in nodes)
+    texts = list(texts_of(pieces))
+    if one.last.state is not None and one.last.state.cut:  # `cut` refers to the texts of the states
+        texts = shown([node.state.text for node in nodes if node.state is not None], one.last.state.cut)
+    finish = np.full(n, int(Finish.NONE), np.uint8)
+    finish[-1] = int(one.last.finish)
+    run = TokenRun(
+        ids=ids_of(nodes),
+        token_bytes=pieces,
+        texts=tuple(texts),
+        **scores.columns,
+        origin=np.array([Origin.GRAMMAR if node.forced else Origin.SAMPLED for node in nodes], np.uint8),
+        finish=finish,
+        draw=np.full(n, np.nan, np.float32),
+    )
+    return Hypothesis(run, one.last.total, one.score)

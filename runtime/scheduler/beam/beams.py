@@ -19,18 +19,16 @@ from runtime.numerics.scoring import empty_scores
 from runtime.options.generation import DEFAULT_MAX_TOKENS
 from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.beam.beam_rules import BeamRules
-from runtime.scheduler.beam.beam_search import BeamNode, BeamSearch
-from runtime.scheduler.beam.hypotheses import hypothesis, ids_of, scores_of
+from runtime.scheduler.beam.beam_search import BeamNode, BeamSearch, hypothesis, ids_of, scores_of
 from runtime.scheduler.decode.decoding import DRAW_HEAD
 from runtime.scheduler.decode.resume import bring_back
-from runtime.scheduler.decode.rows import PATIENCE_SECONDS, Vocabulary
+from runtime.scheduler.decode.rows import PATIENCE_SECONDS, DecodeVocabulary
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import BeamJob, settle
-from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import NoRoomError, PartialForward, forward
-from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill
+from runtime.scheduler.workers import SchedulerContext
 
 log = logging.getLogger(__name__)
 
@@ -57,26 +55,14 @@ class Beams:
     """All running searches. Owner thread only.
 
     Args:
-        cache: Places the beams.
-        counters: Counts the work done.
-        request_metrics: Counts and times the requests.
-        preempt: Preempts a background job or a prompt; False if there is none.
+        context: What the scheduler's parts share.
         vocabulary: The model's vocabulary.
+        preempt: Preempts a background job or a prompt; False if there is none.
     """
 
-    def __init__(
-        self,
-        cache: Cache,
-        counters: Counters,
-        request_metrics: RequestMetrics,
-        preempt: Callable[[], bool],
-        vocabulary: Vocabulary,
-    ) -> None:
-        self._cache = cache
-        self._counters = counters
-        self._request_metrics = request_metrics
-        self._preempt = preempt
-        self._vocabulary = vocabulary
+    def __init__(self, context: SchedulerContext, vocabulary: DecodeVocabulary, preempt: Callable[[], bool]) -> None:
+        self._cache, self._counters, self._request_metrics = context.cache, context.counters, context.request_metrics
+        self._vocabulary, self._preempt = vocabulary, preempt
         self.running: list[Running] = []
 
     def start(self, prefill: Prefill, last: Distribution) -> None:
@@ -125,7 +111,6 @@ class Beams:
         self.running[0].search.ready(seconds)
 
     def fail_all(self, error: BaseException) -> None:
-        """Ends every search with the error."""
         for one in list(self.running):
             self._fail(one, error)
 

@@ -17,31 +17,28 @@ from runtime.aio import together
 from runtime.errors import MemoryBudgetError
 from runtime.numerics.ranking import RankRequest
 from runtime.numerics.scoring import empty_scores
-from runtime.options.load import LoadOptions
 from runtime.options.speculation import SpeculativeOptions
 from runtime.records import Finish, Int32, Scores
-from runtime.scheduler.decode.draft import Drafter
-from runtime.scheduler.decode.lookup import PromptLookup
+from runtime.scheduler.decode.draft import Drafter, PromptLookup
 from runtime.scheduler.decode.resume import activate, bring_back
 from runtime.scheduler.decode.rows import (
     COPY_OUT_TOKENS,
     DecodeBatch,
+    DecodeRow,
+    DecodeVocabulary,
     Drawn,
     Proposer,
-    Row,
     Stream,
-    Vocabulary,
     draw_deferred,
     temperatures,
     verify_draft,
 )
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import BranchesJob, GenerateJob, Job
-from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import Answer, NoRoomError, PartialForward, SharedFetch, Workspace, begin, forward, prepare
-from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
+from runtime.scheduler.workers import SchedulerContext
 
 log = logging.getLogger(__name__)
 DRAW_HEAD = 128  # likeliest entries of a row on the device that are copied to the host: most draws need no others
@@ -51,38 +48,25 @@ class Decoding:
     """The running generations. Owner thread only.
 
     Args:
-        options: Batch limits.
-        cache: Places the generations.
-        counters: Counts the work done.
-        request_metrics: Counts and times the requests.
+        context: What the scheduler's parts share.
         vocabulary: The model's vocabulary.
         drafter: The draft model, if any.
-        overlaps: Whether the backend computes a begun forward asynchronously.
         preempt: Preempts a background job or a prompt; False if there is none.
     """
 
     def __init__(
         self,
-        options: LoadOptions,
-        cache: Cache,
-        counters: Counters,
-        request_metrics: RequestMetrics,
-        vocabulary: Vocabulary,
+        context: SchedulerContext,
+        vocabulary: DecodeVocabulary,
         drafter: Drafter | None,
-        *,
-        overlaps: bool,
         preempt: Callable[[], bool],
     ) -> None:
-        self._batch_rows = options.batch_rows
-        self._cache = cache
-        self._counters = counters
-        self._request_metrics = request_metrics
-        self._vocabulary = vocabulary
-        self._drafter = drafter
-        self._overlaps = overlaps
-        self._preempt = preempt
+        self._batch_rows = context.options.batch_rows
+        self._cache, self._counters, self._request_metrics = context.cache, context.counters, context.request_metrics
+        self._vocabulary, self._drafter, self._preempt = vocabulary, drafter, preempt
+        self._overlaps = context.backend.overlaps  # whether it computes a begun forward asynchronously
         self._ahead: list[tuple[DecodeBatch, SharedFetch]] = []  # forwards in flight
-        self.rows: list[Row] = []
+        self.rows: list[DecodeRow] = []
 
     def start(self, prefill: Prefill, last: Distribution) -> None:
         """Starts the streams of a complete prompt: draws the first token of each from the distribution after it.
@@ -90,7 +74,7 @@ class Decoding:
         Raises:
             BaseException: They could not be started; all their places are released.
         """
-        rows: list[Row] = []
+        rows: list[DecodeRow] = []
         places = [prefill]
         proposer: Proposer | None = None
         try:
@@ -103,7 +87,8 @@ class Decoding:
             if len(jobs) == 1 and jobs[0].options.speculative is not None:  # branches share their forwards instead
                 proposer = self._open_proposer(jobs[0], jobs[0].options.speculative)
             rows = [
-                Row(job, Stream(job, self._vocabulary), place, place.workspace) for job, place in zip(jobs, places, strict=True)
+                DecodeRow(job, Stream(job, self._vocabulary), place, place.workspace)
+                for job, place in zip(jobs, places, strict=True)
             ]
             rows[0].proposer = proposer
             self.rows += rows
@@ -139,15 +124,12 @@ class Decoding:
         return [one for one in job.jobs if not one.cancelled]
 
     def _open_proposer(self, job: GenerateJob, options: SpeculativeOptions) -> Proposer:
-        proposer: Proposer
-        if self._drafter is not None and options.method != "prompt_lookup":
-            proposer = self._drafter.open()
-        else:
-            proposer = PromptLookup(options.prompt_lookup_max, options.prompt_lookup_min)
+        drafter = self._drafter if options.method != "prompt_lookup" else None
+        proposer: Proposer = drafter.open() if drafter else PromptLookup(options.prompt_lookup_max, options.prompt_lookup_min)
         proposer.extend(job.ids.tolist())
         return proposer
 
-    def end(self, row: Row, error: BaseException | None) -> None:
+    def end(self, row: DecodeRow, error: BaseException | None) -> None:
         """Ends a generation: publishes its tail and sends the tokens held back."""
         self.rows.remove(row)
         workspace = row.workspace
@@ -180,7 +162,7 @@ class Decoding:
             finally:
                 row.job.on_end(error)
 
-    def _publish(self, row: Row) -> None:
+    def _publish(self, row: DecodeRow) -> None:
         """Publishes the tokens pushed since the last time; a failure does not end the answer."""
         job, lease = row.job, row.prefill.lease
         count = row.unpublished
@@ -211,7 +193,6 @@ class Decoding:
             log.exception("what stands beside a running answer could not be copied out")
 
     def drop_cancelled(self) -> None:
-        """Ends the cancelled generations."""
         for row in [row for row in self.rows if row.job.cancelled]:
             self.end(row, None)
 
@@ -234,7 +215,7 @@ class Decoding:
         """Waits up to `seconds` for the mask of the first row; called when all are `stalled`."""
         self.rows[0].stream.ready(seconds)
 
-    def _advance(self, rows: list[Row]) -> None:
+    def _advance(self, rows: list[DecodeRow]) -> None:
         drawn = self._collect(rows)
         drawn += [part for row in rows if row in self.rows and (part := draw_deferred(row)) is not None]
         served = {id(row) for part in drawn for row in part.rows}.union(*(part.failures for part in drawn))
@@ -246,13 +227,13 @@ class Decoding:
             self._push(drawn, rest[start : start + self._batch_rows])
         self._settle(drawn, rows)
 
-    def _speculates(self, row: Row) -> bool:
+    def _speculates(self, row: DecodeRow) -> bool:
         """Whether a row may speculate: it needs its workspace to itself, so that rejected tokens are the newest there."""
         return row.proposer is not None and all(other is row or other.workspace is not row.workspace for other in self.rows)
 
     # ---- forwards ---------------------------------------------------------------------------------------------------
 
-    def _push(self, drawn: list[Drawn], rows: list[Row]) -> None:
+    def _push(self, drawn: list[Drawn], rows: list[DecodeRow]) -> None:
         """One forward of the rows' pending tokens; appends the draws after it to `drawn`."""
         rows = self._resumable_rows(rows)
         if not rows:
@@ -279,13 +260,13 @@ class Decoding:
         drawn.append(batch.draw(after, self.rows))
 
     def _computed(
-        self, parts: Sequence[PartialForward], rows: Sequence[Row], at: Sequence[int], heats: Sequence[float]
+        self, parts: Sequence[PartialForward], rows: Sequence[DecodeRow], at: Sequence[int], heats: Sequence[float]
     ) -> Distributions:
         request = self._request(rows, at, heats)
         got: Answer = forward(parts, partial(self._cache.backend.compute, request=request))
         return normalise(got, entropy=True, temperatures=heats)
 
-    def _request(self, rows: Sequence[Row], at: Sequence[int], heats: Sequence[float]) -> RankRequest | None:
+    def _request(self, rows: Sequence[DecodeRow], at: Sequence[int], heats: Sequence[float]) -> RankRequest | None:
         """The parts of rows on the device to copy to the host; None: whole rows, or rows on the host."""
         if not self._cache.backend.on_device:
             return None
@@ -294,7 +275,7 @@ class Decoding:
             return None
         return RankRequest(max(DRAW_HEAD, *(row.job.options.top_k for row in rows)), tuple(heats), whole)
 
-    def _end_larger(self, drawn: Sequence[Drawn], rows: Sequence[Row], error: NoRoomError) -> bool:
+    def _end_larger(self, drawn: Sequence[Drawn], rows: Sequence[DecodeRow], error: NoRoomError) -> bool:
         """Ends the largest stream not yet pushed in this step to make room for `rows`; False if it is one of these."""
         pushed = {id(row) for part in drawn for row in part.rows}
         largest = max((row for row in self.rows if id(row) not in pushed), key=lambda row: len(row.path))
@@ -303,7 +284,7 @@ class Decoding:
         self.end(largest, typed(error))
         return True
 
-    def _push_drafted(self, drawn: list[Drawn], row: Row) -> bool:
+    def _push_drafted(self, drawn: list[Drawn], row: DecodeRow) -> bool:
         """Speculates: one forward of a row's pending token and drafted ones; False if nothing was pushed."""
         speculative, workspace = row.job.options.speculative, row.workspace
         if row.proposer is None or speculative is None or row.invoked:
@@ -338,7 +319,7 @@ class Decoding:
         drawn.append(drawing)
         return True
 
-    def _begin(self, rows: Sequence[Row]) -> None:
+    def _begin(self, rows: Sequence[DecodeRow]) -> None:
         """Begins the next forward of some rows; after a failure the next step tries again."""
         for row in [row for row in rows if self._speculates(row)]:  # it will push several tokens
             row.workspace.unprepare()
@@ -366,7 +347,7 @@ class Decoding:
         """Prepares the forward after the one in flight, if it is predictable: no two rows share a slot."""
         if len(batch.rows) != batch.size:
             return
-        parts, going, start = [], list[Row](), 0
+        parts, going, start = [], list[DecodeRow](), 0
         for part, base in zip(batch.parts, batch.bases, strict=True):
             rows = batch.rows[start : start + len(part.tokens)]
             start += len(rows)
@@ -382,7 +363,7 @@ class Decoding:
             except BaseException:  # noqa: BLE001  # as in `_begin`: the next step tries again
                 return
 
-    def _collect(self, rows: Sequence[Row]) -> list[Drawn]:
+    def _collect(self, rows: Sequence[DecodeRow]) -> list[Drawn]:
         """The draws after the forward in flight of these rows, for those of its rows that still run."""
         found = next((pair for pair in self._ahead if any(row in pair[0].rows for row in rows)), None)
         self._ahead = [pair for pair in self._ahead if pair is not found and any(row in self.rows for row in pair[0].rows)]
@@ -402,7 +383,7 @@ class Decoding:
         running = [row for row in self.rows if row.workspace not in lost]
         return [batch.draw(after, running)]
 
-    def _resumable_rows(self, rows: list[Row]) -> list[Row]:
+    def _resumable_rows(self, rows: list[DecodeRow]) -> list[DecodeRow]:
         """The rows, each at a slot to which a token can be appended; a row that cannot be brought back is ended.
 
         Bringing a row back may take the recurrent state of another row, but only of a shorter path: there are at most as many
@@ -421,15 +402,12 @@ class Decoding:
             for row in lost:
                 if row.prefill.slot in moved:
                     row.prefill.slot = moved[row.prefill.slot]
-                elif (slot := self._guarded(row, partial(self._bring_back, row))) is not None:
+                elif (slot := self._guarded(row, partial(bring_back, self._cache, row.prefill, row.path))) is not None:
                     moved[row.prefill.slot], row.prefill.slot = slot, slot
             rows = [row for row in rows if row in self.rows]
         return rows
 
-    def _bring_back(self, row: Row) -> int:
-        return bring_back(self._cache, row.prefill, row.path)
-
-    def _guarded(self, row: Row, act: Callable[[], int]) -> int | None:
+    def _guarded(self, row: DecodeRow, act: Callable[[], int]) -> int | None:
         """Runs `act`, which moves a generation to a new slot; on an error, ends the generation and returns None."""
         try:
             return act()
@@ -439,14 +417,14 @@ class Decoding:
 
     # ---- after the draw ---------------------------------------------------------------------------------------------
 
-    def _settle(self, drawn: list[Drawn], rows: Sequence[Row] = ()) -> None:
+    def _settle(self, drawn: list[Drawn], rows: Sequence[DecodeRow] = ()) -> None:
         """After the draws: publishes tails, begins the next forward of `rows`, makes records, ends finished rows."""
         failed: dict[int, BaseException] = {}
         concerned: set[int] = set()  # by id(): rows with a draw or a failure
         for part in drawn:
             failed |= part.failures
             concerned.update(part.failures, map(id, part.rows))
-        ending: list[Row] = []
+        ending: list[DecodeRow] = []
         for row in self.rows:
             if id(row) not in concerned:
                 continue
@@ -471,7 +449,7 @@ class Decoding:
             error = failed.get(id(row))
             self.end(row, None if error is None else typed(error))
 
-    def _over_budget(self, row: Row) -> BaseException | None:
+    def _over_budget(self, row: DecodeRow) -> BaseException | None:
         """The error of a row whose path alone exceeds the budget; its answer so far stays."""
         try:
             self._cache.check_room(len(row.job.ids) + row.pushed + 1)

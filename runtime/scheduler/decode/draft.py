@@ -1,4 +1,4 @@
-"""Drafts from a smaller model with the same vocabulary."""
+"""Drafts for speculation: from a smaller model with the same vocabulary, or from the text itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class Drafter:
         return draft
 
     def unload(self) -> None:
-        """Frees the draft model."""
         self._backend.unload()
 
 
@@ -61,7 +60,6 @@ class Draft:
         self.pack = backend.open_pack()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Appends accepted tokens to the text."""
         self._text += tokens
 
     def propose(self, limit: int) -> list[int]:
@@ -102,7 +100,6 @@ class Draft:
         return draft
 
     def close(self) -> None:
-        """Frees the pack."""
         self._backend.close(self.pack)
         self._closed(self)
 
@@ -114,6 +111,45 @@ class Draft:
         self._pushed += tokens
         last: Float32 = logits[0]
         return last
+
+
+class PromptLookup:
+    """Prompt lookup decoding: drafts the tokens that followed the last occurrence of the text's final n-gram.
+
+    After A. Saxena, 2023 (transformers' `prompt_lookup_num_tokens`), with an index of every n-gram by its last occurrence that
+    has a continuation, instead of a search through the whole text at each step.
+
+    Args:
+        longest: Largest n; the longest matching n-gram wins.
+        shortest: Smallest n.
+    """
+
+    def __init__(self, longest: int, shortest: int) -> None:
+        self._lengths = range(longest, shortest - 1, -1)
+        self._text: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its last occurrence
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        text, after = self._text, self._after
+        for token in tokens:
+            place = len(text)
+            for n in self._lengths:  # entered with the token that follows: every match has a continuation
+                if n <= place:
+                    after[tuple(text[place - n :])] = place
+            text.append(token)
+
+    def propose(self, limit: int) -> list[int]:
+        """Up to `limit` tokens that may come next; empty without a match."""
+        text = self._text
+        for n in self._lengths:
+            if n <= len(text):
+                place = self._after.get(tuple(text[-n:]))
+                if place is not None:
+                    return text[place : place + limit]
+        return []
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to free."""
 
 
 def check_draft(draft: Backend, model: Backend, draft_bytes: Sequence[bytes], model_bytes: Sequence[bytes]) -> None:

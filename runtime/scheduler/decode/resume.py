@@ -7,15 +7,15 @@ from collections.abc import Hashable
 import numpy as np
 
 from runtime.records import Int32
-from runtime.scheduler.decode.rows import Row
+from runtime.scheduler.decode.rows import DecodeRow
 from runtime.scheduler.jobs import Job
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.workspace import PartialForward, forward
 from runtime.scheduler.prefill.distributions import non_finite
 from runtime.scheduler.prefill.prefill import Prefill
 
 
-def bring_back(cache: Cache, prefill: Prefill, path: Int32) -> int:
+def bring_back(cache: PrefixCache, prefill: Prefill, path: Int32) -> int:
     """Returns to the end of `path`, whose recurrent state moved on with another job: loads or pushes it again.
 
     Returns:
@@ -42,7 +42,7 @@ def bring_back(cache: Cache, prefill: Prefill, path: Int32) -> int:
     return slot
 
 
-def activate(cache: Cache, row: Row) -> int:
+def activate(cache: PrefixCache, row: DecodeRow) -> int:
     """Activates an adapter after its invocation sequence: computes the path from the sequence on under the adapter.
 
     So the answer continues as if its text were a prompt. Its records keep the scores of the earlier route; these are not

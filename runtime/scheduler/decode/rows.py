@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 0.005  # total wait of a step for grammar masks; rows with a 
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class DecodeVocabulary:
     """The vocabulary and the limits of the model.
 
     Attributes:
@@ -59,7 +59,7 @@ class Stream:
         vocabulary: The model's vocabulary.
     """
 
-    def __init__(self, job: GenerateJob, vocabulary: Vocabulary) -> None:
+    def __init__(self, job: GenerateJob, vocabulary: DecodeVocabulary) -> None:
         self.job = job
         self._token_bytes = vocabulary.token_bytes
         self._eos = vocabulary.eos if job.eos is None else job.eos
@@ -234,7 +234,6 @@ class Stream:
         self.job.on_run(run)
 
     def new_tokens(self) -> Int32:
-        """The generated ids."""
         return np.array(self.new_ids, np.int32)
 
 
@@ -252,7 +251,7 @@ class Proposer(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class DecodeRow:
     """A decoding generation: its last slot, and its next token or, while it waits for a mask, its next distribution."""
 
     job: GenerateJob
@@ -306,14 +305,14 @@ class Drawn:
     """The tokens drawn after one forward, with their distributions, until they are recorded."""
 
     after: Distributions
-    rows: list[Row] = field(default_factory=list)  # a row may occur several times, after speculation
+    rows: list[DecodeRow] = field(default_factory=list)  # a row may occur several times, after speculation
     at: list[int] = field(default_factory=list)  # index in `after` for each of `rows`
     tokens: list[int] = field(default_factory=list)  # for each of `rows`
     failures: dict[int, BaseException] = field(default_factory=dict)  # by id() of a row: the error that ends it
     recorded: bool = False
     begun: float = field(default_factory=time.monotonic)  # monotonic seconds
 
-    def draw(self, row: Row, i: int) -> bool:
+    def draw(self, row: DecodeRow, i: int) -> bool:
         """Draws a row's next token from row `i` of `after`.
 
         Returns:
@@ -356,7 +355,7 @@ class Drawn:
             row.stream.record(scores, i)
 
 
-def draw_deferred(row: Row) -> Drawn | None:
+def draw_deferred(row: DecodeRow) -> Drawn | None:
     """Draws the token of a row that waited for its mask; None if it does not wait, or still does."""
     after = row.undrawn
     if after is None or not row.stream.ready(0.0):
@@ -367,7 +366,7 @@ def draw_deferred(row: Row) -> Drawn | None:
     return drawn
 
 
-def verify_draft(row: Row, draft: Sequence[int], after: Distributions) -> Drawn:
+def verify_draft(row: DecodeRow, draft: Sequence[int], after: Distributions) -> Drawn:
     """Draws a row's tokens as long as they match the drafted ones, and one more.
 
     Args:
@@ -406,10 +405,10 @@ class DecodeBatch:
         at: Index of each row's token among the tokens of all parts.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[DecodeRow]) -> None:
         """Reserves the slots."""
         groups = by_workspace(rows)
-        self.rows: list[Row] = []
+        self.rows: list[DecodeRow] = []
         self.parts: list[PartialForward] = []
         self.bases: list[int] = [group[0].workspace.size for group in groups]
         self.at: list[int] = []
@@ -436,7 +435,6 @@ class DecodeBatch:
         return temperatures(self.rows, self.at, self.size)
 
     def rollback(self) -> None:
-        """Removes the slots."""
         for part, base in zip(self.parts, self.bases, strict=True):
             part.workspace.rollback(base)
 
@@ -444,7 +442,7 @@ class DecodeBatch:
         """Whether any slot holds NaN or infinity."""
         return any(part.workspace.broken(base) for part, base in zip(self.parts, self.bases, strict=True))
 
-    def draw(self, after: Distributions, running: Sequence[Row]) -> Drawn:
+    def draw(self, after: Distributions, running: Sequence[DecodeRow]) -> Drawn:
         """Moves each running row to its new slot and draws its next token."""
         drawn = Drawn(after)
         for row, i, slot in zip(self.rows, self.at, self._slots, strict=True):
@@ -455,7 +453,7 @@ class DecodeBatch:
         return drawn
 
 
-def temperatures(rows: Sequence[Row], at: Sequence[int], n: int) -> list[float]:
+def temperatures(rows: Sequence[DecodeRow], at: Sequence[int], n: int) -> list[float]:
     """The temperatures at which draws need the total mass of `n` distributions; 1 where they do not.
 
     Args:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from runtime.dotted import resolve
 from runtime.errors import BlockFileError
-from runtime.info import BlocksSaved
-from runtime.kv.options import BlockOptions
+from runtime.info import BlocksSaved, PrefixMatch
 from runtime.kv.store import BlockStore
 from runtime.kv.thread import BlockThread, Urgency, one_line
+from runtime.options.load import BlockOptions
 from runtime.scheduler.jobs import Job, settle
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.restoring import Restores, reach
 from runtime.scheduler.kv.saving import Savings
-from runtime.scheduler.metrics import Counters
+from runtime.scheduler.metrics import EngineCounters
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,7 +43,7 @@ class Blocks:
         thread: The block thread, as long as the file can be used.
     """
 
-    def __init__(self, options: BlockOptions | None, cache: Cache, counters: Counters) -> None:
+    def __init__(self, options: BlockOptions | None, cache: PrefixCache, counters: EngineCounters) -> None:
         self._cache, self._backend = cache, cache.backend
         self._arrived: deque[Callable[[], None]] = deque()  # appended to by the block thread
         self.wake: Callable[[], None] = lambda: None  # wakes the owner thread; called by the block thread
@@ -89,38 +88,22 @@ class Blocks:
         else:
             self._savings.begin(job, future, replaces)
 
-    def copy(self, keys: Sequence[bytes], path: Path) -> Future[int]:
-        """Copies blocks to another file on the block thread, after all reads; any thread."""
-        return self._write(keys, lambda store, listed: store.copy_to(path, listed))
+    def write(self, act: Callable[[BlockStore], T]) -> Future[T]:
+        """Runs `act` on the block thread, after all reads; any thread."""
+        if self.thread is not None:
+            return self.thread.ask(Urgency.WRITE, act)
+        refused: Future[T] = Future()
+        refused.set_exception(self._refusal())
+        return refused
 
-    def take(self, keys: Sequence[bytes], path: Path) -> Future[int]:
-        """Copies blocks from another file on the block thread, after all reads; any thread."""
-        return self._write(keys, lambda store, listed: store.take_from(path, listed))
-
-    def pin(self, name: str, keys: Sequence[bytes]) -> Future[int]:
-        """Pins blocks in the file under a name; any thread."""
-
-        def hold(store: BlockStore, listed: list[bytes]) -> int:
-            store.pin(name, listed)
-            return len(listed)
-
-        return self._write(keys, hold)
-
-    def _write(self, keys: Sequence[bytes], act: Callable[[BlockStore, list[bytes]], int]) -> Future[int]:
-        listed, thread = list(keys), self.thread
-        if thread is None:
-            refused: Future[int] = Future()
-            refused.set_exception(self._refusal())
-            return refused
-        return thread.ask(Urgency.WRITE, lambda store: act(store, listed))
-
-    def depth(self, job: Job, warm: int, future: Future[int]) -> None:
-        """Settles the future with the number of leading tokens of a path in memory (`warm` of them) or in the file.
+    def match(self, job: Job, future: Future[PrefixMatch]) -> None:
+        """Settles the future with the leading tokens of a path that are in memory or in the file.
 
         The last token of an answer gets its KV only with the next turn: the file is not read only for that token.
         """
+        warm = self._cache.reusable(job)
         if self.thread is None or warm >= len(job.ids) - 1 > 0:
-            settle(future, warm)
+            settle(future, PrefixMatch.of(warm, warm))
             return
         spans, recurrent = job.spans(job.ids), self._cache.recurrent
 
@@ -129,7 +112,7 @@ class Blocks:
             return links[-1].stop if links else warm
 
         found = self.thread.ask(Urgency.READ, look)
-        found.add_done_callback(lambda done: settle(future, warm if done.exception() else done.result()))
+        found.add_done_callback(lambda done: settle(future, PrefixMatch.of(warm, warm if done.exception() else done.result())))
 
     def failed(self, error: BaseException) -> None:
         """Logs and reports an error of the block file, each text once; the model works on without the file."""

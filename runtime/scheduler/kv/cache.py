@@ -33,7 +33,7 @@ SHORT_TAIL = 64  # tokens
 INTERRUPTED_BYTES = 64 << 20
 
 
-class Cache:
+class PrefixCache:
     """KV, scores and distributions of one backend; owner thread only.
 
     Args:
@@ -58,7 +58,7 @@ class Cache:
         self.workspaces = self.kv_budget.workspaces
         self.copied_tails: dict[tuple[Workspace, int, int], Payload] = {}  # not published yet, by last slot and token count
         self.pins = self.kv_budget.pins
-        self.interrupted = Interrupted() if enabled else Interrupted(0)  # outside the budget
+        self.interrupted = Interrupted(INTERRUPTED_BYTES if enabled else 0)  # outside the budget
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0
@@ -67,7 +67,7 @@ class Cache:
 
     def check_room(self, tokens: int) -> None:
         """Raises `MemoryBudgetError` for a path that exceeds the budget."""
-        needed = tokens * self.backend.slot_bytes + self.backend.state_bytes
+        needed = self.kv_budget.need(tokens)
         if needed > self.kv_budget.budget:
             raise MemoryBudgetError(
                 f"{tokens:,} tokens need {needed:,} bytes of KV, the budget is {self.kv_budget.budget:,}; "
@@ -460,7 +460,7 @@ class Interrupted:
         most: Bytes; 0 keeps nothing.
     """
 
-    def __init__(self, most: int = INTERRUPTED_BYTES) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self._parts: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
@@ -482,6 +482,5 @@ class Interrupted:
         return part
 
     def clear(self) -> None:
-        """Drops everything."""
         self._parts.clear()
         self._bytes = 0

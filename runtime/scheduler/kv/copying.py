@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from runtime.aio import ignore
 from runtime.backends.stored import Stored, concatenated, nbytes
 from runtime.errors import MemoryBudgetError
 from runtime.kv.packing import as_arrays, taken_out
-from runtime.kv.snapshot import Part
+from runtime.kv.snapshot import SnapshotPart
 from runtime.kv.trie import Lease, Span
 from runtime.records import Scores
 from runtime.scheduler.jobs import Job
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 
 PART_BYTES = 12 << 20  # of one part, which has at least one token
 
@@ -31,7 +32,7 @@ class Exported:
         return {**kv, **as_arrays(self.scores)}
 
 
-def export(cache: Cache, spans: Sequence[Span], start: int, stop: int) -> Exported | None:
+def export(cache: PrefixCache, spans: Sequence[Span], start: int, stop: int) -> Exported | None:
     """Copies tokens `start` to `stop` of a path; None if they are not in the trie.
 
     Raises:
@@ -63,18 +64,18 @@ class Copying:
     """
 
     def __init__(
-        self, cache: Cache, job: Job, lease: Lease, tokens: int = 0, restored: Callable[[int], None] = lambda _: None
+        self, cache: PrefixCache, job: Job, lease: Lease, tokens: int = 0, restored: Callable[[int], None] = ignore
     ) -> None:
         self._cache, self._job, self._lease, self.tokens, self._restored = cache, job, lease, tokens, restored
         self._at = 0
 
     @classmethod
-    def of(cls, cache: Cache, job: Job) -> Self:
+    def of(cls, cache: PrefixCache, job: Job) -> Self:
         """Copies the cached part of a path."""
         nodes = cache.trie.walk(job.spans(job.ids))
         return cls(cache, job, cache.trie.hold(nodes), sum(count for _, count in nodes))
 
-    def next_part(self) -> Part | None:
+    def next_part(self) -> SnapshotPart | None:
         """The next tokens under one namespace; None at the end.
 
         Raises:
@@ -92,9 +93,9 @@ class Copying:
         if exported is None:
             raise MemoryBudgetError("the cache was cleared while a snapshot was written; try again")
         self._at = stop
-        return Part(at, stop, namespace, exported.joined())
+        return SnapshotPart(at, stop, namespace, exported.joined())
 
-    def add(self, part: Part) -> bool:
+    def add(self, part: SnapshotPart) -> bool:
         """Inserts a part into the trie; False without room for it, or after the cache was cleared."""
         lease, backend, kv_budget = self._lease, self._cache.backend, self._cache.kv_budget
         if not self._cache.enabled or lease.length != part.start or not kv_budget.make_room(nbytes(part.arrays)):
@@ -107,5 +108,4 @@ class Copying:
         return not found.refused
 
     def close(self) -> None:
-        """Releases the path."""
         self._lease.release()

@@ -58,7 +58,6 @@ class Payloads:
         self.released: set[Workspace] = set()
 
     def split(self, payload: Any, n: int) -> tuple[Any, Any]:
-        """The first `n` tokens and the rest."""
         if isinstance(payload, SlotRun):
             rest = payload.n - n
             above = payload.workspace.paths.above(payload.last, rest)
@@ -97,7 +96,6 @@ class Payloads:
         return True
 
     def hold(self, payload: Any, node: Node) -> None:
-        """Attaches the payload to an edge."""
         if isinstance(payload, SlotRun):
             payload.node = node
             payload.workspace.runs.add(payload)
@@ -482,7 +480,7 @@ class KvBudget:
         held = self.bytes - self.trie.bytes + self.trie.leased_bytes - (0 if self.in_place else self.workspaces.idle_bytes)
         for prefill in self.live:
             if (left := len(prefill.job.ids) - prefill.at) > 0:
-                held += left * self._backend.slot_bytes + self._backend.state_bytes
+                held += self.need(left)
         return held <= self.budget
 
     def lend(self, size: int) -> int:
@@ -598,7 +596,7 @@ class KvBudget:
 
     # ---- growing ----------------------------------------------------------------------------------------------------
 
-    def _growth_cost(self, workspace: Workspace, slots: int) -> int:
+    def growth_cost(self, workspace: Workspace, slots: int) -> int:
         """Peak bytes while a pack grows to `slots`."""
         if slots <= workspace.capacity:
             return 0
@@ -606,7 +604,7 @@ class KvBudget:
 
     def _fit_slots(self, workspace: Workspace, slots: int, extra: int) -> bool:
         """Grows a pack to at least `slots` and frees `extra` further bytes; False without room."""
-        if not self.make_room(self._growth_cost(workspace, slots) + extra):
+        if not self.make_room(self.growth_cost(workspace, slots) + extra):
             return False
         if slots > workspace.capacity:
             workspace.resize(slots)
@@ -704,7 +702,7 @@ class KvBudget:
 
     def _refusal(self, workspace: Workspace, count: int, extra: int) -> str:
         slots = workspace.held + count
-        needed = workspace.nbytes + self._growth_cost(workspace, slots) + extra
+        needed = workspace.nbytes + self.growth_cost(workspace, slots) + extra
         others = self.bytes - workspace.nbytes
         return (
             f"{slots:,} tokens need {needed:,} bytes of KV while they are worked on, and {others:,} more are in use by "

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from runtime.backends.stored import Stored, concatenated, count
 from runtime.errors import MemoryBudgetError, SnapshotFormatError
-from runtime.kv.chain import Cell, Link, cells
+from runtime.kv.chain import BlockCell, Link, cells
 from runtime.kv.packing import joined, taken_out, unpack
 from runtime.kv.store import BlockStore
 from runtime.kv.thread import Urgency
@@ -23,8 +23,8 @@ from runtime.kv.trie import Namespace, Span, common_prefix
 from runtime.records import Scores
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job
-from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.metrics import Counters
+from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.metrics import EngineCounters
 from runtime.scheduler.prefill.prefill import Prefill
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ class Restores:
 
     def __init__(
         self,
-        cache: Cache,
-        counters: Counters,
+        cache: PrefixCache,
+        counters: EngineCounters,
         ask: Callable[..., None],
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -151,9 +151,7 @@ class Restores:
     def _fitting(self, restore: Restore, links: Sequence[Link]) -> list[Link]:
         """The blocks for which there is room besides the path in its workspace; with recurrent layers, all or none."""
         prefill, backend, kv_budget = restore.prefill, self._cache.backend, self._cache.kv_budget
-        workspace = prefill.workspace
-        slots = workspace.held + prefill.total - prefill.at
-        growth = backend.resize_cost(workspace.pack, slots).moment if slots > workspace.capacity else 0
+        growth = kv_budget.growth_cost(prefill.workspace, prefill.workspace.held + prefill.total - prefill.at)
         per_token = max(backend.info.kv_bytes_per_token, 1)
         in_use = kv_budget.bytes - kv_budget.workspaces.idle_bytes - kv_budget.trie.evictable_bytes
         read_ahead = min(AHEAD * BATCH_BYTES, sum(link.tokens for link in links) * per_token)
@@ -305,7 +303,7 @@ def reach(store: BlockStore, spans: Sequence[Span], *, recurrent: bool, beyond: 
     return []
 
 
-def _ended(store: BlockStore, cell: Cell, beyond: int, *, state: bool, tokens: int) -> Link | None:
+def _ended(store: BlockStore, cell: BlockCell, beyond: int, *, state: bool, tokens: int) -> Link | None:
     """The longest stored block of a cell, of at most `tokens`."""
     for held in range(tokens, max(beyond - cell.start, 0), -1):
         link = cell.link(held, state=state)

@@ -12,16 +12,16 @@ from functools import partial
 from runtime.backends.stored import nbytes
 from runtime.errors import BlockFileError, MemoryBudgetError
 from runtime.info import BlocksSaved
-from runtime.kv.chain import BLOCK_TOKENS, Cell, Link, cells
+from runtime.kv.chain import BLOCK_TOKENS, BlockCell, Link, cells
 from runtime.kv.packing import pack
 from runtime.kv.store import Block, BlockStore
 from runtime.kv.thread import Urgency
 from runtime.kv.trie import Node, Span
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.copying import Exported, export
-from runtime.scheduler.metrics import Counters
+from runtime.scheduler.metrics import EngineCounters
 
 BATCH_BYTES = 12 << 20  # per transaction; at least one block
 MAX_UNWRITTEN = 2  # batches that are copied and not written yet
@@ -70,7 +70,7 @@ class Savings:
     """
 
     def __init__(
-        self, cache: Cache, counters: Counters, ask: Callable[..., None], failed: Callable[[BaseException], None]
+        self, cache: PrefixCache, counters: EngineCounters, ask: Callable[..., None], failed: Callable[[BaseException], None]
     ) -> None:
         self._cache, self._counters, self._ask, self._failed = cache, counters, ask, failed
         self._running: list[Saving] = []
@@ -125,7 +125,7 @@ class Savings:
                 saving.lose(left[0].start)
             self._finish(saving)
 
-    def _links(self, grid: Sequence[Cell], nodes: Sequence[tuple[Node, int]]) -> list[Link]:
+    def _links(self, grid: Sequence[BlockCell], nodes: Sequence[tuple[Node, int]]) -> list[Link]:
         """All blocks of a path, parents before children."""
         if not self._cache.recurrent or not grid:
             return [cell.link() for cell in grid]

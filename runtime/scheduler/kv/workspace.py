@@ -409,7 +409,6 @@ class Workspace:
         self.inflight = None
 
     def unprepare(self) -> None:
-        """Drops the prepared forward."""
         if self.prepared is not None:
             self.prepared.begin = None  # frees its buffers and adapter weights
             self.prepared = None
@@ -474,7 +473,6 @@ class Workspace:
         self.computed, self.where = len(kept), None
 
     def close(self) -> None:
-        """Frees the buffers."""
         self.settle(to_write=True)
         self.backend.close(self.pack)
         self.paths = SlotPaths()

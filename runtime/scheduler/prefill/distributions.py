@@ -209,7 +209,7 @@ class ChunkLogits:
 
 
 @dataclass(slots=True)
-class Block:
+class LogitsBlock:
     """Rows in the array of one forward: they are kept without a copy, and dropped together."""
 
     nbytes: int
@@ -229,7 +229,7 @@ class LogitsCache:
         self._make_room = make_room
         self._most: int | None = None  # rows; None: no limit
         self._rows: OrderedDict[Hashable, Distribution] = OrderedDict()
-        self._blocks: dict[int, Block] = {}  # by id() of the array, which a kept row keeps alive
+        self._blocks: dict[int, LogitsBlock] = {}  # by id() of the array, which a kept row keeps alive
         self.pinned: dict[Hashable, Distribution] = {}  # kept and counted elsewhere
         self.bytes = 0
         self.hits = 0
@@ -267,7 +267,7 @@ class LogitsCache:
                 self._shrink(self._budget - size)
             if not self._make_room(size):
                 return
-            block = self._blocks[place] = Block(size)
+            block = self._blocks[place] = LogitsBlock(size)
             self.bytes += size
         block.keys.add(key)
         self._rows[key] = row
@@ -295,7 +295,6 @@ class LogitsCache:
         self._shrink(budget)
 
     def clear(self) -> None:
-        """Drops all rows."""
         self._rows.clear()
         self._blocks.clear()
         self.bytes = 0

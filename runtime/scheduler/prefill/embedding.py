@@ -17,13 +17,12 @@ import numpy as np
 
 from runtime.adapters.stacks import TokenStacks, stack_of
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
-from runtime.info import PromptProgress
-from runtime.numerics.pooling import Pool, Pooling
+from runtime.numerics.pooling import Pooler, Pooling
 from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.workers import BackgroundJob, Work, Worker, WorkerContext
+from runtime.scheduler.workers import BackgroundJob, Work, Worker
 
 PADDING_SHARE = 4  # padding may be this fraction (1/4) of a batch's text tokens
 FREE_PADDING = 32  # padding tokens always allowed in a small batch, up to as many as its text tokens
@@ -38,10 +37,6 @@ class EmbedJob(BackgroundJob):
     places: list[list[int]] = field(default_factory=list)  # rows of the answer for each path
     pooling: Pooling = "last"
 
-    @staticmethod
-    def worker(context: WorkerContext) -> Embeddings:
-        return Embeddings(context)
-
     def name(self, number: int) -> str:
         """The name of a path's text in the caller's numbering."""
         return f"texts[{self.places[number][0]}]"
@@ -54,32 +49,19 @@ class _Work(Work):
     job: EmbedJob
     left: list[int]  # paths not yet computed, the longest last
     vectors: Float32  # (texts, hidden), filled in as texts are done
-    total: int  # tokens of all texts
     open: int  # number of unfinished paths
-    done: int = 0  # tokens
-    reused: int = 0  # tokens of repeated or kept texts
-    computed: int = 0  # tokens pushed, including padding
-    pool: Pool | None = None  # pooled chunks of a long text
+    pool: Pooler | None = None  # pooled chunks of a long text
     over: bool = False  # whether the job has ended
     complete: set[int] = field(default_factory=set)  # finished paths
-
-    def report_progress(self) -> None:
-        if self.job.on_progress is not None:
-            self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
 
 
 Chosen = list[tuple[_Work, int]]
 
 
-class Embeddings(Worker[_Work]):
+class EmbedWorker(Worker[_Work]):
     """Works on embedding jobs."""
 
     def admit(self, job: EmbedJob) -> None:
-        """Starts a job.
-
-        Raises:
-            MemoryBudgetError: Its longest text exceeds the budget; nothing was computed.
-        """
         lengths = [len(path) for path in job.paths]
         order = np.argsort(lengths, kind="stable").tolist()
         try:
@@ -113,15 +95,12 @@ class Embeddings(Worker[_Work]):
 
     def end(self, work: _Work, error: BaseException | None) -> None:
         """Ends the job unfinished; if it was cancelled, its vectors are kept for the next job with the same texts."""
-        self.running.remove(work)
         work.over = True
-        self._free(work)
         if error is None:
             for number in work.complete:
                 vector = work.vectors[work.job.places[number][0]].copy()
                 self._cache.interrupted.keep(_key(work.job, number), vector, vector.nbytes)
-        self._leave(work, "cancelled" if error is None else "error")
-        self._counters.publish(self._cache)
+        self._leave(work, "cancelled" if error is None else "error", work.total)
         work.job.end(error)
 
     # ---- short texts: one padded batch ----------------------------------------------------------------------------
@@ -165,7 +144,7 @@ class Embeddings(Worker[_Work]):
             hidden = self._backend.hidden_states(tokens, stacks)
         self._pace.measure(tokens.size, time.monotonic() - started)
         for (work, number), path, states in zip(chosen, paths, hidden, strict=True):
-            pool = Pool(work.job.pooling)
+            pool = Pooler(work.job.pooling)
             pool.add(states[: len(path)])
             work.computed += longest
             self._finish_text(work, number, pool)
@@ -177,7 +156,7 @@ class Embeddings(Worker[_Work]):
         path = work.job.paths[number]
         if work.prefill is None:
             work.prefill = self._cache.place_apart(Job(path, work.job.namespace))
-            work.pool = Pool(work.job.pooling)
+            work.pool = Pooler(work.job.pooling)
         assert work.pool is not None
         prefill, end = work.prefill, min(work.prefill.at + quota, len(path))
         started = time.monotonic()
@@ -202,10 +181,7 @@ class Embeddings(Worker[_Work]):
 
     # ---- both -----------------------------------------------------------------------------------------------------
 
-    def _leave(self, work: _Work, finish: str) -> None:
-        self._request_metrics.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
-
-    def _finish_text(self, work: _Work, number: int, pool: Pool) -> None:
+    def _finish_text(self, work: _Work, number: int, pool: Pooler) -> None:
         """Finishes a text: stores its vector, or ends the job if the vector is not finite."""
         if work.over:  # another text of the job was not finite
             return
@@ -239,11 +215,9 @@ class Embeddings(Worker[_Work]):
 
     def _finish(self, work: _Work) -> None:
         work.report_progress()
-        self.running.remove(work)
         work.over = True
         self._counters.texts_embedded += len(work.vectors)
-        self._leave(work, "done")
-        self._counters.publish(self._cache)
+        self._leave(work, "done", work.total)
         settle(work.job.future, work.vectors)
 
     def _failed(self, chosen: Chosen, error: BaseException) -> None:
@@ -263,6 +237,9 @@ class Embeddings(Worker[_Work]):
         if isinstance(fault, MemoryBudgetError):
             fault = MemoryBudgetError(f"{work.job.name(number)}: {fault}")
         self.end(work, fault)
+
+
+EmbedJob.worker = EmbedWorker
 
 
 def _key(job: EmbedJob, number: int) -> tuple[object, ...]:

@@ -14,27 +14,25 @@ import numpy as np
 
 from runtime.backends.base import ForwardInterrupted
 from runtime.info import PromptProgress
-from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import Scores
 from runtime.scheduler.faults import bisect, typed
-from runtime.scheduler.jobs import CallJob, DecodingJob, Job, QueryJob, ScoreJob, Turn
-from runtime.scheduler.kv.cache import Cache, fill_gaps
+from runtime.scheduler.jobs import CallJob, DecodingJob, Job, JobGroup, QueryJob, ScoreJob
+from runtime.scheduler.kv.cache import PrefixCache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.metrics import Counters, RequestMetrics
+from runtime.scheduler.metrics import RequestMetrics
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.scheduler.prefill.prefill import (
     ALONE_SECONDS,
     CHUNK_SECONDS,
     LONG_SECONDS,
     Batch,
-    Pace,
     Prefill,
     by_workspace,
     preemptible,
     stop_of,
 )
-from runtime.scheduler.workers import Background
+from runtime.scheduler.workers import Background, SchedulerContext
 
 AT_ONCE = 64  # most jobs of one caller that are placed in one step
 CALM_SECONDS = 3.0  # without jobs of two callers at once; afterwards an interruptible chunk takes `LONG_SECONDS`
@@ -60,7 +58,7 @@ class Lane(NamedTuple):
     """The key of a queue of waiting jobs."""
 
     priority: Priority
-    turn: Turn
+    turn: JobGroup
 
 
 class Waiting:
@@ -71,7 +69,7 @@ class Waiting:
         request_metrics: Request metrics.
     """
 
-    def __init__(self, cache: Cache, request_metrics: RequestMetrics) -> None:
+    def __init__(self, cache: PrefixCache, request_metrics: RequestMetrics) -> None:
         self._cache, self._request_metrics = cache, request_metrics
         self.new: dict[Lane, deque[Job]] = {}
         self._admitted = 0  # jobs so far
@@ -100,7 +98,6 @@ class Waiting:
         return dropped
 
     def clear(self) -> None:
-        """Removes all jobs."""
         self.new.clear()
         self.parked.clear()
 
@@ -135,11 +132,7 @@ class Prompts:
     """The running prefills. Owner thread only.
 
     Args:
-        options: Batch limits.
-        cache: Places prefills.
-        counters: Counts the work done.
-        request_metrics: Request metrics.
-        pace: Sizes the forwards.
+        context: What the scheduler's parts share.
         waiting: Takes preempted prompts.
         background: The background jobs, which are preempted before a prompt is.
 
@@ -148,28 +141,17 @@ class Prompts:
         complete: The prompts of the last forward that are complete: the jobs, their cursors, and the distributions after them.
     """
 
-    def __init__(
-        self,
-        options: LoadOptions,
-        cache: Cache,
-        counters: Counters,
-        request_metrics: RequestMetrics,
-        pace: Pace,
-        waiting: Waiting,
-        background: Background,
-    ) -> None:
+    def __init__(self, context: SchedulerContext, waiting: Waiting, background: Background) -> None:
+        options, backend = context.options, context.backend
         self._batch_rows, self._batch_tokens = options.batch_rows, options.max_batch_tokens
-        self._cache = cache
-        self._counters = counters
-        self._request_metrics = request_metrics
-        self._pace = pace
+        self._cache, self._counters = context.cache, context.counters
+        self._request_metrics, self._pace = context.request_metrics, context.pace
         self._waiting = waiting
         self._background = background
         self._round = 0
         self._disturbed = -math.inf  # the last time that two callers had jobs at once
         self._hurried = False  # whether the last forward was interrupted: a job waits for the next one
         self.arrived: Callable[[], Sequence[Job] | None] = tuple  # see `Scheduler.listen`
-        backend = cache.backend
         rows_bytes = min(max(backend.info.parameters // 2, LOGITS_BYTES), MOST_LOGITS_BYTES)
         most = max(rows_bytes // (4 * backend.info.vocab_size), FEWEST_ROWS)
         self._most_rows = options.max_batch_tokens if backend.on_device and not backend.unified else most

@@ -4,28 +4,27 @@ A job has a pack of its own that is one chain. The cached KV up to the next posi
 share a forward, up to the limit of rows at once. Nothing is published: the cache does not change. The finished positions of a
 cancelled job are kept for the next equal job.
 
-A new reading is a `ReadJob` here with its line in `READINGS`, a method of `LanguageModel`, and its hooks in
+A new reading is a job like `LensJob` here with its line in `READINGS`, a method of `LanguageModel`, and its hooks in
 `runtime.backends.hf.readings` and `runtime.backends.mlx.readings`.
 """
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import NonFiniteLogitsError, UnsupportedFeatureError
-from runtime.info import ModelInfo, PromptProgress
+from runtime.info import ModelInfo
 from runtime.lens import LensRun, empty_lens, head_share, positions_at_once, read_layers
 from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.workers import BackgroundJob, Work, Worker, WorkerContext
+from runtime.scheduler.workers import BackgroundJob, Work, Worker
 
 COMPARED_LOGPROB = np.log(1e-3)  # tokens at least this likely are compared with the ordinary answer
 # Allowed deviation in nats. Measured with SmolLM2: 2e-5 in float32, 0.21 with fewer bits, because forwards of other shapes
@@ -36,76 +35,43 @@ Answer = dict[str, npt.NDArray[Any]]  # arrays, a row for each position
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class ReadJob(BackgroundJob):
-    """A reading at `positions` of the path, which ends with the last of them. Further fields of a subclass are its options.
+class LensJob(BackgroundJob):
+    """The predictions of all layers (`runtime.lens`) at some positions of the path, as the columns of a `LensRun`.
 
     Attributes:
         reading: The backend's name of the reading.
+        options: The fields that a request sets.
         info: The model's `info`.
-        positions: Ascending.
+        positions: Ascending; the path ends with the last of them.
         following: The token after the path.
         ordinary: ``(vocab,)`` log-probabilities after the path.
+        tokens: Wanted at each position.
     """
 
-    reading: ClassVar[str]
+    kind = "lens"
+    reading: ClassVar = "layers"
+    options: ClassVar = ("tokens", "top_k")
     info: ModelInfo
     positions: Int32
     following: int
     ordinary: Float32
-
-    @staticmethod
-    def worker(context: WorkerContext) -> Readings:
-        return Readings(context)
-
-    @classmethod
-    def options(cls) -> list[str]:
-        return [each.name for each in fields(cls)[len(fields(ReadJob)) :]]
-
-    @property
-    def share(self) -> float:
-        """The cost of a position, in forwards of one token."""
-        return 1.0
-
-    @property
-    def at_once(self) -> int:
-        """The most positions in one forward."""
-        return len(self.positions)
-
-    @abstractmethod
-    def empty(self) -> Answer:
-        """The answer without values."""
-
-    @abstractmethod
-    def fill(self, answer: Answer, rows: Float32, first: int) -> None:
-        """Enters finite rows ``(n, ...)``, which it may change, at the positions from index `first` on."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class LensJob(ReadJob):
-    """The predictions of all layers (`runtime.lens`), as the columns of a `LensRun`."""
-
-    kind = "lens"
-    reading = "layers"
-    tokens: Int32  # wanted at each position
+    tokens: Int32
     top_k: int
 
     @property
     def share(self) -> float:
-        """Includes a row of the head for each layer."""
+        """The cost of a position, in forwards of one token: that of the token, and a row of the head for each layer."""
         return 1 + (self.info.layers + 1) * head_share(self.info)
 
-    @property
-    def at_once(self) -> int:
-        """Limited by the bytes of those rows."""
-        return positions_at_once(self.info)
-
     def empty(self) -> Answer:
-        """The columns, with the tokens entered."""
+        """The columns, with the tokens entered and without scores."""
         ids = np.append(self.ids, np.int32(self.following)).astype(np.int32)
         return empty_lens(self.positions, ids, self.info.layers + 1, self.top_k, self.tokens).to_columns()
 
     def fill(self, answer: Answer, rows: Float32, first: int) -> None:
-        """Enters the rows; compares the last one with the ordinary answer.
+        """Enters finite rows ``(n, layers + 1, vocab)``, which it changes, at the positions from index `first` on.
+
+        Compares the last row with the ordinary answer.
 
         Raises:
             UnsupportedFeatureError: They differ.
@@ -130,37 +96,23 @@ def _allowed(info: ModelInfo) -> float:
     return QUANTISED_KV.get(kv, EXACT if exact else ROUNDED)
 
 
-READINGS: dict[str, type[ReadJob]] = {job.kind: job for job in (LensJob,)}
+READINGS = {LensJob.kind: LensJob}
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Work(Work):
-    job: ReadJob
+    job: LensJob
     answer: Answer  # filled in as positions are read
-    done: int  # positions
-    reused: int = 0  # tokens copied from the trie
-    computed: int = 0
-
-    def report_progress(self) -> None:
-        if self.job.on_progress is not None:
-            self.job.on_progress(
-                PromptProgress(self.done, len(self.job.positions), self.reused, self.computed, self.job.number)
-            )
 
 
-class Readings(Worker[_Work]):
+class ReadWorker(Worker[_Work]):
     """Works on the jobs of one reading."""
 
-    def admit(self, job: ReadJob) -> None:
-        """Starts a job.
-
-        Raises:
-            MemoryBudgetError: Its path exceeds the budget; nothing was computed.
-        """
+    def admit(self, job: LensJob) -> None:
         self._cache.check_room(len(job.ids))
         held = self._cache.interrupted.take(_key(job))
         answer, done = (job.empty(), 0) if held is None else held
-        self.running.append(_Work(job=job, answer=answer, done=done))
+        self.running.append(_Work(job=job, answer=answer, total=len(job.positions), done=done))
 
     def _forward(self, work: _Work, quota: int) -> None:
         try:
@@ -171,7 +123,7 @@ class Readings(Worker[_Work]):
             return
         self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
         work.report_progress()
-        if work.done == len(work.job.positions):
+        if work.done == work.total:
             self._leave(work, "done")
             settle(work.job.future, work.answer | {"reused": np.asarray(work.reused)})
 
@@ -195,7 +147,7 @@ class Readings(Worker[_Work]):
             count, share = min(gap, quota), 1.0
         else:
             share = job.share
-            most = min(max(int(quota / share), 1), job.at_once, len(job.positions) - work.done)
+            most = min(max(int(quota / share), 1), positions_at_once(job.info), work.total - work.done)
             count = next((n for n in range(1, most) if job.positions[work.done + n] != first + n), most)
         count = min([count, *(end - prefill.at for end, _ in job.before if end > prefill.at)])  # one stack of adapters
         tokens = prefill.tagged[prefill.at : prefill.at + count]
@@ -221,15 +173,12 @@ class Readings(Worker[_Work]):
             work.reused += prefill.at - before
         return prefill
 
-    def _leave(self, work: _Work, finish: str) -> None:
-        self.running.remove(work)
-        self._free(work)
-        self._request_metrics.leave(work.job, finish, reused=work.reused, computed=work.computed)
-        self._counters.publish(self._cache)
+
+LensJob.worker = ReadWorker
 
 
-def _key(job: ReadJob) -> tuple[object, ...]:
+def _key(job: LensJob) -> tuple[object, ...]:
     """Identifies the answer."""
-    parts = [job.ids, job.positions, *(getattr(job, name) for name in job.options())]
+    parts = [job.ids, job.positions, *(getattr(job, name) for name in job.options)]
     plain = (part.tobytes() if isinstance(part, np.ndarray) else part for part in parts)
     return job.kind, job.namespace, job.before, job.following, *plain

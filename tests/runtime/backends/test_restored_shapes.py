@@ -12,8 +12,8 @@ import pytest
 from runtime import load
 from runtime.backends.stored import Stored
 from runtime.errors import SnapshotFormatError
-from runtime.kv.options import BlockOptions
 from runtime.kv.packing import pack, unpack
+from runtime.options.load import BlockOptions
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 from tests.fakes import engine_of
 from tests.runtime.backends.reference import random_ids

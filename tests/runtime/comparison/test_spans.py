@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.api.comparison import common_borders, ends_of, kl_rows, span_sums
+from runtime.api.comparison import common_borders, kl_rows, span_sums
+from runtime.records import ends_of
 
 Cut = list[int]
 

@@ -11,7 +11,7 @@ import pytest
 
 from runtime import load
 from runtime.adapters.uses import Adapters
-from runtime.kv.options import BlockOptions
+from runtime.options.load import BlockOptions
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 from tests.fakes import engine_of
 from tests.runtime.adapters.makers import INVOCATION, adapters_of, save_adapter

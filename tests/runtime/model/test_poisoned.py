@@ -16,7 +16,7 @@ from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.options.speculation import SpeculativeOptions
-from runtime.scheduler.decode.lookup import PromptLookup
+from runtime.scheduler.decode.draft import PromptLookup
 from tests.fakes import engine_of
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import audit, poison

@@ -14,22 +14,22 @@ import msgspec
 import numpy as np
 
 from runtime.transport.arrays import Array, pack_array
-from runtime.transport.frames import Connection, FrameParser, encode_group
+from runtime.transport.frames import FrameConnection, FrameParser, encode_group
 from runtime.transport.messages import (
-    Call,
+    CallMessage,
     Load,
     Reply,
     decode_replies,
     encode,
 )
-from runtime.transport.server import Server
+from runtime.transport.server import EngineServer
 from tests.runtime.process.conftest import LOADER, eventually
 
 LOAD = Load("ready", "auto", {}, LOADER, {}, 0.05)
 
 
-def call(number: int, method: str, **arguments: Any) -> Call:
-    return Call(number, method, msgspec.Raw(encode(arguments)))
+def call(number: int, method: str, **arguments: Any) -> CallMessage:
+    return CallMessage(number, method, msgspec.Raw(encode(arguments)))
 
 
 def ids(*tokens: int) -> Array:
@@ -37,7 +37,7 @@ def ids(*tokens: int) -> Array:
     return pack_array(np.array(tokens, np.int32))
 
 
-def told(number: int, command: str) -> Call:
+def told(number: int, command: str) -> CallMessage:
     """A command to the fake model."""
     messages = [{"role": "command", "content": command}]
     return call(number, "render_chat", messages=messages, tools=None, add_generation_prompt=True)
@@ -49,7 +49,9 @@ class Peer:
     def __init__(self) -> None:
         self.replies: list[Reply] = []
         self.lost = asyncio.Event()
-        self.connection = Connection(lambda group: self.replies.extend(decode_replies(group)), lambda fault: self.lost.set())
+        self.connection = FrameConnection(
+            lambda group: self.replies.extend(decode_replies(group)), lambda fault: self.lost.set()
+        )
 
     def send(self, *messages: object) -> None:
         self.connection.post([encode(message) for message in messages])
@@ -67,10 +69,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Server, Peer]]:
+async def serving() -> AsyncIterator[tuple[EngineServer, Peer]]:
     """A server on this event loop, which does not end this process."""
     ours, theirs = socket.socketpair()
-    server, peer = Server(), Peer()
+    server, peer = EngineServer(), Peer()
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: server.connection, sock=theirs)
     await loop.create_connection(lambda: peer.connection, sock=ours)

@@ -14,7 +14,7 @@ from runtime.transport.frames import encode_group
 from runtime.transport.messages import (
     EXIT_PROTOCOL,
     Beat,
-    Chunk,
+    ChunkMessage,
     Loaded,
     encode,
 )
@@ -52,7 +52,7 @@ def test_the_process_ends_when_its_pipe_is_closed(busy: str) -> None:
             hear(pipe, Loaded)
         if busy == "streaming":
             say(pipe, call(1, "generate", ids=ids(3), options={}))
-            hear(pipe, Chunk)
+            hear(pipe, ChunkMessage)
         elif busy in ("step", "stubborn"):
             say(pipe, told(1, busy))
             hear(pipe, Beat)

@@ -14,14 +14,14 @@ from runtime import CacheReport, EdgeReport, GenerationOptions, InvalidRequestEr
 from runtime.transport.arrays import pack_run
 from runtime.transport.messages import (
     Beat,
-    Call,
+    CallMessage,
     Cancel,
-    Chunk,
+    ChunkMessage,
     End,
     Failure,
     Load,
     MessageError,
-    Part,
+    PartMessage,
     Push,
     Result,
     Shutdown,
@@ -38,14 +38,14 @@ from tests.runtime.process.fake_model import load
 
 _REQUESTS = [
     Load("smollm2", "auto", {"threads": 2, "cache": True, "dtype": "auto"}, "a.b:c", {"mine": "d:e"}, 0.25),
-    Call(3, "tokenize_async", msgspec.Raw(encode({"text": "é"}))),
+    CallMessage(3, "tokenize_async", msgspec.Raw(encode({"text": "é"}))),
     Cancel(3),
     Shutdown(),
 ]
 _REPLIES = [
-    Part(1, memoryview(b"12")),
+    PartMessage(1, memoryview(b"12")),
     Result(1, msgspec.Raw(encode([1, 2]))),
-    Chunk(2, pack_run(run_of([1, 2]))),
+    ChunkMessage(2, pack_run(run_of([1, 2]))),
     End(2),
     Failure(0, pack_fault(KeyError("x"))),
     Push(metrics=Metrics(queries=3)),
@@ -120,7 +120,7 @@ def test_every_method_is_an_operation_of_the_engine_with_these_arguments() -> No
         operations = local(model).calls
         for name, method in METHODS.items():
             parameters = set(inspect.signature(operations[name]).parameters) - {"on_progress", "on_step"}
-            assert parameters == set(method.arguments.__struct_fields__) - {"watched"}, name
+            assert parameters == set(method.arguments) - {"watched"}, name
             answer = inspect.signature(operations[name]).return_annotation
             assert method.streams or (method.answer.wire is None) == (answer in ("None", "Future[None]")), name
 

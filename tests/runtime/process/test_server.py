@@ -12,15 +12,15 @@ from runtime.transport import server as server_module
 from runtime.transport.messages import (
     EXIT_PROTOCOL,
     Beat,
-    Call,
+    CallMessage,
     Cancel,
-    Chunk,
+    ChunkMessage,
     Drop,
     End,
     Failure,
     Load,
     Loaded,
-    Part,
+    PartMessage,
     Push,
     Result,
     Shutdown,
@@ -79,7 +79,7 @@ def test_a_stream_sends_chunks_then_counters_then_its_end() -> None:
             await peer.until(Loaded)
             peer.send(call(9, "generate", ids=ids(0), options={}))
             await peer.until(End, 9)
-            assert sum(isinstance(reply, Chunk) for reply in peer.replies) == 8
+            assert sum(isinstance(reply, ChunkMessage) for reply in peer.replies) == 8
             kinds = [type(reply) for reply in peer.replies if not isinstance(reply, Beat)]
             last_push = max(place for place, kind in enumerate(kinds) if kind is Push)
             last_push_message = [reply for reply in peer.replies if isinstance(reply, Push)][-1]
@@ -118,13 +118,13 @@ def test_counters_are_pushed_for_a_call_that_arrives_during_the_last_push_round(
             idle = asyncio.all_tasks()
             # given a first call that was cancelled, and a push round that saw this
             peer.send(call(1, "generate", ids=ids(3), options={}))
-            await peer.until(Chunk, 1)
+            await peer.until(ChunkMessage, 1)
             peer.send(Cancel(1))
             await eventually(lambda: len(rounds) == 1 == working())
             await end_round(1)
             # when another call arrives during the wait for the next round
             peer.send(call(2, "generate", ids=ids(3), options={}))
-            await peer.until(Chunk, 2)
+            await peer.until(ChunkMessage, 2)
             pushed = sum(isinstance(reply, Push) for reply in peer.replies)
             # then push rounds continue for it
             await end_round(2)
@@ -149,7 +149,7 @@ def test_a_cancelled_call_gets_no_answer() -> None:
             await peer.until(Loaded)
             idle = asyncio.all_tasks()
             peer.send(call(1, "generate", ids=ids(3), options={}))
-            await peer.until(Chunk, 1)
+            await peer.until(ChunkMessage, 1)
             peer.send(Cancel(1), Cancel(77))
             await eventually(lambda: len(asyncio.all_tasks() - idle) <= 1)  # the counters are reported once more
             peer.send(told(2, "state"))
@@ -184,7 +184,7 @@ def test_calls_cancelled_before_they_start_leave_no_state() -> None:
             # and a later call of the same number has all its branches
             peer.send(call(3, "continue_many", ids=ids(0), n=2, options={}, priority=0, cache_salt=""))
             await peer.until(End, 3)
-            assert {reply.branch for reply in peer.replies if isinstance(reply, Chunk)} == {0, 1}
+            assert {reply.branch for reply in peer.replies if isinstance(reply, ChunkMessage)} == {0, 1}
 
     asyncio.run(scenario())
 
@@ -202,7 +202,7 @@ def test_calls_cancelled_before_they_start_leave_no_state() -> None:
         (call(1, "generate", ids=ids(1), options={"sampling": 5}), "sampling"),
     ],
 )
-def test_unknown_methods_and_invalid_arguments_are_refused(call: Call, reason: str) -> None:
+def test_unknown_methods_and_invalid_arguments_are_refused(call: CallMessage, reason: str) -> None:
     async def scenario() -> None:
         async with serving() as (_, peer):
             peer.send(LOAD)
@@ -263,8 +263,8 @@ def test_a_small_answer_is_sent_between_the_parts_of_a_large_one(monkeypatch: py
             peer.send(told(1, "large 2000000"), told(2, "repeat a"))
             await peer.until(Result, 1)
             # then the small one arrives before most parts of the large one, which is complete
-            replies = [reply for reply in peer.replies if isinstance(reply, Part | Result)]
-            parts = [reply for reply in replies if isinstance(reply, Part)]
+            replies = [reply for reply in peer.replies if isinstance(reply, PartMessage | Result)]
+            parts = [reply for reply in replies if isinstance(reply, PartMessage)]
             assert replies.index(await peer.until(Result, 2)) < len(parts) / 2
             value = b"".join(part.data for part in parts)
             assert msgspec.msgpack.decode(value) == [ord("x")] * 2_000_000

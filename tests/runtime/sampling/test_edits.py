@@ -15,7 +15,7 @@ from runtime.options.generation import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler, breaker_ids, make_sampler
 from runtime.sampling.history import History
-from runtime.sampling.pool import Pool
+from runtime.sampling.pool import CandidatePool
 from runtime.sampling.report import report
 from runtime.sampling.stages.bias import Bias
 from runtime.sampling.stages.dry import Dry
@@ -48,7 +48,7 @@ def test_the_repetition_penalty_equals_transformers(penalty: float) -> None:
 
     for seed in range(5):
         raw, logprobs, shift = logits_of(seed)
-        pool = Pool(logprobs, shift)
+        pool = CandidatePool(logprobs, shift)
         Penalties(penalty, 0.0, 0.0).apply(pool, History(said(seed)))
         expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([said(seed)]), torch.tensor(raw)[None].clone())
         assert (raw[said(seed)] > 0).any()
@@ -69,13 +69,13 @@ def test_penalties_and_bias_equal_mlx_lm(window: int) -> None:
         scores = mx.array(raw)[None]
         for processor in processors:
             scores = processor(mx.array(said(seed)), scores)
-        pool = Pool(logprobs, shift)
+        pool = CandidatePool(logprobs, shift)
         Bias(bias, ()).apply(pool, History([]))
         Penalties(1.2, 0.0, 0.0).apply(pool, History(said(seed), window))
         Penalties(1.0, 0.0, 0.3).apply(pool, History(said(seed), window))
         Penalties(1.0, 0.4, 0.0).apply(pool, History(said(seed), window))
         np.testing.assert_allclose(pool.row + shift, np.array(scores)[0], atol=3e-5)
-        together = Pool(logprobs, shift)
+        together = CandidatePool(logprobs, shift)
         Bias(bias, ()).apply(together, History([]))
         Penalties(1.2, 0.4, 0.3).apply(together, History(said(seed), window))
         np.testing.assert_allclose(together.row, pool.row, atol=3e-5)
@@ -86,13 +86,13 @@ def test_bans_equal_transformers() -> None:
     from transformers import SuppressTokensLogitsProcessor
 
     raw, logprobs, shift = logits_of(1)
-    pool = Pool(logprobs, shift)
+    pool = CandidatePool(logprobs, shift)
     Bias({4: 9.0}, [4, 5, 299]).apply(pool, History([]))
     expected = SuppressTokensLogitsProcessor([4, 5, 299])(torch.zeros((1, 1), dtype=torch.long), torch.tensor(raw)[None])[0]
     np.testing.assert_allclose(pool.row + shift, expected.numpy(), atol=1e-5)
 
 
-def kept(pool: Pool) -> set[int]:
+def kept(pool: CandidatePool) -> set[int]:
     return set(np.flatnonzero(pool.view.holds(np.arange(VOCAB))).tolist())
 
 
@@ -110,7 +110,7 @@ def test_top_k_top_p_min_p_and_xtc_equal_mlx_lm() -> None:
             (peer.apply_xtc(mx.array(logprobs)[None], 1.0, 0.05, []), lambda pool: xtc(pool, 0.05)),
         ]
         for expected, cut in theirs:
-            pool = Pool(logprobs)
+            pool = CandidatePool(logprobs)
             cut(pool)
             assert kept(pool) == set(np.flatnonzero(np.isfinite(np.array(expected)[0])).tolist())
 
@@ -129,7 +129,7 @@ def test_dry_equals_text_generation_webui(breakers: tuple[int, ...]) -> None:
         loses = naive_dry(ids, 0.8, 1.75, 2, set(breakers))
         hits += len(loses)
         _, logprobs, shift = logits_of(seed)
-        pool = Pool(logprobs, shift)
+        pool = CandidatePool(logprobs, shift)
         Dry(0.8, 1.75, 2, 0, np.array(breakers, np.int32)).apply(pool, History(ids))
         expected = logprobs.astype(np.float64)
         for token, loss in loses.items():
@@ -141,7 +141,7 @@ def test_dry_equals_text_generation_webui(breakers: tuple[int, ...]) -> None:
 def test_dry_is_limited_to_its_range() -> None:
     ids = [7, 8, 9, 1, 2, 3, 4, 7, 8]
     _, logprobs, _ = logits_of(0)
-    near, far = Pool(logprobs), Pool(logprobs)
+    near, far = CandidatePool(logprobs), CandidatePool(logprobs)
     Dry(1.0, 2.0, 2, 5, np.empty(0, np.int32)).apply(near, History(ids))
     Dry(1.0, 2.0, 2, 9, np.empty(0, np.int32)).apply(far, History(ids))
     np.testing.assert_array_equal(near.row, logprobs)
@@ -150,7 +150,7 @@ def test_dry_is_limited_to_its_range() -> None:
 
 def test_the_dry_penalty_of_a_long_repetition_stays_finite() -> None:
     _, logprobs, _ = logits_of(0)
-    pool = Pool(logprobs)
+    pool = CandidatePool(logprobs)
     Dry(5.0, 1e9, 1, 0, np.empty(0, np.int32)).apply(pool, History([4] * 200))
     assert np.isfinite(pool.row).all()
     assert pool.row[4] < -1e20

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.kv.options import BlockOptions
+from runtime.options.load import BlockOptions
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 
 

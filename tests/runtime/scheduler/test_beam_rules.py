@@ -14,8 +14,7 @@ from runtime.grammar.source import Grammar
 from runtime.numerics.ranking import Ranked
 from runtime.records import Finish, Float32
 from runtime.scheduler.beam.beam_rules import BeamRules
-from runtime.scheduler.beam.beam_search import BeamSearch
-from runtime.scheduler.beam.hypotheses import hypothesis
+from runtime.scheduler.beam.beam_search import BeamSearch, hypothesis
 from tests.runtime.scheduler.beam_naive import Path, World, everything, search
 
 PIECES = (b"a", b"b", b"ab", b"ba", b"\xc3", b"\xa9", b"<eos>")

@@ -16,8 +16,8 @@ from runtime import LanguageModel, load
 from runtime.backends.fake import FakeBackend
 from runtime.errors import MemoryBudgetError, SessionClosedError
 from runtime.info import BlocksSaved
-from runtime.kv.options import BlockOptions
 from runtime.options.generation import GenerationOptions, SamplingOptions
+from runtime.options.load import BlockOptions
 from runtime.scheduler.kv import saving
 from tests.block_stores import MemoryBlocks
 from tests.fakes import Gate, assert_right, engine_of, fake_model, local, settled, some_ids, wait_for_jobs

@@ -14,7 +14,7 @@ from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError, RuntimeFault
 from runtime.info import PromptProgress
-from runtime.numerics.pooling import Pool
+from runtime.numerics.pooling import Pooler
 from runtime.options.generation import GenerationOptions
 from tests.fakes import (
     KINDS,
@@ -252,7 +252,7 @@ def test_closing_the_model_ends_a_waiting_embed_with_an_error() -> None:
 @pytest.mark.parametrize("pooling", ["last", "mean", "max", "cls"])
 def test_pooling_in_pieces_equals_pooling_at_once(pooling: Any) -> None:
     states = np.random.default_rng(5).normal(size=(30, 8)).astype(np.float32)
-    whole, pieces = Pool(pooling), Pool(pooling)
+    whole, pieces = Pooler(pooling), Pooler(pooling)
     whole.add(states)
     for piece in np.split(states, [1, 4, 20]):
         pieces.add(piece)
@@ -260,7 +260,7 @@ def test_pooling_in_pieces_equals_pooling_at_once(pooling: Any) -> None:
 
 
 def test_a_zero_vector_stays_zero() -> None:
-    pool = Pool("mean")
+    pool = Pooler("mean")
     pool.add(np.zeros((3, 4), np.float32))
     assert (pool.vector() == 0).all()
 

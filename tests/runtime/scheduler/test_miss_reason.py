@@ -11,7 +11,7 @@ from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.records import Int32
 from runtime.scheduler.jobs import QueryJob
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 from tests.fakes import engine_of, fake_model, settled, some_ids
 from tests.tiny_models import tiny_path
 
@@ -135,7 +135,7 @@ def test_text_cached_without_the_adapter_is_reported_as_other() -> None:
         engine = engine_of(model)
 
         def under_an_adapter(ids: Int32, length: int) -> tuple[str, int]:
-            cache: Cache = engine.scheduler.cache
+            cache: PrefixCache = engine.scheduler.cache
             prefill = cache.place(QueryJob(ids, "an adapter"), length)
             cache.leave(prefill)
             report = cache.report()

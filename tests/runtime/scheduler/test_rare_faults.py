@@ -13,8 +13,8 @@ from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError, RuntimeFault
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.scheduler.decode.rows import Stream
-from runtime.scheduler.jobs import Rows
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.jobs import RowCollector
+from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.kv_budget import KvBudget
 from tests.fakes import KINDS, assert_right, engine_of, fake_model, query_job, reference, settled, some_ids
 from tests.runtime.model.trouble import NativePanic, audit
@@ -95,7 +95,7 @@ def test_a_cancelled_search_whose_beams_cannot_be_kept_does_not_affect_other_req
             )
             stream = asyncio.ensure_future(said(model, some_ids(2, 6)))
             await steps.wait()
-            monkeypatch.setattr(Cache, "join", no_place)
+            monkeypatch.setattr(PrefixCache, "join", no_place)
             search.cancel()
             assert len(await stream) == GREEDY.max_tokens
             assert_right(await model.next_token_logprobs(some_ids(3, 5)), some_ids(3, 5))
@@ -133,7 +133,7 @@ def test_a_caller_without_memory_for_its_rows_fails_alone() -> None:
     ids, large, small = some_ids(1, 20), Future[Any](), Future[Any]()
     with fake_model() as model:
         job = query_job(model, ids, small)
-        job.waiters.insert(0, (Rows(large, 1 << 46), 0))
+        job.waiters.insert(0, (RowCollector(large, 1 << 46), 0))
         # when the row is computed
         engine_of(model).submit([job])
         # then the other caller gets it

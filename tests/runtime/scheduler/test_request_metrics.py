@@ -21,7 +21,7 @@ from runtime import (
     spawn,
 )
 from runtime.backends.fake import Behaviour
-from runtime.kv.options import BlockOptions
+from runtime.options.load import BlockOptions
 from runtime.scheduler.metrics import RECENT, WINDOW
 from tests.fakes import Gate, engine_of, fake_model, settled, some_ids, wait_for_close, wait_for_jobs
 

@@ -15,8 +15,8 @@ import pytest
 from runtime import LanguageModel, load
 from runtime.adapters.stacks import Routing
 from runtime.backends.fake import Behaviour
-from runtime.kv.options import BlockOptions
 from runtime.options.generation import GenerationOptions, SamplingOptions
+from runtime.options.load import BlockOptions
 from runtime.records import Float32
 from runtime.session.session import SessionConfig
 from tests.block_stores import MemoryBlocks

@@ -13,9 +13,9 @@ from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
 from runtime.options.generation import GenerationOptions
 from runtime.scheduler.decode.resume import bring_back
-from runtime.scheduler.decode.rows import Row, Stream
+from runtime.scheduler.decode.rows import DecodeRow, Stream
 from runtime.scheduler.jobs import GenerateJob, Job
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import PrefixCache
 from tests.fakes import assert_right, engine_of, fake_model, reference, settled, some_ids
 from tests.runtime.model.trouble import poison
 
@@ -36,9 +36,9 @@ def test_no_generation_continues_from_a_dropped_state(rows: int, monkeypatch: py
     brought_back: list[int] = []
     looked: list[int] = []
     refused: list[int] = []
-    regain, compute = Cache.regain, FakeBackend.compute
+    regain, compute = PrefixCache.regain, FakeBackend.compute
 
-    def counted(self: Cache, prefill: Any, ids: Any) -> tuple[int, int]:
+    def counted(self: PrefixCache, prefill: Any, ids: Any) -> tuple[int, int]:
         brought_back.append(len(ids))
         return regain(self, prefill, ids)
 
@@ -49,7 +49,7 @@ def test_no_generation_continues_from_a_dropped_state(rows: int, monkeypatch: py
             refused.extend(p for p in above if not self.resumable(part.pack, p))
         return compute(self, parts, request, **named)
 
-    monkeypatch.setattr(Cache, "regain", counted)
+    monkeypatch.setattr(PrefixCache, "regain", counted)
     monkeypatch.setattr(FakeBackend, "compute", watched)
     with fake_model(Behaviour(recurrent=True), max_batch_rows=rows) as model:
 
@@ -109,15 +109,15 @@ def test_a_prompt_whose_state_cannot_be_rebuilt_fails_alone(monkeypatch: pytest.
     stem = some_ids(0, 70)
     prompts = [[*stem[: 30 + 10 * (i % 5)], *some_ids(i, 20)] for i in range(10)]
     failed: list[bytes] = []
-    regain = Cache.regain
+    regain = PrefixCache.regain
 
-    def full(self: Cache, prefill: Any, ids: Any) -> tuple[int, int]:
+    def full(self: PrefixCache, prefill: Any, ids: Any) -> tuple[int, int]:
         if not failed:
             failed.append(prefill.job.ids.tobytes())
             raise MemoryBudgetError("out of memory")
         return regain(self, prefill, ids)
 
-    monkeypatch.setattr(Cache, "regain", full)
+    monkeypatch.setattr(PrefixCache, "regain", full)
     with fake_model(Behaviour(recurrent=True), prefill_chunk_tokens=16, max_batch_tokens=16) as model:
 
         async def main() -> list[Any]:
@@ -147,7 +147,7 @@ def test_a_generation_that_cannot_start_leaves_nothing_behind(known: bool, where
         def broken(*_: Any, **__: Any) -> Any:
             raise ZeroDivisionError("broken sampler")
 
-        monkeypatch.setattr(Stream if where == "after" else Row, "draw" if where == "after" else "__init__", broken)
+        monkeypatch.setattr(Stream if where == "after" else DecodeRow, "draw" if where == "after" else "__init__", broken)
         with pytest.raises(ZeroDivisionError):
             asyncio.run(model.sample(ids, 4, []))
         monkeypatch.undo()

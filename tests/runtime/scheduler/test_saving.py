@@ -18,8 +18,8 @@ from runtime import load
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import BlockFileError, InvalidRequestError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import BlocksSaved
-from runtime.kv.options import BlockOptions
 from runtime.options.generation import GenerationOptions, SamplingOptions
+from runtime.options.load import BlockOptions
 from runtime.scheduler.kv import saving
 from tests.block_stores import MemoryBlocks, memory_options
 from tests.fakes import assert_right, engine_of, fake_model, local, some_ids, until

@@ -14,7 +14,7 @@ from runtime import LanguageModel, run_sync
 from runtime.numerics.scoring import empty_scores
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Finish, TokenRun
-from runtime.scheduler.decode.rows import Stream, Vocabulary
+from runtime.scheduler.decode.rows import DecodeVocabulary, Stream
 from runtime.scheduler.decode.stops import StopFinder
 from runtime.scheduler.jobs import GenerateJob
 from tests.fakes import fake_model, reference
@@ -64,7 +64,7 @@ def test_what_a_stream_shows_is_the_text_before_the_stop_however_it_is_cut_into_
     runs: list[TokenRun] = []
     options = GenerationOptions(stop=tuple(stops), top_k=0)
     job = GenerateJob(np.zeros(1, np.int32), None, options=options, on_run=runs.append)
-    stream = Stream(job, Vocabulary(vocabulary, frozenset(), 1000))
+    stream = Stream(job, DecodeVocabulary(vocabulary, frozenset(), 1000))
     cut = naive(text, stops)
     shown = ""
     for token in range(len(vocabulary)):

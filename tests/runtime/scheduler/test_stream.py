@@ -14,7 +14,7 @@ from runtime.errors import ContextOverflowError
 from runtime.numerics.scoring import empty_scores
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Finish, TokenRecord, TokenRun
-from runtime.scheduler.decode.rows import Stream, Vocabulary
+from runtime.scheduler.decode.rows import DecodeVocabulary, Stream
 from runtime.scheduler.jobs import GenerateJob
 from tests.fakes import KINDS, fake_model, reference, some_ids
 
@@ -31,7 +31,7 @@ class Told:
         self.runs: list[TokenRun] = []
         made = GenerationOptions(stop=tuple(stop), top_k=0, **options)  # type: ignore[arg-type]  # by name
         job = GenerateJob(np.zeros(prompt, np.int32), None, options=made, on_run=self.runs.append)
-        self.stream = Stream(job, Vocabulary(VOCAB, frozenset({EOS}), context))
+        self.stream = Stream(job, DecodeVocabulary(VOCAB, frozenset({EOS}), context))
 
     def feed(self, *tokens: int | str | bytes) -> Told:
         for token in tokens:

@@ -21,7 +21,7 @@ from runtime import (
     load,
 )
 from runtime.backends.fake import Behaviour
-from runtime.kv.options import BlockOptions
+from runtime.options.load import BlockOptions
 from runtime.session.manifest import AdapterOf, Manifest
 from tests.block_stores import SHELVES, MemoryBlocks, memory_options
 from tests.fakes import fake_model, settled, some_ids

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.scheduler.decode.lookup import PromptLookup
+from runtime.scheduler.decode.draft import PromptLookup
 
 
 def searched(text: list[int], longest: int, shortest: int, limit: int) -> list[int]:

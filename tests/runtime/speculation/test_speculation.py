@@ -27,7 +27,7 @@ from runtime import (
     spawn,
 )
 from runtime.backends.fake import Behaviour
-from runtime.scheduler.decode.lookup import PromptLookup
+from runtime.scheduler.decode.draft import PromptLookup
 from tests.fakes import Gate, assert_right, engine_of, fake_model, settled, some_ids
 from tests.runtime.grammar.judge import accepts
 from tests.tiny_models import tiny_path
