@@ -106,7 +106,7 @@ def request_terms(adapters: Adapters, priority: object, cache_salt: object) -> d
         raise InvalidRequestError(f"unknown priority {priority!r:.60}: use one of {known}")
     if not isinstance(cache_salt, str):
         raise InvalidRequestError(f"cache_salt is a text, not {shown(cache_salt)}")
-    pairs = adapter_pairs(adapters)
+    pairs = None if adapters is None else adapter_pairs(adapters)
     return {"adapters": pairs, "priority": priority, "cache_salt": clean_text(cache_salt) if cache_salt else ""}
 
 

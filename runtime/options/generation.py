@@ -434,7 +434,11 @@ def _given(layer: Layer) -> dict[str, Any]:
     if layer is None:
         return {}
     if isinstance(layer, GenerationOptions):
-        found = {name: value for name, plain in _PLAIN_VALUES.items() if (value := getattr(layer, name)) != plain}
+        found = {}
+        for name, plain in _PLAIN_VALUES.items():
+            value = getattr(layer, name)
+            if value != plain:
+                found[name] = value
     elif isinstance(layer, Mapping):
         from runtime.options.aliases import read_options  # circular: that module imports these classes
 

@@ -67,7 +67,7 @@ class PrefixCache:
 
     def check_room(self, tokens: int) -> None:
         """Raises `MemoryBudgetError` for a path that exceeds the budget."""
-        needed = self.kv_budget.need(tokens)
+        needed = tokens * self.backend.slot_bytes + self.backend.state_bytes
         if needed > self.kv_budget.budget:
             raise MemoryBudgetError(
                 f"{tokens:,} tokens need {needed:,} bytes of KV, the budget is {self.kv_budget.budget:,}; "

@@ -480,7 +480,7 @@ class KvBudget:
         held = self.bytes - self.trie.bytes + self.trie.leased_bytes - (0 if self.in_place else self.workspaces.idle_bytes)
         for prefill in self.live:
             if (left := len(prefill.job.ids) - prefill.at) > 0:
-                held += self.need(left)
+                held += left * self._backend.slot_bytes + self._backend.state_bytes
         return held <= self.budget
 
     def lend(self, size: int) -> int:
