@@ -13,10 +13,10 @@ from ui.transcript.measure import Measure, Mode
 from ui.transcript.overlay.card import Card
 from ui.transcript.overlay.pointing import Colouring, Pointing, Resolver
 from ui.transcript.overlay.strip import EntropyStrip
-from ui.transcript.pane.find import Finder, Match, beginning
+from ui.transcript.pane.find import Finder, TextMatch, beginning
 from ui.transcript.pane.pane import OF_TURNS, Lacking, nothing_lacking
 from ui.transcript.pane.selection import Veil
-from ui.transcript.path import Path, Turn
+from ui.transcript.path import TranscriptPath, TranscriptTurn
 from ui.transcript.read_mode.read_pane import ReadPane
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
@@ -62,7 +62,7 @@ class TranscriptView(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._path = Path()
+        self._path = TranscriptPath()
         self.lacking: Lacking = nothing_lacking
         self._under: dict[int, QWidget] = {}
         self._mode = Mode.TOKENS
@@ -131,7 +131,7 @@ class TranscriptView(QWidget):
         return self.tokens, self.read
 
     @property
-    def turns(self) -> Sequence[Turn]:
+    def turns(self) -> Sequence[TranscriptTurn]:
         return self._path.turns
 
     @property
@@ -286,7 +286,7 @@ class TranscriptView(QWidget):
             pane.show_hits(self._finder.found)
         self.found_changed.emit(self._finder.place, self._finder.total)
 
-    def _show_match(self, match: Match | None) -> None:
+    def _show_match(self, match: TextMatch | None) -> None:
         self._pane().show_match(match)
 
     def scroll_to_end(self) -> None:

@@ -24,7 +24,7 @@ from ui.theme.scheme import current_theme
 from ui.transcript.pane.meta import NEEDS, Action, actions_of
 from ui.transcript.pane.page import BodyT, Box, TranscriptPage
 from ui.transcript.pane.scroller import Scroller
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.spoken import speak
 from ui.transcript.text.faces import TURN_GAP_PX
 from ui.transcript.text.ink import Ink
@@ -77,7 +77,7 @@ class Pane(Scroller[BodyT]):
 
     def __init__(self, page: TranscriptPage[BodyT], ink: Ink, parent: QWidget) -> None:
         super().__init__(page, parent)
-        self._selected_of: list[tuple[Turn, int]] = []  # turns up to the end of the selection, and their versions
+        self._selected_of: list[tuple[TranscriptTurn, int]] = []  # turns up to the end of the selection, and their versions
         self._ink = ink
         self.lacking: Lacking = nothing_lacking
         self._hovered: int | None = None  # the box whose actions are shown
@@ -105,7 +105,7 @@ class Pane(Scroller[BodyT]):
         self._ink = ink
         self.viewport().update()
 
-    def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
+    def set_turns(self, turns: Sequence[TranscriptTurn], changed: Sequence[int], *, to_end: bool) -> None:
         self._hovered, self._pointed = None, Action.NONE
         self._filled = True
         super().set_turns(turns, changed, to_end=to_end)
@@ -121,7 +121,7 @@ class Pane(Scroller[BodyT]):
         """Remembers the turns up to `last` as the source of the selection, for `_keeps_selection`."""
         self._selected_of = [(box.turn, box.turn.version) for box in self._page.boxes[: last + 1]]
 
-    def _keeps_selection(self, turns: Sequence[Turn]) -> bool:
+    def _keeps_selection(self, turns: Sequence[TranscriptTurn]) -> bool:
         """Whether the turns of the selection are still there with the same tokens."""
         held = self._selected_of
         return len(turns) >= len(held) and all(

@@ -13,7 +13,7 @@ from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
 from ui.transcript.pane.page import BodyT, Laid, TranscriptPage
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.text.faces import COLUMN_PX, MARGIN_RIGHT_PX, Faces
 
 AT_ONCE_SECONDS = 0.005  # for laying out the visible part before the first frame; the rest follows in slices
@@ -41,7 +41,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._page = page
         self._left = 0
         self._suspended = False
-        self._waiting: Sequence[Turn] | None = None  # the path that was set while suspended
+        self._waiting: Sequence[TranscriptTurn] | None = None  # the path that was set while suspended
         self._stale: set[int] = set()  # boxes that changed while suspended
         self._pending: tuple[Anchor, int] | None = None  # during slices: the wanted position, and the bar's value so far
         self._restoring = False  # the scroll bar moves, but not the visible part
@@ -85,7 +85,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._measure()
         self._lay_out(anchor)
 
-    def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
+    def set_turns(self, turns: Sequence[TranscriptTurn], changed: Sequence[int], *, to_end: bool) -> None:
         """Shows other turns.
 
         Args:

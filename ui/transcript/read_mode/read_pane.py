@@ -11,11 +11,11 @@ from PySide6.QtGui import QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QWhee
 from PySide6.QtWidgets import QApplication, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, translate
-from ui.transcript.pane.find import Match
+from ui.transcript.pane.find import TextMatch
 from ui.transcript.pane.meta import Action
 from ui.transcript.pane.page import Box, TranscriptPage
 from ui.transcript.pane.pane import Pane
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.read_mode.formulas import Formulas
 from ui.transcript.read_mode.read_body import ReadBody
 from ui.transcript.read_mode.read_layout import ReadPlace
@@ -57,7 +57,7 @@ class ReadPane(Pane[ReadBody]):
         self._show_cursor(Qt.CursorShape.IBeamCursor)
         self.setAccessibleName(self.tr("Conversation, typeset"))
 
-    def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
+    def set_turns(self, turns: Sequence[TranscriptTurn], changed: Sequence[int], *, to_end: bool) -> None:
         self._grown.clear()
         self._code = None
         if not self._keeps_selection(turns):
@@ -102,7 +102,7 @@ class ReadPane(Pane[ReadBody]):
         if boxes:
             self._select(_Spot(0, ReadPlace(0, 0)), _Spot(len(boxes) - 1, boxes[-1].body.end()))
 
-    def show_match(self, match: Match | None) -> None:
+    def show_match(self, match: TextMatch | None) -> None:
         """Scrolls to a match, and selects it if it can be found in the typeset text."""
         if match is None:
             self._select(None, None)
@@ -112,7 +112,7 @@ class ReadPane(Pane[ReadBody]):
         first, last = (None, None) if found is None else (_Spot(match.turn, found[0]), _Spot(match.turn, found[1]))
         self._select(first, last)
 
-    def show_hits(self, found: Sequence[Match]) -> None:
+    def show_hits(self, found: Sequence[TextMatch]) -> None:
         """Marks all matches that can be found in the typeset text."""
         self._words = as_typeset(found[0].seen) if found else None
         self.viewport().update()

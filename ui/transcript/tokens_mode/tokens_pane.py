@@ -11,14 +11,14 @@ from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
 from ui.port import TurnStatus
 from ui.transcript.overlay.ghost import TYPED, Ghost, next_alternative, paint_ghost
-from ui.transcript.pane.find import Match
+from ui.transcript.pane.find import TextMatch
 from ui.transcript.pane.meta import Action
 from ui.transcript.pane.page import Box, TranscriptPage
 from ui.transcript.pane.pane import Pane, begins_words
 from ui.transcript.pane.scroller import Anchor
 from ui.transcript.pane.selection import Selection, TextPosition
-from ui.transcript.path import Turn
-from ui.transcript.text.compose import Place
+from ui.transcript.path import TranscriptTurn
+from ui.transcript.text.compose import TurnPlace
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode import walk
@@ -56,7 +56,7 @@ class TokensPane(Pane[TokensBody]):
         self._ghost: Ghost | None = None
         self._selection: Selection | None = None
         self._caret = False
-        self._hits: dict[int, list[tuple[Place, Place]]] = {}  # by turn
+        self._hits: dict[int, list[tuple[TurnPlace, TurnPlace]]] = {}  # by turn
         self._pointed_token: TokenAt | None = None  # under the mouse
         self._mouse: QPoint | None = None  # its last position
         self._pressed: QPoint | None = None
@@ -80,7 +80,7 @@ class TokensPane(Pane[TokensBody]):
             return None
         return TokenAt(turn, self._pinned[1])
 
-    def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
+    def set_turns(self, turns: Sequence[TranscriptTurn], changed: Sequence[int], *, to_end: bool) -> None:
         if not self._keeps_selection(turns):
             self._select(None)
         self.set_ghost(None)
@@ -141,7 +141,7 @@ class TokensPane(Pane[TokensBody]):
             body.set_template_visible(visible)
         self._lay_out(anchor)
 
-    def show_match(self, match: Match | None) -> None:
+    def show_match(self, match: TextMatch | None) -> None:
         """Selects a match and scrolls to it."""
         self._select(
             None if match is None else Selection(TextPosition(match.turn, match.first), TextPosition(match.turn, match.last))
@@ -149,7 +149,7 @@ class TokensPane(Pane[TokensBody]):
         if match is not None:
             self.go_to(match.turn, match.first.token)
 
-    def show_hits(self, found: Sequence[Match]) -> None:
+    def show_hits(self, found: Sequence[TextMatch]) -> None:
         """Marks all matches."""
         self._hits = {}
         for match in found:
@@ -179,14 +179,14 @@ class TokensPane(Pane[TokensBody]):
         top = box.top + box.meta_top - self.verticalScrollBar().value()
         return QRect(self._left, top, int(self._page.width), box.meta.reach)
 
-    def _make_body(self, turn: Turn, faces: Faces, width: float) -> TokensBody:
+    def _make_body(self, turn: TranscriptTurn, faces: Faces, width: float) -> TokensBody:
         return TokensBody(turn, faces, width, template=self._template)
 
     def _made(self) -> list[TokensBody]:
         """The bodies that exist; others take the current state when they are made."""
         return [box.made for box in self._page.boxes if box.made is not None]
 
-    def _turns(self) -> list[Turn]:
+    def _turns(self) -> list[TranscriptTurn]:
         return [box.turn for box in self._page.boxes]
 
     # ---- selection ------------------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ class TokensPane(Pane[TokensBody]):
     def select_all(self) -> None:
         boxes = self._page.boxes
         if boxes:
-            end = TextPosition(len(boxes) - 1, Place(boxes[-1].turn.count))
-            self._select(Selection(TextPosition(0, Place(0)), end))
+            end = TextPosition(len(boxes) - 1, TurnPlace(boxes[-1].turn.count))
+            self._select(Selection(TextPosition(0, TurnPlace(0)), end))
 
     def _select(self, selection: Selection | None) -> None:
         if selection == self._selection:
@@ -374,7 +374,7 @@ class TokensPane(Pane[TokensBody]):
         y = point.y() + self.verticalScrollBar().value()
         index = self._page.index_at(y)
         if index >= len(self._page.boxes):
-            return TextPosition(0, Place(0))
+            return TextPosition(0, TurnPlace(0))
         box = self._page.boxes[index]
         return TextPosition(index, box.body.place_at(point.x() - self._left, y - box.top))
 
