@@ -21,7 +21,7 @@ LIST_WIDTH = 240
 FILE = Qt.ItemDataRole.UserRole
 
 
-class Page(QTextBrowser):
+class DocumentationPage(QTextBrowser):
     """Shows a page. Links within the documentation are followed, others are opened by the system; pictures fit the width."""
 
     shown = Signal(object)  # Path: its file
@@ -117,7 +117,7 @@ class DocumentationBox(QDialog):
         self.list.setObjectName("pages")
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)  # long titles are cut
         self.list.setAccessibleName(self.tr("Pages"))
-        self.page = Page(folder or Path(), self)
+        self.page = DocumentationPage(folder or Path(), self)
         self.page.setAccessibleName(self.tr("Page"))
         self.note = Notice()
         both = QSplitter()

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QGridLayout, QVBoxLayout, QWidget
 
 from ui.comparison.model_facts import LEFT, RIGHT, SideFacts, SpanFacts, difference, divergence, in_nats
 from ui.inspector import words
-from ui.inspector.tab import Facts
+from ui.inspector.tab import FactGrid
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability
@@ -31,7 +31,7 @@ class ComparedRows(QWidget):
         self.cells: dict[str, tuple[ElidedLabel, ElidedLabel]] = {}
         for column, name in enumerate(self.names, 1):
             self._grid.addWidget(name, 0, column)
-        self.facts = Facts()
+        self.facts = FactGrid()
         self.note = Label("", "soft", interface_font(12))
         self.note.setWordWrap(True)
         column_ = QVBoxLayout(self)

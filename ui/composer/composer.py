@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
 from ui.commands.actions import STOP_KEYS
 from ui.composer.context_panel import OverflowBar
 from ui.composer.draft_cost import DraftCost
-from ui.composer.drafts import NEW, Draft, Drafts, joined, with_files
+from ui.composer.drafts import NEW, MessageDraft, MessageDrafts, joined, with_files
 from ui.composer.writing_box import WritingBox
 from ui.port import Composition, TextFile, TokenRun
 from ui.widgets.labels import Notice
@@ -47,9 +47,9 @@ class Composer(QWidget):
         super().__init__()
         self.notice = Notice()
         self.version = Notice("undo")  # shown while the draft is another version of an earlier turn
-        self.version.dismissed.connect(lambda: self._show_draft(self._before or Draft("")))
+        self.version.dismissed.connect(lambda: self._show_draft(self._before or MessageDraft("")))
         self.replaces: int | None = None  # the node id of the user's turn that the draft is another version of
-        self._before: Draft | None = None  # the draft that this version interrupted
+        self._before: MessageDraft | None = None  # the draft that this version interrupted
         self._version_text = ""  # the version before any edit
         self.meter = DraftCost(self)
         self._box = box = WritingBox(self.meter)
@@ -70,7 +70,7 @@ class Composer(QWidget):
         self._counted = False  # the meter shows the cost of the draft as it was when `_compose_timer` last fired
         self._running = False
         self.wait = ""  # why no message can be sent; "" where one can
-        self._use(Drafts())
+        self._use(MessageDrafts())
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
         self._keys: dict[int, int] = {}  # draft keys of all sessions that were shown
@@ -122,7 +122,7 @@ class Composer(QWidget):
 
     def remember(self, kept: Iterable[Sequence[int | str]]) -> None:
         """Takes the drafts of the last window, see `drafts`; call it before any session is shown."""
-        self._use(Drafts(kept))
+        self._use(MessageDrafts(kept))
 
     def share(self, other: Composer) -> None:
         """Shares the drafts of another window, as a session may be closed there and opened here."""
@@ -164,7 +164,7 @@ class Composer(QWidget):
             self._drafts.drop(NEW, text)  # it may have been the first of its session
             return
         self._drafts.drop(self._key, text)  # it was stored if the window is closing
-        before = self._before or Draft("")
+        before = self._before or MessageDraft("")
         self._show_draft(before if self.message == text else joined(self._current_draft(), before.whole))
         self.field.document().clearUndoRedoStacks()
 
@@ -183,7 +183,7 @@ class Composer(QWidget):
         before = self._current_draft() if begun else self._before  # an unchanged version is dropped
         short = one_line(old)
         words = self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…")
-        self._show_draft(Draft(text + behind, node_id, words, utf16_length(text), before=before))
+        self._show_draft(MessageDraft(text + behind, node_id, words, utf16_length(text), before=before))
         self._version_text = self.draft
         self.field.setFocus()
 
@@ -277,23 +277,23 @@ class Composer(QWidget):
 
     def _move_to_new(self) -> None:
         """Moves the draft to a new session."""
-        self._drafts.put(NEW, joined(self._current_draft(), Draft("")))
+        self._drafts.put(NEW, joined(self._current_draft(), MessageDraft("")))
         if self._key != NEW:
-            self._show_draft(self._before or Draft(""))
+            self._show_draft(self._before or MessageDraft(""))
         self.new_wanted.emit()
 
-    def _use(self, drafts: Drafts) -> None:
+    def _use(self, drafts: MessageDrafts) -> None:
         self._drafts = drafts
         drafts.shown.append(self._keyed_draft)
 
-    def _keyed_draft(self) -> tuple[int, Draft]:
+    def _keyed_draft(self) -> tuple[int, MessageDraft]:
         return self._key, self._current_draft()
 
-    def _current_draft(self) -> Draft:
+    def _current_draft(self) -> MessageDraft:
         cursor = self.field.textCursor().position()
-        return Draft(self.draft, self.replaces, self.version.words, cursor, self.chips.files, self._before)
+        return MessageDraft(self.draft, self.replaces, self.version.words, cursor, self.chips.files, self._before)
 
-    def _show_draft(self, draft: Draft) -> None:
+    def _show_draft(self, draft: MessageDraft) -> None:
         """Shows a draft; undo in the field restores the text before it."""
         self.replaces, self._before = draft.replaces, draft.before
         if draft.replaces is None:

@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing, ignore_refusal
 from ui.core.tasks import tell
-from ui.port import BeamRules, Columns, ColumnTokens
+from ui.port import BeamScoring, Columns, ColumnTokens
 
 PREVIEW_TOKENS = 8
 PREVIEW = "preview"
@@ -44,7 +44,7 @@ class DrawsController(QObject):
 
     # ---- several continuations ----------------------------------------------------------------------------------
 
-    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: BeamRules | None) -> None:
+    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: BeamScoring | None) -> None:
         """Continues one place several times: in front of token `index`, or (None) at the end of the answer.
 
         The continuations are found by a beam search with the rules `beams`, or (None) sampled.

@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing, ignore_refusal
 from ui.core.tasks import StoppableTasks, tell
-from ui.port import Bits, Download, LoadChoice, ModelPlan, Refusal, Server
+from ui.port import Bits, DownloadView, LoadChoice, ModelPlan, Refusal, ServerModel
 
 
 class ModelsController(QObject):
@@ -88,7 +88,7 @@ class ShelfController(QObject):
 
     listed = Signal(object)  # Sequence[ShelfModel]
     offered = Signal(object)  # Sequence[Offer]
-    downloads_changed = Signal(object)  # tuple[Download, ...]
+    downloads_changed = Signal(object)  # tuple[DownloadView, ...]
     planned = Signal(object)  # ModelPlan
     plan_refused = Signal(str)
     found = Signal(str, object)  # the search words, Sequence[HubFind]
@@ -120,7 +120,7 @@ class ShelfController(QObject):
         self._workbench, self._shelf = showing.workbench, showing.workbench.shelf
         self._models = models
         self._running = StoppableTasks(showing.tasks)
-        self.downloads: tuple[Download, ...] = ()
+        self.downloads: tuple[DownloadView, ...] = ()
 
     # ---- the shelf ----------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class ShelfController(QObject):
         """Lists the shelf; with `quietly`, a refusal is not shown."""
         self._tasks.latest("shelf", self._list(), ignore_refusal if quietly else self.refused.emit)
 
-    def take_downloads(self, downloads: tuple[Download, ...]) -> None:
+    def take_downloads(self, downloads: tuple[DownloadView, ...]) -> None:
         self.downloads = downloads
         self.downloads_changed.emit(downloads)
 
@@ -180,7 +180,7 @@ class ShelfController(QObject):
         """Puts a model folder on the shelf; it stays where it is."""
         self._tasks.run(tell(self.folder_added.emit, self._shelf.add_folder, path), self.refused.emit)
 
-    def connect_server(self, server: Server) -> None:
+    def connect_server(self, server: ServerModel) -> None:
         """Connects a model on a server; cancels an earlier call."""
         self._tasks.latest("connect", self._connect(server), self.server_refused.emit)
 
@@ -261,7 +261,7 @@ class ShelfController(QObject):
         else:
             self.load_planned.emit(name, await self._workbench.models.load_plan(name, None))
 
-    async def _connect(self, server: Server) -> None:
+    async def _connect(self, server: ServerModel) -> None:
         self.server_connected.emit(await self._shelf.connect(server))
         await self._list()
 

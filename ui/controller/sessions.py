@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing, ignore_refusal
-from ui.core.undo import Step, UndoStack, Work
+from ui.core.undo import UndoStack, UndoStep, Work
 from ui.port import FolderView, SessionSummary
 
 P = ParamSpec("P")
@@ -260,8 +260,8 @@ class SessionsController(QObject):
         if session_id in self.rows:
             self.rows[session_id] = replace(self.rows[session_id], **changes)
 
-    def _step(self, label: str, undo: Work, redo: Work, *sessions: int) -> Step:
-        return Step(label, None, self._then_list(undo), self._then_list(redo), sessions=sessions)
+    def _step(self, label: str, undo: Work, redo: Work, *sessions: int) -> UndoStep:
+        return UndoStep(label, None, self._then_list(undo), self._then_list(redo), sessions=sessions)
 
     def _then_list(self, work: Work) -> Work:
         """A command that does `work`, then reads the list again."""
@@ -275,7 +275,7 @@ class SessionsController(QObject):
         return run
 
     def _run(
-        self, step: Step | None, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs
+        self, step: UndoStep | None, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs
     ) -> None:
         async def work() -> None:
             await command(*arguments, **named)
@@ -321,7 +321,7 @@ class SessionsController(QObject):
     async def _trash(self, session_id: int, title: str) -> None:
         await self._move_to_trash(session_id, title)
         back, again = partial(self._restore, session_id), partial(self._move_to_trash, session_id, title)
-        self._undo.remember(Step(self.tr("Move to Trash"), None, back, again, restores=session_id))
+        self._undo.remember(UndoStep(self.tr("Move to Trash"), None, back, again, restores=session_id))
 
     async def _move_to_trash(self, session_id: int, title: str) -> None:
         stopped = await self._workbench.sessions.trash(session_id)

@@ -8,7 +8,7 @@ from functools import partial
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing
-from ui.core.undo import Step, UndoStack
+from ui.core.undo import UndoStack, UndoStep
 from ui.port import Hit, RowText, SessionView, TreeRow
 
 
@@ -165,7 +165,7 @@ class TreeController(QObject):
     def _remember(self, label: str, session_id: int, before: int, after: int) -> None:
         back, again = partial(self._select, session_id, before), partial(self._select, session_id, after)
         exists = partial(self._workbench.branches.has, session_id, after)
-        self._undo.remember(Step(label, session_id, back, again, waits=True, can_redo=exists))
+        self._undo.remember(UndoStep(label, session_id, back, again, waits=True, can_redo=exists))
 
     async def _open_at(self, session_id: int, hit: Hit, *, has_to_open: bool) -> None:
         if has_to_open:
@@ -185,13 +185,13 @@ class TreeController(QObject):
         change = partial(self._workbench.branches.bookmark, session_id, *key)
         await change(marked)
         label = self.tr("Bookmark") if marked else self.tr("Remove Bookmark")
-        self._undo.remember(Step(label, session_id, partial(change, not marked), partial(change, marked)))
+        self._undo.remember(UndoStep(label, session_id, partial(change, not marked), partial(change, marked)))
 
     async def _rename(self, session_id: int, branch: tuple[int, int], before: str, name: str) -> None:
         rename = self._workbench.branches.rename
         await rename(session_id, *branch, name)
         back, again = (partial(rename, session_id, *branch, each) for each in (before, name))
-        self._undo.remember(Step(self.tr("Rename Branch"), session_id, back, again))
+        self._undo.remember(UndoStep(self.tr("Rename Branch"), session_id, back, again))
 
     async def _prune(self, session_id: int, branch: tuple[int, int], *, pruned: bool) -> None:
         prune = partial(self._workbench.branches.prune, session_id, *branch)
@@ -205,7 +205,7 @@ class TreeController(QObject):
                 await self._select(session_id, before)
 
         label = self.tr("Prune Branch") if pruned else self.tr("Restore Branch")
-        self._undo.remember(Step(label, session_id, back, partial(prune, pruned), waits=True))
+        self._undo.remember(UndoStep(label, session_id, back, partial(prune, pruned), waits=True))
 
 
 def _turn_through(view: SessionView, node_id: int) -> int:

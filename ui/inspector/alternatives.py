@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QFont, QFontMetrics, QKeyEvent, QPainter, QPai
 from PySide6.QtWidgets import QAbstractButton, QDoubleSpinBox, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector.words import likely, percent, token
-from ui.port import BeamRules
+from ui.port import BeamScoring
 from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, fix_width, panel_width
@@ -38,7 +38,7 @@ class Alternative(Struct, frozen=True):
     so_far: float | None = None  # mass of this and all likelier tokens; None if unknown
 
 
-class Alternatives(QWidget):
+class AlternativeList(QWidget):
     """The candidates of one place, the likeliest first."""
 
     chosen = Signal(int)  # token id
@@ -248,7 +248,7 @@ class BeamRows(QWidget):
         self.penalty = QDoubleSpinBox()
         self.penalty.setRange(-STEEPEST, STEEPEST)
         self.penalty.setSingleStep(0.1)
-        self.penalty.setValue(BeamRules().length_penalty)
+        self.penalty.setValue(BeamScoring().length_penalty)
         self.penalty.setFont(interface_font(FONT_PX))
         self.penalty.setAccessibleName(self.tr("Length penalty"))
         hint = self.tr(
@@ -288,6 +288,6 @@ class BeamRows(QWidget):
         column.addWidget(self._rules)
 
     @property
-    def rules(self) -> BeamRules:
+    def rules(self) -> BeamScoring:
         """The rules as they are set, for the buttons and for the menu."""
-        return BeamRules(self.penalty.value(), self.ends.currentData())
+        return BeamScoring(self.penalty.value(), self.ends.currentData())

@@ -9,7 +9,7 @@ from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QVBoxLayout
 
 from ui.controller import Controller
-from ui.inspector.tab import Facts, InspectorTab
+from ui.inspector.tab import FactGrid, InspectorTab
 from ui.inspector.words import percent
 from ui.port import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, EngineState, StatusView, Tier
 from ui.widgets.controls import button, row, words
@@ -37,7 +37,7 @@ class CacheTab(InspectorTab):
         self.empty = words(self.tr("Nothing is cached yet: the engine has not read anything."))
         self.choose_button = button(self.tr("Choose a model…"))
         self.choose_button.clicked.connect(self.model_wanted)
-        self.memory, self.trie, self.last, self.turns, self.edges = (Facts(columns=1) for _ in range(5))
+        self.memory, self.trie, self.last, self.turns, self.edges = (FactGrid(columns=1) for _ in range(5))
         self.ended = words()
         self._sections = (
             (Caption(self.tr("Memory")), self.memory),
@@ -178,7 +178,7 @@ class CacheTab(InspectorTab):
             facts[self.tr("pinned of this path")] = self.tr("{0} tokens").format(count(view.kept))
         return facts
 
-    def _fill(self, facts: Facts, shown: Mapping[str, str]) -> None:
+    def _fill(self, facts: FactGrid, shown: Mapping[str, str]) -> None:
         caption = next(caption for caption, held in self._sections if held is facts)
         caption.setVisible(bool(shown))
         facts.setVisible(bool(shown))

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector import words
 from ui.inspector.provenance import Provenance
-from ui.inspector.tab import Empty, Facts, HowMade, InspectorTab
+from ui.inspector.tab import Empty, FactGrid, HowMade, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, TurnView
 from ui.theme.scheme import current_theme
 from ui.widgets.labels import Caption
@@ -66,7 +66,7 @@ class PathTab(InspectorTab):
 
     def __init__(self) -> None:
         super().__init__()
-        self.facts, self.range = Facts(columns=1), Facts(columns=1)
+        self.facts, self.range = FactGrid(columns=1), FactGrid(columns=1)
         self._range = QWidget()  # with the space above it
         selected = QVBoxLayout(self._range)
         selected.setContentsMargins(0, 16, 0, 0)

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.inspector.replay import Outcome, share_of
 from ui.inspector.stage_rows import DialRow, StageRow
-from ui.inspector.tab import Facts
+from ui.inspector.tab import FactGrid
 from ui.port import Made, SamplingOptions
 from ui.widgets.controls import button
 from ui.widgets.dials import DIALS
@@ -108,7 +108,7 @@ class Provenance(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.facts, self.settings = Facts(columns=1), Facts(columns=1)
+        self.facts, self.settings = FactGrid(columns=1), FactGrid(columns=1)
         self.more = button("", "link")
         self.more.setCheckable(True)
         self.more.toggled.connect(self._open)

@@ -84,13 +84,13 @@ class InspectorTab(QWidget):
 ROW_HEIGHT = 17
 
 
-class Facts(QWidget):
+class FactGrid(QWidget):
     """A grid of names and values, `columns` pairs per row."""
 
     def __init__(self, columns: int = 2) -> None:
         super().__init__()
         self._columns = columns
-        self._cells: list[Cell] = []
+        self._cells: list[FactCell] = []
         self._shown: tuple[list[tuple[str, str]], Mapping[str, str] | None] = [], None
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
@@ -115,7 +115,7 @@ class Facts(QWidget):
             return
         self._shown = shown
         while len(self._cells) < len(facts):
-            cell = Cell()
+            cell = FactCell()
             self._grid.addWidget(cell, *divmod(len(self._cells), self._columns))
             self._cells.append(cell)
         for cell in self._cells[len(facts) :]:
@@ -130,7 +130,7 @@ class Facts(QWidget):
             cell.show()
 
 
-class Cell(QWidget):
+class FactCell(QWidget):
     """A name at the left, its value at the right."""
 
     def __init__(self) -> None:

@@ -13,10 +13,10 @@ from PySide6.QtWidgets import QVBoxLayout
 from ui.comparison.model_rows import ComparedRows
 from ui.core.shown import Spot
 from ui.inspector import words
-from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, CountButtons
+from ui.inspector.alternatives import Alternative, AlternativeList, BeamRows, CountButtons
 from ui.inspector.replay import probability_after
 from ui.inspector.stage_rows import cut_words
-from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
+from ui.inspector.tab import BytesOf, Empty, FactGrid, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, StatusView, TokenRecord, translate
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.controls import button, row
@@ -24,7 +24,7 @@ from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability
 
 
-class WhyFacts(Facts):
+class WhyFacts(FactGrid):
     """The raw probability of a token, its origin, its probability after each stage, and its random number.
 
     Args:
@@ -92,12 +92,12 @@ class TokenTab(InspectorTab):
         self.source.hide()
         self.empty = Empty(self.tr("Click a token to see its numbers and what else was likely."))
         self.large = ElidedLabel("", "", mono_font(21, QFont.Weight.DemiBold))
-        self.facts = Facts()
+        self.facts = FactGrid()
         self.unscored = Label("", "soft")
         self.unscored.setWordWrap(True)
         self.score_button = button(self.tr("Score the session"), "link")
         self.score_button.clicked.connect(self.score_wanted)
-        self.alternatives = Alternatives()
+        self.alternatives = AlternativeList()
         self.alternatives.chosen.connect(self._choose)
         self.alternatives.previewed.connect(self._preview)
         self.draws, self.beam_rows = CountButtons(self.tr("continuations from here")), BeamRows()

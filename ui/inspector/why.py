@@ -15,7 +15,7 @@ from ui.inspector import words
 from ui.inspector.provenance import SettingsRows
 from ui.inspector.replay import Candidate, DrawLine, Outcome, Row, at_stage, candidates, replayed, same_draw
 from ui.inspector.stage_rows import CandidateLine, Candidates, cut_words, stage_words
-from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
+from ui.inspector.tab import BytesOf, Empty, FactGrid, InspectorTab
 from ui.inspector.token import WhyFacts
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, SamplingOptions, StatusView
 from ui.theme.fonts import interface_font, mono_font
@@ -58,7 +58,7 @@ class WhyTab(InspectorTab):
         self.note = Label("", "soft", interface_font(11.5))
         self.reset = self._link(self.tr("as drawn"), self._as_drawn)
         self.ask = self._link(self.tr("get every probability from the model"), self._ask)
-        self.facts = Facts(columns=1)
+        self.facts = FactGrid(columns=1)
         self.table = Candidates()
         self.did = Label("", "soft", interface_font(11.5))  # describes the chosen stage
         for label in (self.source, self.missing, self.verdict, self.note, self.did):

@@ -15,7 +15,7 @@ from ui.models.downloads import DownloadRow
 from ui.models.getting import GetSection
 from ui.models.server_form import ServerForm
 from ui.models.shelf_row import ShelfRow
-from ui.port import Download, GgufPlan, LoadPlan, ShelfModel
+from ui.port import DownloadView, GgufPlan, LoadPlan, ShelfModel
 from ui.widgets.controls import Page, button, drop, row, words
 from ui.widgets.labels import Caption, Notice
 from ui.widgets.numbers import size
@@ -82,7 +82,7 @@ class ModelsPage(Page):
         self.empty.setVisible(not models)
         self._chain()
 
-    def show_downloads(self, downloads: Sequence[Download]) -> None:
+    def show_downloads(self, downloads: Sequence[DownloadView]) -> None:
         """Shows the downloads, running or not."""
         wanted = {view.repository for view in downloads}
         gone = [repository for repository in self.downloads if repository not in wanted]
@@ -175,7 +175,7 @@ class ModelsPage(Page):
         made.refused.connect(self.notice.say)
         return made
 
-    def _download_row(self, view: Download) -> DownloadRow:
+    def _download_row(self, view: DownloadView) -> DownloadRow:
         made, controller = DownloadRow(view), self._controller
         made.pause_wanted.connect(controller.pause)
         made.go_on_wanted.connect(controller.download)

@@ -6,7 +6,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLineEdit, QPushButton, QVBoxLayout, QWidget
 
 from ui.models.token_row import InlinePanel
-from ui.port import Server
+from ui.port import ServerModel
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import Check, button, row, words
 from ui.widgets.fields import LineEdit
@@ -20,7 +20,7 @@ class ServerForm(InlinePanel):
         home: The button that opens it.
     """
 
-    wanted = Signal(object)  # Server
+    wanted = Signal(object)  # ServerModel
     dropped = Signal()  # the request is cancelled
 
     def __init__(self, home: QPushButton) -> None:
@@ -81,7 +81,7 @@ class ServerForm(InlinePanel):
         self._say(self.tr("asking the server…"), "soft")
         self.connect_button.setEnabled(False)
         url, model, name, key = (each.text().strip() for each in self._fields)
-        self.wanted.emit(Server(url, name, model, key, self.plain_http.isChecked()))
+        self.wanted.emit(ServerModel(url, name, model, key, self.plain_http.isChecked()))
 
     def _say(self, text: str, kind: str = "warm") -> None:
         self.connect_button.setEnabled(True)

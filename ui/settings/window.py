@@ -14,7 +14,7 @@ from ui.controller import Controller
 from ui.models.page import ModelsPage
 from ui.port import SettingsView
 from ui.settings.data_page import DataPage
-from ui.settings.rows import COLOURS, OWN_TEMPLATE, PAGES, Rows
+from ui.settings.rows import COLOURS, OWN_TEMPLATE, PAGES, SettingRows
 from ui.settings.server_page import ServerPage
 from ui.transcript.measure import Measure
 from ui.widgets.controls import Page
@@ -48,7 +48,7 @@ class SettingsWindow(QWidget):
         self._needs_reload = False  # as last shown
         self.reload.acted.connect(lambda: self._run(self._reload()))
         self.models = ModelsPage(controller.shelf)
-        self.engine, self.memory, self.generation, self.appearance = (Rows(page, self._change) for page in PAGES)
+        self.engine, self.memory, self.generation, self.appearance = (SettingRows(page, self._change) for page in PAGES)
         self.data = DataPage(self._workbench, self._run)
         self.data.refused.connect(self.notice.say)
         self.server = ServerPage(self._workbench, self._run)
@@ -102,7 +102,7 @@ class SettingsWindow(QWidget):
 
     # ---- pages --------------------------------------------------------------------------------------------------------
 
-    def _page(self, title: str, rows: Rows) -> Page:
+    def _page(self, title: str, rows: SettingRows) -> Page:
         page = Page()
         page.head(title)
         page.column.addWidget(rows)

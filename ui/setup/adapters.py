@@ -9,7 +9,7 @@ from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
 from PySide6.QtWidgets import QDoubleSpinBox, QSlider, QVBoxLayout, QWidget
 
 from ui.models.bars import ThinBar
-from ui.port import AdapterChoice, AdapterLine, Download, DownloadState
+from ui.port import AdapterChoice, AdapterLine, DownloadState, DownloadView
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
 from ui.widgets.controls import LINE_PX, Check, button, drop, row, words
@@ -175,7 +175,7 @@ class AdapterField(QWidget):
         for part in (self.bar, self.state):
             part.hide()
 
-    def show_downloads(self, downloads: Sequence[Download]) -> None:
+    def show_downloads(self, downloads: Sequence[DownloadView]) -> None:
         """Shows the progress of the requested adapter."""
         repository = self._getting.partition("@")[0]
         view = next((each for each in downloads if each.repository == repository), None)

@@ -20,7 +20,7 @@ from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SetupController
 from ui.core.shown import typed_text
-from ui.core.undo import Step
+from ui.core.undo import UndoStep
 from ui.inspector.tab import Empty
 from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, SessionView, TextFile
@@ -206,7 +206,7 @@ class Intents(QObject):
                     return bans if token_id in bans else [*bans, token_id]
 
                 back, again = (partial(self._change_bans, setup.session_id, change) for change in (lifted, added))
-                self._controller.undo_stack.remember(Step(self.tr("Ban"), setup.session_id, back, again))
+                self._controller.undo_stack.remember(UndoStep(self.tr("Ban"), setup.session_id, back, again))
             words = self.tr("{0} is banned in this session; the list of bans is under Sampling").format(spoken_token(name))
             self._parts.toast.say(words)
             return setup

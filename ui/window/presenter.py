@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
 from ui.commands.actions import Actions, CommandState
 from ui.comparison.presenters import ComparisonPresenter
 from ui.controller import Controller
-from ui.core.undo import Step
+from ui.core.undo import UndoStep
 from ui.port import (
     BUSY,
     Columns,
@@ -222,11 +222,11 @@ class Presenter(QObject):
                 self._in_list = in_list
                 self.refresh()
 
-    def _show_undone(self, step: Step) -> None:
+    def _show_undone(self, step: UndoStep) -> None:
         steps, words = self._controller.undo_stack, self.tr("Undone: {0}").format(step.label)
         self._show_step(words, self.tr("Redo"), partial(steps.can_redo, step), partial(steps.redo, step))
 
-    def _show_redone(self, step: Step) -> None:
+    def _show_redone(self, step: UndoStep) -> None:
         steps, words = self._controller.undo_stack, self.tr("Done again: {0}").format(step.label)
         self._show_step(words, self.tr("Undo"), partial(steps.can_undo, step), partial(steps.undo, step))
 

@@ -8,10 +8,10 @@ from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
-from ui.inspector.tab import Facts
+from ui.inspector.tab import FactGrid
 from ui.models.bars import ThinBar
 from ui.models.downloads import DownloadsLink
-from ui.port import Download, EngineState, StatusView, Tier
+from ui.port import DownloadView, EngineState, StatusView, Tier
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, fix_width, panel_width
@@ -98,7 +98,7 @@ class StatusBar(QWidget):
         self.server.setAccessibleDescription(words.format(address))
         self.server.setVisible(bool(address))
 
-    def show_downloads(self, downloads: Sequence[Download]) -> None:
+    def show_downloads(self, downloads: Sequence[DownloadView]) -> None:
         self.downloads.show_downloads(downloads)
         self._fit()
 
@@ -226,7 +226,7 @@ class Figures(QFrame):
         super().__init__(parent, Qt.WindowType.Popup)
         self.setObjectName("popover")
         self.setAccessibleName(self.tr("Figures of the last answer"))
-        self.answer, self.held = Facts(columns=1), Facts(columns=1)
+        self.answer, self.held = FactGrid(columns=1), FactGrid(columns=1)
         self._answer_head, self._held_head = Caption(self.tr("Last answer")), Caption(self.tr("Memory"))
         column = QVBoxLayout(self)
         column.setContentsMargins(14, 12, 14, 12)

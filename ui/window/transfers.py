@@ -26,7 +26,7 @@ TRANSFER = "transfer"  # one key for all, so that one runs at a time
 Offer = tuple[tuple[int, ...], Path]  # imported sessions, and the file with their KV
 
 
-class Transfers(QObject):
+class TransferQueue(QObject):
     """Runs one transfer at a time; imports wait in a queue, which is dropped by `stop`.
 
     Args:

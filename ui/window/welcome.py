@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QPlainTextEdit, QSizePolicy, QVBoxLayout
 
 from ui.controller import Controller
-from ui.port import Download, Offer, TurnStatus, TurnView
+from ui.port import DownloadView, Offer, TurnStatus, TurnView
 from ui.theme.fonts import interface_font
 from ui.transcript import Mode
 from ui.widgets.controls import allow, button, row
@@ -67,7 +67,7 @@ class Welcome(QObject):
         self._offers = offers
         self._show_downloads(self._controller.shelf.downloads)
 
-    def _show_downloads(self, downloads: Sequence[Download]) -> None:
+    def _show_downloads(self, downloads: Sequence[DownloadView]) -> None:
         self._parts.first.show_offers(self._offers, [view.repository for view in downloads])
         self._refresh()
 

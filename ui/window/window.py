@@ -34,7 +34,7 @@ from ui.widgets.visible import one_line
 from ui.window.frame import Frame
 from ui.window.intents import Intents
 from ui.window.presenter import Presenter
-from ui.window.transfers import DroppedFiles, Transfers
+from ui.window.transfers import DroppedFiles, TransferQueue
 from ui.window.welcome import ENDINGS, Starters, Welcome
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
         status, notice = self.parts.status, self.parts.composer.notice
-        self.transfers = Transfers(self.controller, status, notice, self.parts.toast, self)
+        self.transfers = TransferQueue(self.controller, status, notice, self.parts.toast, self)
         self.transfers.recent += known_paths(state.recent)
         self.acts = Actions(self)
         self.welcome = Welcome(self.controller, self.parts, self)  # first: its cards take room from the transcript
