@@ -20,10 +20,10 @@ from ui.commands.menu import come_forward, known_paths
 from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SAMPLING, SetupController
-from ui.port import SETTING_RULES, AppSettings, Workbench, translate_with
+from ui.port import SETTING_RULES, AppSettings, Contrast, Motion, OwnColours, Scheme, Workbench, translate_with
 from ui.sidebar.sidebar import WIDTH as SIDEBAR_WIDTH
 from ui.theme.fonts import FallbackFaces
-from ui.theme.scheme import Contrast, Motion, OwnColours, Scheme, apply_theme
+from ui.theme.scheme import apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font

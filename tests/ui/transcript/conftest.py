@@ -11,9 +11,8 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from tests.ui.transcript import samples
-from ui import Scheme, apply_theme
+from ui import OwnColours, Scheme, apply_theme
 from ui.port import SessionView
-from ui.theme.scheme import OwnColours
 from ui.transcript import TranscriptView
 from ui.transcript.pane import scroller
 

@@ -18,9 +18,9 @@ from tests.ui.transcript.test_tool_cards import CLOCK, calling, cards_of
 from tests.ui.visits import prepare, refused_for_length
 from tests.ui.window.test_conversation import finish
 from tests.ui.window.test_reach import controls, named, ready, stop
-from ui import MainWindow
+from ui import MainWindow, OwnColours
 from ui.controller.setup import FORM, MODEL, SAMPLING, SYSTEM, TOOLS
-from ui.theme.scheme import OwnColours, current_theme
+from ui.theme.scheme import current_theme
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]

@@ -26,8 +26,8 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.visits import prepare, visit
 from tests.ui.window.test_conversation import finish
-from ui import EngineState, MainWindow, StatusChanged, StatusView
-from ui.theme.scheme import OwnColours, current_theme
+from ui import EngineState, MainWindow, OwnColours, StatusChanged, StatusView
+from ui.theme.scheme import current_theme
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
