@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing, ignore_refusal
-from ui.core.tasks import StoppableTasks, tell
+from ui.core.tasks import StoppableTasks, ignore_refusal, tell
 from ui.port import Bits, DownloadView, LoadChoice, ModelPlan, Refusal, ServerModel
+
+if TYPE_CHECKING:
+    from ui.controller.controller import Controller
 
 
 class ModelsController(QObject):
-    """Part of `Controller`.
-
-    Args:
-        showing: Has the tasks.
-    """
+    """Part of `Controller`."""
 
     listed = Signal(object)  # Sequence[ModelChoice]
     menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
@@ -25,10 +24,10 @@ class ModelsController(QObject):
     none_here = Signal()  # in place of `menu_ready`, if there are no models
     does_not_fit = Signal(str)  # the name of a chosen model; it was not loaded
 
-    def __init__(self, showing: Showing) -> None:
-        super().__init__(showing)
-        self._tasks = showing.tasks
-        self._workbench = showing.workbench
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller)
+        self._tasks = controller.tasks
+        self._workbench = controller.workbench
 
     def ask(self) -> None:
         self._tasks.run(self._list())
@@ -79,12 +78,7 @@ class ModelsController(QObject):
 
 
 class ShelfController(QObject):
-    """Part of `Controller`. Emits `refused`, unless a refusal concerns one row and has a signal of its own.
-
-    Args:
-        showing: Runs the tasks.
-        models: Opens a model.
-    """
+    """Part of `Controller`. Emits `refused`, unless a refusal concerns one row and has a signal of its own."""
 
     listed = Signal(object)  # Sequence[ShelfModel]
     offered = Signal(object)  # Sequence[Offer]
@@ -114,12 +108,12 @@ class ShelfController(QObject):
     removed = Signal(str, int)  # name, bytes freed
     refused = Signal(str)
 
-    def __init__(self, showing: Showing, models: ModelsController) -> None:
-        super().__init__(showing)
-        self._tasks = showing.tasks
-        self._workbench, self._shelf = showing.workbench, showing.workbench.shelf
-        self._models = models
-        self._running = StoppableTasks(showing.tasks)
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller)
+        self._tasks = controller.tasks
+        self._workbench, self._shelf = controller.workbench, controller.workbench.shelf
+        self._models = controller.models
+        self._running = StoppableTasks(controller.tasks)
         self.downloads: tuple[DownloadView, ...] = ()
 
     # ---- the shelf ----------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from PySide6.QtGui import QFont, QShowEvent
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.controller import Controller
-from ui.controller.showing import ignore_refusal
 from ui.core.shown import Spot
+from ui.core.tasks import ignore_refusal
 from ui.port import Made, StatusView, TurnView, Workbench
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_height
