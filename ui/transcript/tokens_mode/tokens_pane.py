@@ -14,8 +14,7 @@ from ui.transcript.overlay.ghost import TYPED, Ghost, next_alternative, paint_gh
 from ui.transcript.pane.find import TextMatch
 from ui.transcript.pane.meta import Action
 from ui.transcript.pane.page import Box, TranscriptPage
-from ui.transcript.pane.pane import Pane, begins_words
-from ui.transcript.pane.scroller import Anchor
+from ui.transcript.pane.pane import Anchor, Pane, begins_words
 from ui.transcript.pane.selection import Selection, TextPosition
 from ui.transcript.path import TranscriptTurn
 from ui.transcript.text.compose import TurnPlace
@@ -75,8 +74,8 @@ class TokensPane(Pane[TokensBody]):
     @property
     def _pin(self) -> TokenAt | None:
         """The place of the pinned token on the page; None while it is not there."""
-        turn = None if self._pinned is None else self._page.index_of(self._pinned[0])
-        if turn is None or self._pinned is None or self._pinned[1] >= self._page.boxes[turn].turn.count:
+        turn = None if self._pinned is None else self.page.index_of(self._pinned[0])
+        if turn is None or self._pinned is None or self._pinned[1] >= self.page.boxes[turn].turn.count:
             return None
         return TokenAt(turn, self._pinned[1])
 
@@ -104,10 +103,10 @@ class TokensPane(Pane[TokensBody]):
         self._pinned = (node_id, index)
         at = self._pin
         if at is not None:
-            box = self._page.boxes[at.turn]
+            box = self.page.boxes[at.turn]
             if box.done:
                 top = box.top + box.body.top_of(at.token)
-                self.show_span(top, top + self._page.faces.pitch)
+                self.show_span(top, top + self.page.faces.pitch)
             else:  # its place is known after the layout around it
                 self.go_to(at.turn, at.token)
         self.viewport().update()
@@ -164,30 +163,30 @@ class TokensPane(Pane[TokensBody]):
 
     def token_box(self, node_id: int, index: int) -> QRect | None:
         """The rectangle of a token's first span, in the viewport's pixels."""
-        turn = self._page.index_of(node_id)
+        turn = self.page.index_of(node_id)
         if turn is None:
             return None
-        rects = self._page.boxes[turn].body.rects_of(index)
+        rects = self.page.boxes[turn].body.rects_of(index)
         return None if not rects else self._to_viewport(turn, rects[0]).toAlignedRect()
 
     def line_box(self, node_id: int) -> QRect | None:
         """The rectangle of the line under a turn with its actions, in the viewport's pixels."""
-        turn = self._page.index_of(node_id)
+        turn = self.page.index_of(node_id)
         if turn is None:
             return None
-        box = self._page.boxes[turn]
+        box = self.page.boxes[turn]
         top = box.top + box.meta_top - self.verticalScrollBar().value()
-        return QRect(self._left, top, int(self._page.width), box.meta.reach)
+        return QRect(self._left, top, int(self.page.width), box.meta.reach)
 
     def _make_body(self, turn: TranscriptTurn, faces: Faces, width: float) -> TokensBody:
         return TokensBody(turn, faces, width, template=self._template)
 
     def _made(self) -> list[TokensBody]:
         """The bodies that exist; others take the current state when they are made."""
-        return [box.made for box in self._page.boxes if box.made is not None]
+        return [box.made for box in self.page.boxes if box.made is not None]
 
     def _turns(self) -> list[TranscriptTurn]:
-        return [box.turn for box in self._page.boxes]
+        return [box.turn for box in self.page.boxes]
 
     # ---- selection ------------------------------------------------------------------------------------------------
 
@@ -196,7 +195,7 @@ class TokensPane(Pane[TokensBody]):
         return "" if self._selection is None else self._selection.text(self._turns(), template=self._template)
 
     def select_all(self) -> None:
-        boxes = self._page.boxes
+        boxes = self.page.boxes
         if boxes:
             end = TextPosition(len(boxes) - 1, TurnPlace(boxes[-1].turn.count))
             self._select(Selection(TextPosition(0, TurnPlace(0)), end))
@@ -206,7 +205,7 @@ class TokensPane(Pane[TokensBody]):
             return
         self._selection = selection
         self._remember_selected(-1 if selection is None else max(selection.anchor, selection.head).turn)
-        for index, box in enumerate(self._page.boxes):
+        for index, box in enumerate(self.page.boxes):
             within = None if selection is None else selection.within(index, box.turn.count)
             if within is not None or box.made is not None:
                 box.body.selection = within
@@ -214,7 +213,7 @@ class TokensPane(Pane[TokensBody]):
         self.viewport().update()
 
     def _selected_tokens(self) -> Iterator[tuple[int, int, int]]:
-        for box in self._page.boxes:
+        for box in self.page.boxes:
             part = None if box.made is None else box.made.selection
             if part is not None:
                 yield box.turn.node_id, part[0].token, part[1].token + (part[1].offset > 0)
@@ -223,10 +222,10 @@ class TokensPane(Pane[TokensBody]):
 
     def _paint(self, painter: QPainter, clip: QRect) -> None:
         for index in self._in_sight():
-            self._page.boxes[index].body.hits = self._hits.get(index, ())
+            self.page.boxes[index].body.hits = self._hits.get(index, ())
         super()._paint(painter, clip)
-        if self._page.boxes:
-            self._paint_caret(painter, self._page.boxes[-1])
+        if self.page.boxes:
+            self._paint_caret(painter, self.page.boxes[-1])
         pin = self._pin
         if pin is not None and self._ghost is not None:
             self._paint_ghost(painter, self._ghost, pin)
@@ -238,42 +237,42 @@ class TokensPane(Pane[TokensBody]):
     def _paint_caret(self, painter: QPainter, box: Box[TokensBody]) -> None:
         if box.turn.view.status is not TurnStatus.STREAMING or not self._is_in_sight(box):
             return
-        at, faces = box.body.end_of_text(), self._page.faces
+        at, faces = box.body.end_of_text(), self.page.faces
         top = box.top - self.verticalScrollBar().value() + at.y()
         painter.fillRect(QRectF(self._left + at.x() + 2, top, _CARET_PX, faces.glyphs), self._ink.accent)
 
     def _paint_typing(self, painter: QPainter, pin: TokenAt) -> None:
-        box, faces = self._page.boxes[pin.turn], self._page.faces
+        box, faces = self.page.boxes[pin.turn], self.page.faces
         if box.body.rects_of(pin.token) and self._is_in_sight(box):
             at = box.body.before(pin.token)
             top = box.top - self.verticalScrollBar().value() + at.y()
             painter.fillRect(QRectF(self._left + at.x() - _CARET_PX / 2, top, _CARET_PX, faces.glyphs), self._ink.accent)
 
     def _paint_pin(self, painter: QPainter, pin: TokenAt) -> None:
-        if not self._is_in_sight(self._page.boxes[pin.turn]):
+        if not self._is_in_sight(self.page.boxes[pin.turn]):
             return
         painter.setPen(self._ink.pin)
         painter.setBrush(Qt.BrushStyle.NoBrush)
-        for rect in self._page.boxes[pin.turn].body.rects_of(pin.token):
+        for rect in self.page.boxes[pin.turn].body.rects_of(pin.token):
             around = self._to_viewport(pin.turn, rect).adjusted(-_PIN_GAP_PX, -_PIN_GAP_PX, _PIN_GAP_PX, _PIN_GAP_PX)
             painter.drawRoundedRect(around, _PIN_RADIUS, _PIN_RADIUS)
 
     def _paint_ghost(self, painter: QPainter, ghost: Ghost, pin: TokenAt) -> None:
-        box = self._page.boxes[pin.turn]
+        box = self.page.boxes[pin.turn]
         rects = box.body.rects_of(pin.token)
         if not rects or not self._is_in_sight(box) or (box.turn.node_id, pin.token) != (ghost.node_id, ghost.index):
             return
-        column = self._to_viewport(pin.turn, QRectF(0, 0, self._page.width, box.body.height))
+        column = self._to_viewport(pin.turn, QRectF(0, 0, self.page.width, box.body.height))
         before = "".join(box.turn.tokens.texts[max(pin.token - 4, 0) : pin.token])
         span = self._to_viewport(pin.turn, rects[0])
-        paint_ghost(painter, self._ink, self._page.faces, ghost, span, column, right_to_left=is_right_to_left(before))
+        paint_ghost(painter, self._ink, self.page.faces, ghost, span, column, right_to_left=is_right_to_left(before))
 
     def _is_in_sight(self, box: Box[TokensBody]) -> bool:
         top = box.top - self.verticalScrollBar().value()
         return top < self.viewport().height() and top + box.height > 0
 
     def _to_viewport(self, turn: int, rect: QRectF) -> QRectF:
-        return rect.translated(self._left, self._page.boxes[turn].top - self.verticalScrollBar().value())
+        return rect.translated(self._left, self.page.boxes[turn].top - self.verticalScrollBar().value())
 
     def next_uncertain(self) -> None:
         """Pins the next of the most uncertain tokens and takes the focus, so that a digit chooses an alternative."""
@@ -334,7 +333,7 @@ class TokensPane(Pane[TokensBody]):
             super().mouseReleaseEvent(event)
             return
         self._pin_and_emit(found)
-        self.token_clicked.emit(self._page.boxes[found.turn].turn.node_id, found.token)
+        self.token_clicked.emit(self.page.boxes[found.turn].turn.node_id, found.token)
         self.card_wanted.emit()
 
     def viewportEvent(self, event: QEvent) -> bool:
@@ -366,23 +365,23 @@ class TokensPane(Pane[TokensBody]):
     def _token_in(self, index: int | None, point: QPoint) -> TokenAt | None:
         if index is None:
             return None
-        box = self._page.boxes[index]
+        box = self.page.boxes[index]
         token = box.body.token_at(point.x() - self._left, point.y() + self.verticalScrollBar().value() - box.top)
         return None if token is None else TokenAt(index, token)
 
     def _spot_at(self, point: QPoint) -> TextPosition:
         y = point.y() + self.verticalScrollBar().value()
-        index = self._page.index_at(y)
-        if index >= len(self._page.boxes):
+        index = self.page.index_at(y)
+        if index >= len(self.page.boxes):
             return TextPosition(0, TurnPlace(0))
-        box = self._page.boxes[index]
+        box = self.page.boxes[index]
         return TextPosition(index, box.body.place_at(point.x() - self._left, y - box.top))
 
     def _announce_hover(self) -> None:
         under = self._pointed_token
-        known = under is not None and under.turn < len(self._page.boxes)
+        known = under is not None and under.turn < len(self.page.boxes)
         known = known and self._mouse is not None and self._token_at(self._mouse) == under  # the text may have moved
-        self.token_hovered.emit((self._page.boxes[under.turn].turn.node_id, under.token) if under and known else None)
+        self.token_hovered.emit((self.page.boxes[under.turn].turn.node_id, under.token) if under and known else None)
 
     def _announce_leave(self) -> None:
         self._hover_timer.stop()
@@ -401,7 +400,7 @@ class TokensPane(Pane[TokensBody]):
         token = self._token_in(index, at)
         if token is None:
             return
-        turn = self._page.boxes[token.turn].turn
+        turn = self.page.boxes[token.turn].turn
 
         def pinned(then: Callable[[], None]) -> Callable[[], None]:
             def run() -> None:
@@ -474,19 +473,19 @@ class TokensPane(Pane[TokensBody]):
             self._pin_and_emit(found)
 
     def _first_in_sight(self) -> TokenAt | None:
-        if not self._page.boxes:
+        if not self.page.boxes:
             return None
         top = self.verticalScrollBar().value()
-        index = self._page.index_at(top)
-        box = self._page.boxes[index]
-        before = TokenAt(index, box.body.first_token(top - box.top + self._page.faces.pitch - 1) - 1)
+        index = self.page.index_at(top)
+        box = self.page.boxes[index]
+        before = TokenAt(index, box.body.first_token(top - box.top + self.page.faces.pitch - 1) - 1)
         return walk.neighbour(self._turns(), before, 1, template=self._template)
 
     def _choose(self, place: int) -> None:
         pin = self._pin
         if pin is None:
             return
-        turn = self._page.boxes[pin.turn].turn
+        turn = self.page.boxes[pin.turn].turn
         record = turn.tokens.record(pin.token)
         if place < len(record.top_ids) and record.top_ids[place] != record.token_id:
             self.alternative_chosen.emit(turn.node_id, pin.token, record.top_ids[place])
@@ -495,12 +494,12 @@ class TokensPane(Pane[TokensBody]):
         pin = self._pin
         if pin is None:
             return
-        turn = self._page.boxes[pin.turn].turn
+        turn = self.page.boxes[pin.turn].turn
         record = turn.tokens.record(pin.token)
         token = next_alternative(record.top_ids, record.token_id, self._ghost.token_id if self._ghost else None)
         if token is not None and turn.is_answer:
             self.preview_wanted.emit(turn.node_id, pin.token, token)
 
     def _pin_and_emit(self, at: TokenAt) -> None:
-        self.set_pin(self._page.boxes[at.turn].turn.node_id, at.token)
+        self.set_pin(self.page.boxes[at.turn].turn.node_id, at.token)
         self.token_pinned.emit(self._pinned)
