@@ -1,4 +1,4 @@
-"""The cache of the running model: its view, and the commands to clear, pin and check it."""
+"""The cache of the running model: its view, and the commands to clear it and to pin a path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class CacheController(QObject):
 
     view_changed = Signal(object)  # CacheView | None
     cleared = Signal(int)  # bytes that were freed
-    checked = Signal(object)  # CacheCheck of the path shown
     refused = Signal(str)
 
     def __init__(self, controller: Controller) -> None:
@@ -33,10 +32,6 @@ class CacheController(QObject):
     def keep(self, keep: bool) -> None:  # a state, not an option
         """Pins the path shown, or unpins it."""
         self._controller.ask_latest("cache", lambda session: self._keep(session, keep=keep), self.refused.emit)
-
-    def check(self) -> None:
-        check = self._workbench.cache.check_uncached
-        self._controller.ask_shown("cache check", check, self.checked.emit, self.refused.emit)
 
     async def _clear(self, session_id: int) -> None:
         held = self._workbench.cache.view(session_id)
