@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QDialog, QPlainTextEdit, QVBoxLayout, QWidget
 from resources.licences import notices
 from ui.port import __version__
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, column_in, row
 from ui.widgets.labels import Label
 
 
@@ -20,11 +20,13 @@ class AboutBox(QDialog):
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(self.tr("About Elsewise"))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(24, 20, 24, 16)
-        column.setSpacing(8)
-        column.addWidget(Label("Elsewise", "", interface_font(17, QFont.Weight.DemiBold)))
-        column.addWidget(Label(self.tr("Version {0}").format(__version__), "soft"))
+        column = column_in(
+            self,
+            Label("Elsewise", "", interface_font(17, QFont.Weight.DemiBold)),
+            Label(self.tr("Version {0}").format(__version__), "soft"),
+            spacing=8,
+            margins=(24, 20, 24, 16),
+        )
         words = Label(
             self.tr("Language models on your own machine, and what else they might have said. Apache-2.0.\n")
             + self.tr("Fonts: Inter and JetBrains Mono, OFL. Icons: Lucide, ISC."),

@@ -13,7 +13,7 @@ from resources.documentation import FIRST, documentation, pages
 from ui.theme.scheme import current_theme
 from ui.transcript.read_mode.document import fill_page
 from ui.transcript.text.faces import Faces
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, fill, row
 from ui.widgets.labels import Notice, plain_tooltip
 
 MARGIN = 24  # pixels around a page
@@ -131,9 +131,7 @@ class DocumentationBox(QDialog):
         self.page.can_go_back.connect(back.setEnabled)
         close.clicked.connect(self.close)
         column = QVBoxLayout(self)
-        column.addWidget(both, 1)
-        column.addWidget(self.note)
-        column.addLayout(row(back, 1, close))
+        fill(column, (both, 1), self.note, row(back, 1, close))
         self.list.currentItemChanged.connect(self._show)
         self.page.shown.connect(self._mark)
         self.page.missing.connect(self._say_missing)

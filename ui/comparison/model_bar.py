@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QMenu, QWidget
 
 from ui.comparison.model_facts import summary
 from ui.port import ComparisonChoice, PathComparison
-from ui.widgets.controls import Check, button, row, words
+from ui.widgets.controls import Check, button, column_of, row, words
 from ui.widgets.labels import IconButton
 
 MARGIN = 16  # pixels, until `align` is called
@@ -46,11 +46,7 @@ class ComparisonBar(QFrame):
         self.close_button = IconButton("x", self.tr("Close the comparison"))
         self.close_button.clicked.connect(self.dismiss)
         ways = row(self.next_button, self.all_button, self.again_button, self.keep, 1, spacing=16)
-        texts = QVBoxLayout()
-        texts.setSpacing(4)
-        texts.addWidget(self.words)
-        texts.addWidget(self.more)
-        texts.addLayout(ways)
+        texts = column_of(self.words, self.more, ways, spacing=4)
         line = self._row = QHBoxLayout(self)
         self.align(MARGIN)
         line.setSpacing(12)

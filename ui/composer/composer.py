@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QKeySequence, QTextCursor
-from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QWidget
 
 from ui.commands.actions import STOP_KEYS
 from ui.composer.context_panel import OverflowBar
@@ -16,6 +16,7 @@ from ui.composer.draft_cost import DraftCost
 from ui.composer.drafts import NEW, MessageDraft, MessageDrafts, joined, with_files
 from ui.composer.writing_box import WritingBox
 from ui.port import Composition, TextFile, TokenRun
+from ui.widgets.controls import column_in
 from ui.widgets.labels import Notice
 from ui.widgets.visible import one_line, utf16_length
 
@@ -74,14 +75,7 @@ class Composer(QWidget):
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
         self._keys: dict[int, int] = {}  # draft keys of all sessions that were shown
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
-        column.addWidget(self.notice)
-        column.addWidget(self.version)
-        column.addWidget(self.overflow)
-        column.addWidget(self.meter.panel)
-        column.addWidget(self._box)
+        column_in(self, self.notice, self.version, self.overflow, self.meter.panel, self._box, spacing=8)
 
         self._compose_timer = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
         self._compose_timer.timeout.connect(self.tell_draft)

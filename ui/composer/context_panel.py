@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QGridLayout, QSizePolicy, QWidget
 
 from ui.port import Composition, ContextPart, PartKind
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, column_in, row, words
 from ui.widgets.labels import ElidedLabel, IconButton, Label
 from ui.widgets.numbers import count, size
 
@@ -38,15 +38,8 @@ class OverflowBar(QFrame):
             part.clicked.connect(signal)
             part.clicked.connect(self.hide)
         self.dismiss.clicked.connect(self.hide)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 8, 6, 8)
-        column.setSpacing(6)
-        top = row(self.message, self.dismiss)
-        top.setStretch(0, 1)
-        column.addLayout(top)
-        column.addWidget(self.too_large)
-        column.addLayout(row(self.leave_out, self.new, 1))
-        column.addLayout(row(self.larger, 1))
+        top, ways = row((self.message, 1), self.dismiss), row(self.leave_out, self.new, 1)
+        column_in(self, top, self.too_large, ways, row(self.larger, 1), spacing=6, margins=(12, 8, 6, 8))
         self.hide()
 
     def offer(self, composition: Composition) -> None:
@@ -133,10 +126,7 @@ class ContextPanel(QFrame):
             PartKind.HISTORY: self.tr("history"),
             PartKind.DRAFT: self.tr("draft"),
         }
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 10, 12, 10)
-        column.setSpacing(6)
-        column.addWidget(self.bar)
+        column = column_in(self, self.bar, spacing=6, margins=(12, 10, 12, 10))
         grid = QGridLayout()
         grid.setHorizontalSpacing(18)
         grid.setVerticalSpacing(2)

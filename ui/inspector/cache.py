@@ -6,13 +6,12 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QHideEvent
-from PySide6.QtWidgets import QVBoxLayout
 
 from ui.controller import Controller
 from ui.inspector.tab import FactGrid, InspectorTab
 from ui.inspector.words import percent
 from ui.port import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, EngineState, StatusView, Tier
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, column_in, fill, row, words
 from ui.widgets.labels import Caption
 from ui.widgets.numbers import count, size
 from ui.widgets.visible import one_line
@@ -193,22 +192,14 @@ class CacheTab(InspectorTab):
         )
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 12, 16, 16)
-        column.setSpacing(6)
-        column.addWidget(self.empty)
-        column.addLayout(row(self.choose_button, 1))
+        column = column_in(self, self.empty, row(self.choose_button, 1), spacing=6, margins=(16, 12, 16, 16))
         for caption, facts in self._sections:
             column.addWidget(caption)
             column.addWidget(facts)
             if facts is self.trie:
                 column.addWidget(self.ended)
             column.addSpacing(10)
-        column.addLayout(row(self.keep_button, self.clear_button, 1))
-        column.addLayout(row(self.check_button, 1))
-        column.addWidget(self.lacking)
-        column.addWidget(self.said)
-        column.addStretch(1)
+        fill(column, row(self.keep_button, self.clear_button, 1), row(self.check_button, 1), self.lacking, self.said, 1)
 
     def _tier(self, tier: Tier) -> str:
         return {

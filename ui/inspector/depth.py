@@ -20,7 +20,7 @@ from PySide6.QtGui import (
     QPaintEvent,
     QPen,
 )
-from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QScrollArea, QSizePolicy, QWidget
 
 from resources.ramp import step_of
 from ui.controller import Controller
@@ -32,7 +32,7 @@ from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import panel_width
 from ui.transcript.spoken import speak
-from ui.widgets.controls import button
+from ui.widgets.controls import button, column_in
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import count, to_bits
 
@@ -76,9 +76,7 @@ class DepthTab(InspectorTab):
         self.layers.stepped.connect(self._bring_into_sight)
         for label in (self.verdict, self.note):
             label.setWordWrap(True)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 14, 16, 16)
-        column.setSpacing(0)
+        column = column_in(self, spacing=0, margins=(16, 14, 16, 16))
         for part, after in (
             (self.empty, 0),
             (self.large, 2),
@@ -245,10 +243,7 @@ class TurnRow(QWidget):
         self.words.setWordWrap(True)
         self.button = button("", "plain")
         self.button.clicked.connect(self._clicked)
-        row = QVBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(4)
-        row.addWidget(self.words)
+        row = column_in(self, self.words, spacing=4)
         row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
         self.hide()
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont, QShowEvent
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QSizePolicy, QWidget
 
 from ui.controller import Controller
 from ui.core.shown import Spot
@@ -16,7 +16,7 @@ from ui.core.tasks import ignore_refusal
 from ui.port import Made, StatusView, TurnView, Workbench
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_height
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, column_in, row, row_in, words
 from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
 BytesOf = Callable[[Sequence[int]], Sequence[bytes]]  # the bytes of token ids; empty if unknown
@@ -140,11 +140,7 @@ class FactCell(QWidget):
         self.value.setAlignment(Qt.AlignmentFlag.AlignRight)
         self.value.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         fix_height(self, ROW_HEIGHT)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(6)
-        row.addWidget(self.name)
-        row.addWidget(self.value, 1)
+        row_in(self, self.name, (self.value, 1), spacing=6)
 
 
 class Empty(QWidget):
@@ -158,11 +154,7 @@ class Empty(QWidget):
         self._has_tokens = False
         self.button = button("")
         self.button.clicked.connect(self._act)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(10)
-        column.addWidget(words(text))
-        column.addLayout(row(self.button, 1))
+        column_in(self, words(text), row(self.button, 1), spacing=10)
         self.set_has_tokens(False)
 
     def set_has_tokens(self, has: bool) -> None:  # a state, not an option

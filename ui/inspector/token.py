@@ -8,7 +8,6 @@ from itertools import accumulate
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QVBoxLayout
 
 from ui.comparison.model_rows import ComparedRows
 from ui.core.shown import Spot
@@ -19,7 +18,7 @@ from ui.inspector.stage_rows import cut_words
 from ui.inspector.tab import BytesOf, Empty, FactGrid, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, StatusView, TokenRecord, translate
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, column_in, fill, row
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability
 
@@ -109,16 +108,9 @@ class TokenTab(InspectorTab):
         self.lacking.hide()
         self.why = WhyFacts()
         self.compared = ComparedRows()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 12, 16, 16)
-        column.setSpacing(0)
-        column.addWidget(self.empty)
-        column.addWidget(self.large)
-        column.addWidget(self.source)
+        column = column_in(self, self.empty, self.large, self.source, spacing=0, margins=(16, 12, 16, 16))
         column.addSpacing(8)
-        column.addWidget(self.facts)
-        column.addWidget(self.unscored)
-        column.addLayout(row(self.score_button, 1))
+        fill(column, self.facts, self.unscored, row(self.score_button, 1))
         column.addSpacing(14)
         column.addWidget(self.compared)
         column.addWidget(self.alternatives)

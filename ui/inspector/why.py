@@ -7,7 +7,7 @@ from functools import partial
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout
+from PySide6.QtWidgets import QPushButton
 
 from ui.controller import Controller
 from ui.core.shown import Spot
@@ -19,7 +19,7 @@ from ui.inspector.tab import BytesOf, Empty, FactGrid, InspectorTab
 from ui.inspector.token import WhyFacts
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, SamplingOptions, StatusView
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import button
+from ui.widgets.controls import button, column_in, row
 from ui.widgets.labels import Caption, ElidedLabel, Label, Notice
 from ui.widgets.numbers import count
 
@@ -74,14 +74,8 @@ class WhyTab(InspectorTab):
         return made
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 14, 16, 16)
-        column.setSpacing(0)
-        links = QHBoxLayout()
-        links.setSpacing(14)
-        links.addWidget(self.reset)
-        links.addWidget(self.ask)
-        links.addStretch(1)
+        column = column_in(self, spacing=0, margins=(16, 14, 16, 16))
+        links = row(self.reset, self.ask, 1, spacing=14)
         for part, after in (
             (self.empty, 0), (self.large, 2), (self.source, 8), (self.stale, 8), (self.why, 10), (self.missing, 6),
             (self._stages, 4), (self.dials, 6), (self.line, 2), (self.verdict, 3), (self.note, 3),

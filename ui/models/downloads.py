@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from ui.models.bars import AskBar, ThinBar
 from ui.models.wording import rate_words, time_left
 from ui.port import DownloadState, DownloadView
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, restyle, row, words
+from ui.widgets.controls import button, column_in, restyle, row, words
 from ui.widgets.labels import ElidedLabel, Hairline, Label, plain_tooltip
 from ui.widgets.numbers import size
 
@@ -43,15 +43,16 @@ class DownloadRow(QWidget):
         self.open_button.clicked.connect(lambda: self.open_wanted.emit(self.view.name))
         self.cancel_button.clicked.connect(self._ask_cancel)
         self.ask.agreed.connect(lambda: self.cancel_wanted.emit(self.view.repository))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
-        column.addLayout(row(self.title, 1, self.numbers))
-        column.addWidget(self.bar)
-        column.addWidget(self.detail)
-        column.addWidget(self.cause)
-        column.addLayout(row(self.pause_button, self.go_on_button, self.open_button, self.cancel_button, 1, spacing=16))
-        column.addWidget(self.ask)
+        column = column_in(
+            self,
+            row(self.title, 1, self.numbers),
+            self.bar,
+            self.detail,
+            self.cause,
+            row(self.pause_button, self.go_on_button, self.open_button, self.cancel_button, 1, spacing=16),
+            self.ask,
+            spacing=4,
+        )
         column.addSpacing(6)
         column.addWidget(Hairline())
         self.show_download(view)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from ui.controller.models import ShelfController
 from ui.models.offers import Finds, Offers
@@ -13,7 +13,7 @@ from ui.models.plan_card import PlanCard
 from ui.models.token_row import TokenRow
 from ui.port import FitView, HubFind, ModelPlan, Offer
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, column_in, row, words
 from ui.widgets.fields import LineEdit
 from ui.widgets.labels import Caption, set_kind
 
@@ -44,15 +44,16 @@ class GetSection(QWidget):
         self.card = PlanCard()
         self.offers = Offers()
         hint = self.tr("Find a model on Hugging Face by name or by search words. Nothing is sent until you press a button.")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
-        column.addWidget(words(hint))
-        column.addLayout(row(self.field, self.look_button, self.search_button))
-        column.addWidget(self.looking)
-        column.addWidget(self.card)
-        column.addWidget(self.finds)
-        column.addWidget(self.token)
+        column = column_in(
+            self,
+            words(hint),
+            row(self.field, self.look_button, self.search_button),
+            self.looking,
+            self.card,
+            self.finds,
+            self.token,
+            spacing=8,
+        )
         column.addSpacing(4)
         column.addWidget(Caption(self.tr("Chat models that work here")))
         column.addWidget(self.offers)

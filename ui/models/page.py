@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QFileDialog, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QScrollArea, QWidget
 
 from ui.controller.models import ShelfController
 from ui.models.bars import ImportBar, ThinBar
@@ -16,7 +16,7 @@ from ui.models.getting import GetSection
 from ui.models.server_form import ServerForm
 from ui.models.shelf_row import ShelfRow
 from ui.port import DownloadView, GgufPlan, LoadPlan, ShelfModel
-from ui.widgets.controls import Page, button, drop, row, words
+from ui.widgets.controls import Page, button, column_of, drop, fill, row, words
 from ui.widgets.labels import Caption, Notice
 from ui.widgets.numbers import size
 
@@ -45,7 +45,7 @@ class ModelsPage(Page):
         self.importing, self.import_words = ThinBar(self.tr("Importing")), words("", "soft")
         self.stop_import_button = button(self.tr("Stop"), "plain")
         self.get = GetSection(controller)
-        self._download_rows, self._model_rows = _column(), _column()
+        self._download_rows, self._model_rows = column_of(spacing=9), column_of(spacing=9)
         self._lay_out()
         self._connect()
 
@@ -252,9 +252,7 @@ class ModelsPage(Page):
 
     def _lay_out(self) -> None:
         column = self.column
-        column.addWidget(self.notice)
-        column.addWidget(self._head_downloads)
-        column.addLayout(self._download_rows)
+        fill(column, self.notice, self._head_downloads, self._download_rows)
         self.head(self.tr("On this machine"))
         column.addWidget(self.empty)
         column.addLayout(self._model_rows)
@@ -262,17 +260,9 @@ class ModelsPage(Page):
         column.addWidget(self.server_form)
         column.addWidget(self.import_form)
         column.addWidget(self.importing)
-        progress = row(self.import_words, self.stop_import_button)
-        progress.setStretchFactor(self.import_words, 1)
-        column.addLayout(progress)
+        column.addLayout(row((self.import_words, 1), self.stop_import_button))
         self.head(self.tr("Get a model"))
         column.addWidget(self.get)
         column.addStretch(1)
         self._head_downloads.hide()
         self._set_importing(False)
-
-
-def _column() -> QVBoxLayout:
-    made = QVBoxLayout()
-    made.setSpacing(9)
-    return made

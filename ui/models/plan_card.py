@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QWidget
 
 from ui.models.bars import FitBar, FitLegend
 from ui.models.load_card import contexts
 from ui.models.wording import FINGERPRINT_SHOWN, fit_words
 from ui.port import FitView, ModelPlan
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import Combo, button, row, words
+from ui.widgets.controls import Combo, button, column_in, row, words
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import size
 from ui.widgets.visible import one_line
@@ -169,12 +169,7 @@ class PlanCard(QFrame):
         self._files.hide()
         self._context_label = Label(self.tr("Context"), "soft", interface_font(12.5))
         self._context_label.setBuddy(self.context)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(14, 12, 14, 12)
-        column.setSpacing(7)
-        column.addLayout(row(self.title, 1, self.commit))
-        column.addWidget(self.facts)
-        column.addWidget(self.kept)
+        column = column_in(self, row(self.title, 1, self.commit), self.facts, self.kept, spacing=7, margins=(14, 12, 14, 12))
         column.addSpacing(4)
         column.addWidget(self.bar)
         column.addWidget(self.legend)

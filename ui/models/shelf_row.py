@@ -6,14 +6,14 @@ import time
 
 from PySide6.QtCore import QPoint, Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QFont
-from PySide6.QtWidgets import QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QMenu, QWidget
 
 from ui.models.bars import AskBar, QuantiseBar, ThinBar
 from ui.models.load_card import LoadCard
 from ui.models.wording import facts_of
 from ui.port import LoadChoice, LoadPlan, ShelfModel
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, column_in, row, words
 from ui.widgets.labels import ElidedLabel, Hairline, Label, set_kind
 from ui.widgets.numbers import size
 from ui.widgets.visible import one_line
@@ -201,20 +201,19 @@ class ShelfRow(QWidget):
             self.refused.emit(self.tr("no file manager was found; the folder is {0}").format(self.model.folder))
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
-        column.addLayout(row(self.title, self.in_use, 1, self.size_label))
-        column.addWidget(self.facts)
-        column.addWidget(self.problem)
-        column.addLayout(row(self.open_button, self.more_button, 1, spacing=16))
-        column.addWidget(self.bar)
-        progress = row(self.state, self.stop_button)
-        progress.setStretchFactor(self.state, 1)
-        column.addLayout(progress)
-        column.addWidget(self.ask)
-        column.addWidget(self.quantise)
-        column.addWidget(self.card)
+        column = column_in(
+            self,
+            row(self.title, self.in_use, 1, self.size_label),
+            self.facts,
+            self.problem,
+            row(self.open_button, self.more_button, 1, spacing=16),
+            self.bar,
+            row((self.state, 1), self.stop_button),
+            self.ask,
+            self.quantise,
+            self.card,
+            spacing=4,
+        )
         column.addSpacing(6)
         column.addWidget(Hairline())
         for part in (self.bar, self.stop_button, self.state):

@@ -8,7 +8,7 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QComboBox, QFileDialog, QSpinBox, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QFileDialog, QSpinBox, QWidget
 
 from ui.controller import Controller
 from ui.models.page import ModelsPage
@@ -17,7 +17,7 @@ from ui.settings.data_page import DataPage
 from ui.settings.rows import COLOURS, OWN_TEMPLATE, PAGES, SettingRows
 from ui.settings.server_page import ServerPage
 from ui.transcript.measure import Measure
-from ui.widgets.controls import Page
+from ui.widgets.controls import Page, column_in
 from ui.widgets.labels import Notice
 from ui.widgets.tabs import Tabs
 
@@ -120,13 +120,7 @@ class SettingsWindow(QWidget):
             (self.tr("Server"), self.server),
         ):
             self._pages.add(title, page)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self._pages)
-        column.addWidget(self._pages.stack, 1)
-        column.addWidget(self.reload)
-        column.addWidget(self.notice)
+        column_in(self, self._pages, (self._pages.stack, 1), self.reload, self.notice, spacing=0)
 
     # ---- changes ------------------------------------------------------------------------------------------------------
 

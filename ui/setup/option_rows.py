@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QLineEdit, QWidget
 
 from ui.port import EngineState, OptionView, StatusView, translate
 from ui.setup.option_names import LABELS, MORE, Bytes, is_no_number, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
-from ui.widgets.controls import LINE_PX, button, row, words
+from ui.widgets.controls import LINE_PX, button, column_in, row, words
 from ui.widgets.dials import DIALS, DialSlider
 from ui.widgets.fields import LineEdit
 from ui.widgets.labels import IconButton, Label, plain_tooltip, set_kind
@@ -54,12 +54,7 @@ class OptionRows(QWidget):
         self.more = button("", "link")
         self.more.setCheckable(True)
         self.more.toggled.connect(self._fold)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(6)
-        column.addWidget(self.lacking)
-        column.addLayout(self._grid)
-        column.addLayout(row(self.more, 1))
+        column_in(self, self.lacking, self._grid, row(self.more, 1), spacing=6)
         self._fold()
 
     def show_options(self, options: Sequence[OptionView]) -> None:

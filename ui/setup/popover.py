@@ -17,6 +17,7 @@ from ui.setup.system_page import SystemPage
 from ui.setup.tools_page import ToolsPage
 from ui.theme.fonts import scaled
 from ui.theme.text_size import panel_width
+from ui.widgets.controls import column_in
 from ui.widgets.labels import Notice
 from ui.widgets.tabs import Tabs
 
@@ -143,12 +144,7 @@ class SetupPopover(QFrame):
         foot = QVBoxLayout()
         foot.setContentsMargins(12, 0, 12, 12)
         foot.addWidget(self.notice)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(1, 1, 1, 1)
-        column.setSpacing(0)
-        column.addWidget(self._pages)
-        column.addWidget(self._pages.stack, 1)
-        column.addLayout(foot)
+        column_in(self, self._pages, (self._pages.stack, 1), foot, spacing=0, margins=(1, 1, 1, 1))
 
     def _connect(self) -> None:
         controller = self._controller

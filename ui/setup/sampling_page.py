@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QSizePolicy
 from ui.port import SessionSetup, translate
 from ui.setup.option_rows import OptionRows
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import LINE_PX, Combo, Page, button, row, words
+from ui.widgets.controls import LINE_PX, Combo, Page, button, fill, row, words
 from ui.widgets.fields import LineEdit
 from ui.widgets.visible import one_line
 
@@ -46,9 +46,7 @@ class SamplingPage(Page):
         self.head(self.tr("Sampling"))
         self.options = OptionRows()
         self.options.wanted.connect(self.option_wanted)
-        self.column.addWidget(self.options)
-        self.column.addWidget(words(self.tr("Changes apply from the next answer"), "faint"))
-        self.column.addStretch(1)
+        fill(self.column, self.options, words(self.tr("Changes apply from the next answer"), "faint"), 1)
 
     def show_setup(self, setup: SessionSetup) -> None:
         self._show_presets(setup)

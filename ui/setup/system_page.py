@@ -6,7 +6,7 @@ from PySide6.QtCore import Signal
 
 from ui.composer.file_chips import FileChips
 from ui.port import SessionSetup
-from ui.widgets.controls import Page, PageDrafts, SourceField, button, row, words
+from ui.widgets.controls import Page, PageDrafts, SourceField, button, fill, row, words
 
 
 class SystemPage(Page):
@@ -29,9 +29,7 @@ class SystemPage(Page):
         self.pinned_words = words(self.tr("pinned files, sent after the system prompt:"), "faint")
         self.pinned = FileChips(can_pin=False)
         self.pinned.dropped.connect(self.files_wanted)
-        self.column.addWidget(self.pinned_words)
-        self.column.addWidget(self.pinned)
-        self.column.addStretch(1)
+        fill(self.column, self.pinned_words, self.pinned, 1)
         self._system = ""  # in force
         self._drafts = PageDrafts[str]()
         self.system.textChanged.connect(self._offer)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QTimer, Signal
 
 from ui.port import SessionSetup
-from ui.widgets.controls import Page, PageDrafts, SourceField, button, row, words
+from ui.widgets.controls import Page, PageDrafts, SourceField, button, fill, row, words
 from ui.widgets.labels import set_kind
 from ui.widgets.visible import one_line
 
@@ -35,17 +35,18 @@ class ToolsPage(Page):
         self.column.addWidget(self.state)
         self.offer_button = button(self.tr("Start a branch with these tools"))
         self.offer_button.clicked.connect(lambda: self.tools_wanted.emit(self.source.toPlainText()))
-        self.column.addLayout(row(self.offer_button, 1))
-        self.column.addWidget(
+        fill(
+            self.column,
+            row(self.offer_button, 1),
             words(
                 self.tr(
                     "Tools are part of the system prompt, so this starts a branch. A call is shown under its answer and "
                     "waits for a result that you type; nothing is executed."
                 ),
                 "faint",
-            )
+            ),
+            1,
         )
-        self.column.addStretch(1)
         self._held = ""
         self._drafts = PageDrafts[str]()
         self._checked: tuple[Sequence[str], str] | None = ((), "")  # names and problem of the draft; None while it is checked

@@ -15,7 +15,7 @@ from ui.port import FolderView, SessionSummary, TrashedSession
 from ui.sidebar.session_list import SessionsView
 from ui.sidebar.session_rows import IS_OPEN, SUMMARY, Found, Head, SessionRows
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, fill, row
 from ui.widgets.fields import LineEdit
 from ui.widgets.labels import Label, Notice
 from ui.widgets.visible import one_line
@@ -77,18 +77,14 @@ class SessionPanel(QWidget):
 
         listed = QVBoxLayout()
         listed.setSpacing(0)
-        listed.addWidget(self.search)
-        listed.addWidget(self.view)
-        listed.addWidget(self.nothing)
+        fill(listed, self.search, self.view, self.nothing)
         way_out = row(self.clear_button, 1)
         way_out.setContentsMargins(8, 0, 0, 0)
         listed.addLayout(way_out)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(6)  # visible only beside the undo bar and the question
-        column.addLayout(listed)
-        column.addWidget(self.undo_bar)
-        column.addWidget(self.question)
+        fill(column, listed, self.undo_bar, self.question)
 
         self._delay = QTimer(self, singleShot=True, interval=SEARCH_DELAY_MS)
         self._delay.timeout.connect(lambda: self.searched.emit(self.search.text()))

@@ -21,7 +21,7 @@ from ui.transcript.read_mode.read_pane import ReadPane
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode.tokens_pane import TokensPane
-from ui.widgets.controls import button
+from ui.widgets.controls import button, column_in
 
 _FAR = 0.5  # of the viewport's height: farther above the end, a button leads to it
 
@@ -94,11 +94,7 @@ class TranscriptView(QWidget):
         self._strip_row = QVBoxLayout(self._below)
         self._strip_row.setContentsMargins(0, 0, 0, 0)
         self._strip_row.addWidget(self.strip)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self._stack, 1)
-        column.addWidget(self._below)
+        column_in(self, (self._stack, 1), self._below, spacing=0)
 
     def _connect(self) -> None:
         self._pass_on(

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QFont, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
+    QBoxLayout,
     QButtonGroup,
     QCheckBox,
     QComboBox,
@@ -30,6 +31,7 @@ from ui.widgets.fields import TextField
 from ui.widgets.labels import Caption, Label, plain_tooltip, set_kind
 
 T = TypeVar("T")
+BoxT = TypeVar("BoxT", bound=QBoxLayout)
 LINE_PX = 12.5
 
 
@@ -80,16 +82,50 @@ def allow(part: QAction | QWidget, possible: bool, problem: str, tip: str = "") 
     part.setStatusTip(problem)
 
 
-def row(*parts: QWidget | int, spacing: int = 8) -> QHBoxLayout:
-    """Parts beside each other; a number is a stretch."""
+Part = QWidget | QLayout | tuple[QWidget | QLayout, int] | int  # a number is a stretch, beside a part that of the part
+
+
+def fill(layout: BoxT, *parts: Part) -> BoxT:
+    """Adds parts to a row or a column."""
+    for each in parts:
+        part, stretch = each if isinstance(each, tuple) else (each, 0)
+        if isinstance(part, int):
+            layout.addStretch(part)
+        elif isinstance(part, QLayout):
+            layout.addLayout(part, stretch)
+        else:
+            layout.addWidget(part, stretch)
+    return layout
+
+
+def row(*parts: Part, spacing: int = 8) -> QHBoxLayout:
+    """Parts beside each other."""
     made = QHBoxLayout()
     made.setSpacing(spacing)
-    for part in parts:
-        if isinstance(part, int):
-            made.addStretch(part)
-        else:
-            made.addWidget(part)
-    return made
+    return fill(made, *parts)
+
+
+def column_of(*parts: Part, spacing: int) -> QVBoxLayout:
+    """Parts below each other."""
+    made = QVBoxLayout()
+    made.setSpacing(spacing)
+    return fill(made, *parts)
+
+
+def row_in(widget: QWidget, *parts: Part, spacing: int, margins: tuple[int, int, int, int] = (0, 0, 0, 0)) -> QHBoxLayout:
+    """Parts beside each other as the layout of a widget; margins are left, top, right and bottom."""
+    made = QHBoxLayout(widget)
+    made.setSpacing(spacing)
+    made.setContentsMargins(*margins)
+    return fill(made, *parts)
+
+
+def column_in(widget: QWidget, *parts: Part, spacing: int, margins: tuple[int, int, int, int] = (0, 0, 0, 0)) -> QVBoxLayout:
+    """Parts below each other as the layout of a widget; margins are left, top, right and bottom."""
+    made = QVBoxLayout(widget)
+    made.setSpacing(spacing)
+    made.setContentsMargins(*margins)
+    return fill(made, *parts)
 
 
 class Page(QWidget):
@@ -98,9 +134,7 @@ class Page(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.setObjectName("page")
-        self.column = QVBoxLayout(self)
-        self.column.setContentsMargins(16, 14, 16, 16)
-        self.column.setSpacing(8)
+        self.column = column_in(self, spacing=8, margins=(16, 14, 16, 16))
 
     def minimumSizeHint(self) -> QSize:
         """Without a minimum height if the height depends on the width, so that a scroll area uses that for its width."""
@@ -220,9 +254,7 @@ class Choice(QWidget):
         self.setAccessibleName(name)
         self._group = QButtonGroup(self)
         self.buttons: list[QPushButton] = []
-        line = QHBoxLayout(self)
-        line.setContentsMargins(0, 0, 0, 0)
-        line.setSpacing(0)
+        line = row_in(self, spacing=0)
         for place, label in enumerate(labels):
             part = QPushButton(label)
             part.setCheckable(True)

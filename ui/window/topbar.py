@@ -17,6 +17,7 @@ from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, panel_width
 from ui.transcript import Mode
+from ui.widgets.controls import fill, row_in
 from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton, plain_tooltip
 from ui.widgets.visible import one_line
 
@@ -188,13 +189,7 @@ class TopBar(QWidget):
         self.title.fewest = FEWEST
         self._spare = (self.sidebar_button, self.new_button)  # also in the menu
         self._left_part = self._left()
-        row.addWidget(self._left_part)
-        row.addWidget(self.title)
-        row.addWidget(self.branch)
-        row.addStretch(1)
-        row.addWidget(self.model)
-        row.addWidget(self.modes)
-        row.addWidget(self.inspector_button)
+        fill(row, self._left_part, self.title, self.branch, 1, self.model, self.modes, self.inspector_button)
         self._over_sidebar, self._sidebar = False, SIDEBAR
         current_theme().scaled.connect(self._share_room)
 
@@ -285,13 +280,7 @@ class TopBar(QWidget):
 
     def _left(self) -> QWidget:
         left = QWidget()
-        row = QHBoxLayout(left)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(BUTTON_GAP)
-        row.addWidget(self.menu_button)
-        row.addWidget(self.sidebar_button)
-        row.addStretch(1)
-        row.addWidget(self.new_button)
+        row_in(left, self.menu_button, self.sidebar_button, 1, self.new_button, spacing=BUTTON_GAP)
         return left
 
 
@@ -359,9 +348,7 @@ class ModeSwitch(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, CHIP_HEIGHT)
         self._group = QButtonGroup(self)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(0)
+        row = row_in(self, spacing=0)
         self.buttons: dict[Mode, QPushButton] = {}
         for mode, name, words in (
             (Mode.READ, "segment_first", self.tr("Read")),

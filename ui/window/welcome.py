@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QPlainTextEdit, QSizePolicy, QVBoxLayout
+from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QPlainTextEdit, QSizePolicy
 
 from ui.controller import Controller
 from ui.port import DownloadView, Offer, TurnStatus, TurnView
 from ui.theme.fonts import interface_font
 from ui.transcript import Mode
-from ui.widgets.controls import allow, button, row
+from ui.widgets.controls import allow, button, column_in, row
 from ui.widgets.labels import Caption, Label
 from ui.window.frame import Frame
 from ui.window.presenter import Presenter
@@ -116,10 +116,7 @@ class StartersCard(QFrame):
         self.own_text = button(self.tr("Colour my own text"), "link")
         self.endings = button(self.tr("Eight endings of one sentence"), "link")
         self.unsure = button(self.tr("Where was it unsure?"), "link")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(14, 10, 14, 10)
-        column.setSpacing(1)
-        column.addWidget(Caption(self.tr("Three ways to begin")))
+        column = column_in(self, Caption(self.tr("Three ways to begin")), spacing=1, margins=(14, 10, 14, 10))
         column.addSpacing(4)
         for part, words, wanted in (
             (self.own_text, self.tr("type or paste it below: what surprises the model turns warm"), self.own_text_wanted),

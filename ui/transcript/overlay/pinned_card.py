@@ -96,8 +96,7 @@ class PinnedCard(QWidget):
         edge = SHADOW_PX
         column.setContentsMargins(edge + 14, edge + 10, edge + 14, edge + 10)
         column.setSpacing(0)
-        self._head = row(self.before, self.choice)
-        self._head.setStretchFactor(self.before, 1)
+        self._head = row((self.before, 1), self.choice)
         column.addLayout(self._head)
         column.addSpacing(4)
         for each in self.rows:
