@@ -92,7 +92,6 @@ class ColumnsPanel(QWidget):
     """Shows `Columns`; hidden while there are none."""
 
     kept = Signal(int)  # node id
-    stopped = Signal()
     closed = Signal()
 
     def __init__(self) -> None:
@@ -104,7 +103,6 @@ class ColumnsPanel(QWidget):
         self.stop_button = QPushButton(self.tr("Stop all"))
         self.stop_button.setProperty("kind", "quiet")
         self.stop_button.setFont(interface_font(12))
-        self.stop_button.clicked.connect(self.stopped)
         self.close_button = IconButton("x", self.tr("Close; the continuations stay as branches"))
         self.close_button.clicked.connect(self.closed)
         self.waiting = Label("", "soft")

@@ -34,13 +34,9 @@ class Composer(QWidget):
     # messages are `object`, not `str`: with files they may have megabytes, and Qt copies a `str` twice
     sent = Signal(object, object)  # the text, and the node id of the user's turn that it is a version of, or None
     stopped = Signal()
-    setup_wanted = Signal()  # the sampling options
     attach_wanted = Signal(str)  # path of a text file
-    pin_wanted = Signal(object)  # TextFile, to be context of every turn
     leave_out_wanted = Signal(object)  # leave out turns until this message fits
     new_wanted = Signal()  # a new session, to which the draft was moved
-    larger_wanted = Signal()
-    format_wanted = Signal()  # choose a chat format for a model without one
     settled = Signal(object, object)  # as `sent`, when the draft has not changed for `SCORE_DELAY_MS` after `drafted`
     drafted = Signal(object, object, object)  # as `sent` with the texts of its files, `COMPOSE_DELAY_MS` after the last key
 
@@ -59,14 +55,10 @@ class Composer(QWidget):
         self.field.submitted.connect(self._submit)
         self.field.textChanged.connect(self._edited)
         self.overflow = OverflowBar()
-        self.overflow.leave_out_wanted.connect(lambda: self.leave_out_wanted.emit(self.message))
-        self.overflow.new_wanted.connect(self._move_to_new)
-        self.overflow.larger_wanted.connect(self.larger_wanted)
+        self.overflow.leave_out.clicked.connect(lambda: self.leave_out_wanted.emit(self.message))
+        self.overflow.new.clicked.connect(self._move_to_new)
         self.chips.changed.connect(self._edited)
-        self.chips.pin_wanted.connect(self.pin_wanted)
         self.attach_button.clicked.connect(self._choose_file)
-        self.setup_button.clicked.connect(self.setup_wanted)
-        self.roles.clicked.connect(self.format_wanted)
         self.send_button.clicked.connect(self._send_or_stop)
         self._counted = False  # the meter shows the cost of the draft as it was when `_compose_timer` last fired
         self._running = False

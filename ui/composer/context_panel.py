@@ -17,10 +17,6 @@ from ui.widgets.numbers import count, size
 class OverflowBar(QFrame):
     """Shows how many tokens a message is too long, and offers ways to make room; nothing is sent."""
 
-    larger_wanted = Signal()
-    leave_out_wanted = Signal()
-    new_wanted = Signal()
-
     def __init__(self) -> None:
         super().__init__()
         self.setProperty("kind", "notice")
@@ -30,14 +26,8 @@ class OverflowBar(QFrame):
         self.leave_out = button(self.tr("Leave out the oldest turns"))
         self.new = button(self.tr("New session"))
         self.dismiss = IconButton("x", self.tr("Dismiss"))
-        for part, signal in (
-            (self.larger, self.larger_wanted),
-            (self.leave_out, self.leave_out_wanted),
-            (self.new, self.new_wanted),
-        ):
-            part.clicked.connect(signal)
+        for part in (self.larger, self.leave_out, self.new, self.dismiss):
             part.clicked.connect(self.hide)
-        self.dismiss.clicked.connect(self.hide)
         top, ways = row((self.message, 1), self.dismiss), row(self.leave_out, self.new, 1)
         column_in(self, top, self.too_large, ways, row(self.larger, 1), spacing=6, margins=(12, 8, 6, 8))
         self.hide()

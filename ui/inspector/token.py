@@ -78,7 +78,6 @@ class TokenTab(InspectorTab):
 
     title = QT_TRANSLATE_NOOP("Inspector", "Token")
     preview_wanted = Signal(int, int, int)  # node id, index, token id
-    score_wanted = Signal()  # of the session's tokens without scores
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
     def __init__(self) -> None:
@@ -95,7 +94,6 @@ class TokenTab(InspectorTab):
         self.unscored = Label("", "soft")
         self.unscored.setWordWrap(True)
         self.score_button = button(self.tr("Score the session"), "link")
-        self.score_button.clicked.connect(self.score_wanted)
         self.alternatives = AlternativeList()
         self.alternatives.chosen.connect(self._choose)
         self.alternatives.previewed.connect(self._preview)

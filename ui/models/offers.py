@@ -145,23 +145,14 @@ def parameter_words(parameters: int) -> str:
 class FirstModels(QFrame):
     """A card over the composer with models that fit this machine; hidden until it is wanted."""
 
-    wanted = Signal(object)  # Offer
-    more_wanted = Signal()
-    import_wanted = Signal()
-    dismissed = Signal()
-
     def __init__(self) -> None:
         super().__init__()
         self.setProperty("kind", "card")
         self.setAccessibleName(self.tr("Models that fit this machine"))
         self.offers = Offers()
-        self.offers.wanted.connect(self.wanted)
         self.more_button = button(self.tr("More models…"), "link")
-        self.more_button.clicked.connect(self.more_wanted)
         self.import_button = button(self.tr("Import a file…"), "link")
-        self.import_button.clicked.connect(self.import_wanted)
         self.dismiss_button = IconButton("x", self.tr("Not now"))
-        self.dismiss_button.clicked.connect(self.dismissed)
         self.place = words("", "soft")
         self.place.setFont(interface_font(11.5))
         self.place.hide()

@@ -19,23 +19,15 @@ GUESSES = (Guess.OFF, Guess.PROMPT_LOOKUP, Guess.DRAFT)
 class ModelPage(Page):
     """Shows `SessionSetup.model`, `adapters` and `guess`."""
 
-    models_wanted = Signal()
-    more_wanted = Signal()  # models than are on the shelf
-    comparison_wanted = Signal()
     adapter_wanted = Signal(str)  # a folder
-    adapter_id_wanted = Signal(str)  # ORG/NAME
-    stack_wanted = Signal(object)  # list[AdapterChoice]
     guess_wanted = Signal(object)  # Guess
 
     def __init__(self) -> None:
         super().__init__()
         self.name = ElidedLabel("", "", interface_font(15))
         self.change_button = button(self.tr("Choose a model…"), "link")
-        self.change_button.clicked.connect(self.models_wanted)
         self.more_button = button(self.tr("More models…"), "plain")
-        self.more_button.clicked.connect(self.more_wanted)
         self.compare_button = button(self.tr("Compare with…"), "link")
-        self.compare_button.clicked.connect(self.comparison_wanted)
         self.column.addLayout(row(self.name, 1, self.change_button))
         self.column.addLayout(row(self.more_button, 1, self.compare_button))
         self.state = words()
@@ -57,10 +49,8 @@ class ModelPage(Page):
         self.no_adapters_there = words("", "soft")
         self.column.addWidget(self.no_adapters_there)
         self.adapters = AdapterRows()
-        self.adapters.wanted.connect(self.stack_wanted)
         self.column.addWidget(self.adapters)
         self.adapter_field = AdapterField()
-        self.adapter_field.wanted.connect(self.adapter_id_wanted)
         self.column.addWidget(self.adapter_field)
         self.add_button = button(self.tr("Add a folder…"))
         self.add_button.clicked.connect(self._choose_folder)

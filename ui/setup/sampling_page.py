@@ -18,7 +18,6 @@ DEFAULT = ""  # stands for the preset of the app's settings
 class SamplingPage(Page):
     """Shows `SessionSetup.options` and `preset`."""
 
-    option_wanted = Signal(str, object)
     preset_wanted = Signal(str)
     save_wanted = Signal(str)
     delete_wanted = Signal(str)
@@ -45,7 +44,6 @@ class SamplingPage(Page):
         self.column.addLayout(row(self.preset_name, self.save_button))
         self.head(self.tr("Sampling"))
         self.options = OptionRows()
-        self.options.wanted.connect(self.option_wanted)
         fill(self.column, self.options, words(self.tr("Changes apply from the next answer"), "faint"), 1)
 
     def show_setup(self, setup: SessionSetup) -> None:

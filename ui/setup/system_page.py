@@ -13,7 +13,6 @@ class SystemPage(Page):
     """Shows `SessionSetup.system` and `files`."""
 
     system_wanted = Signal(str)
-    files_wanted = Signal(object)  # tuple[TextFile, ...]
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +27,6 @@ class SystemPage(Page):
         self.column.addWidget(words(self.tr("the conversation so far stays as another branch"), "faint"))
         self.pinned_words = words(self.tr("pinned files, sent after the system prompt:"), "faint")
         self.pinned = FileChips(can_pin=False)
-        self.pinned.dropped.connect(self.files_wanted)
         fill(self.column, self.pinned_words, self.pinned, 1)
         self._system = ""  # in force
         self._drafts = PageDrafts[str]()

@@ -43,7 +43,6 @@ class TranscriptView(QWidget):
     range_selected = Signal(object)  # in Tokens: ((node_id, first token, behind the last one), ...); (): none
     alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
     preview_wanted = Signal(int, int, int)  # node_id, index, token_id; `show_preview` answers
-    preview_left = Signal()  # the answer to `preview_wanted` is no longer needed
     variant_requested = Signal(int)
     edit_requested = Signal(int)  # another version of a turn
     regenerate_requested = Signal(int)
@@ -102,7 +101,6 @@ class TranscriptView(QWidget):
         )
         self._pass_on(self.tokens, "why_wanted", "columns_wanted")
         self.tokens.preview_wanted.connect(self.preview)
-        self.tokens.ghost_left.connect(self.preview_left)
         self.strip.token_clicked.connect(self._strip_clicked)
         self._pass_on(self.read, "link_requested")
         self.latest.clicked.connect(self._go_down)

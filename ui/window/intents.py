@@ -257,10 +257,10 @@ class Intents(QObject):
         comparison.failed.connect(lambda words, anyway: bar.say(words, anyway=anyway))
         bar.stopped.connect(comparison.stop)
         bar.closed.connect(shown.close)
-        bar.next_wanted.connect(shown.next_disagreement)
+        bar.next_button.clicked.connect(shown.next_disagreement)
         bar.again_wanted.connect(comparison.compare_again)
-        bar.all_wanted.connect(comparison.compare_all)
-        bar.keep_wanted.connect(comparison.keep)
+        bar.all_button.clicked.connect(comparison.compare_all)
+        bar.keep.clicked.connect(comparison.keep)
         controller.session_shown.connect(shown.leave)
         parts.status.legend.difference_chosen.connect(lambda: shown.colour(difference=True))
 
@@ -338,18 +338,18 @@ class Intents(QObject):
         composer.settled.connect(controller.drafts.score)
         composer.attach_wanted.connect(controller.drafts.read_file)
         composer.leave_out_wanted.connect(controller.drafts.leave_out)
-        composer.larger_wanted.connect(controller.drafts.grow_context)
+        composer.overflow.larger.clicked.connect(controller.drafts.grow_context)
         composer.new_wanted.connect(self.new_session)
-        composer.pin_wanted.connect(self.pin_file)
+        composer.chips.pin_wanted.connect(self.pin_file)
         parts.cards.answered.connect(controller.answers.answer_call)
 
     def _wire_top(self) -> None:
         controller, parts, presenter = self._controller, self._parts, self._presenter
-        parts.top.mode_chosen.connect(presenter.set_mode)
-        parts.top.step_wanted.connect(controller.tree.step_variant)
-        parts.top.model_chosen.connect(controller.models.choose_model)
-        parts.top.backend_chosen.connect(controller.models.choose_backend)
-        parts.top.models_wanted.connect(controller.models.ask_menu)
+        parts.top.modes.chosen.connect(presenter.set_mode)
+        parts.top.branch.step_wanted.connect(controller.tree.step_variant)
+        parts.top.model.chosen.connect(controller.models.choose_model)
+        parts.top.model.backend_chosen.connect(controller.models.choose_backend)
+        parts.top.model.clicked.connect(controller.models.ask_menu)
         parts.writer.acted.connect(controller.models.ask_menu)
         parts.top.new_button.clicked.connect(self.new_session)
         parts.status.legend.measure_chosen.connect(presenter.colour_by)
@@ -363,7 +363,7 @@ class Intents(QObject):
         view.why_wanted.connect(self.show_why)
         view.columns_wanted.connect(self.find_columns_at)
         view.preview_wanted.connect(controller.draws.ask_preview)
-        view.preview_left.connect(controller.draws.drop_preview)
+        view.tokens.ghost_left.connect(controller.draws.drop_preview)
         controller.draws.preview_found.connect(view.show_preview)
         view.variant_requested.connect(controller.tree.select)
         view.edit_requested.connect(self.edit)
@@ -429,7 +429,7 @@ class Intents(QObject):
         card.preview_wanted.connect(parts.transcript.preview)
         card.columns_wanted.connect(self.find_columns_at)
         card.ban_wanted.connect(self.ban)
-        card.why_wanted.connect(self.show_why)
+        card.why.clicked.connect(self.show_why)
         card.row_wanted.connect(controller.draws.ask_row_quietly)
         controller.draws.row_found.connect(card.show_row)
 
@@ -442,7 +442,7 @@ class Intents(QObject):
         controller, parts = self._controller, self._parts
         parts.columns.kept.connect(lambda node_id: controller.tree.select(node_id, controller.draws.close_columns))
         parts.columns.kept.connect(lambda _node_id: parts.composer.setFocus())  # the next message can be written
-        parts.columns.stopped.connect(controller.answers.stop)
+        parts.columns.stop_button.clicked.connect(controller.answers.stop)
         parts.columns.closed.connect(controller.draws.close_columns)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QPoint, Qt, Signal
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QFrame, QWidget
 
@@ -178,14 +178,11 @@ class EngineDot(QWidget):
 class TransferBar(QWidget):
     """The progress of a transfer; hidden while there is none."""
 
-    stopped = Signal()
-
     def __init__(self) -> None:
         super().__init__()
         self._words = ""
         self.label = Label("", "accent", interface_font(11.5))
         self.stop_button = IconButton("x", self.tr("Stop the transfer"))
-        self.stop_button.clicked.connect(self.stopped)
         row_in(self, self.label, self.stop_button, spacing=2, margins=(22, 0, 0, 0))
         self.hide()
 

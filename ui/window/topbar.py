@@ -154,13 +154,6 @@ MODEL_FAIR, MODEL_LEAST = 150, 104  # with the arrow
 class TopBar(QWidget):
     """The unified bar over the whole window."""
 
-    mode_chosen = Signal(object)  # Mode
-    step_wanted = Signal(int)  # to the previous (-1) or next (+1) variant
-    models_wanted = Signal()  # the menu of models
-    setup_wanted = Signal()
-    model_chosen = Signal(str)  # source
-    backend_chosen = Signal(str)  # name
-
     def __init__(self) -> None:
         super().__init__()
         self.setObjectName("bar")
@@ -175,14 +168,8 @@ class TopBar(QWidget):
         self.inspector_button = IconButton("panel-right", self.tr("Show or hide the inspector"))
         self.title = ElidedLabel("", "", interface_font(weight=QFont.Weight.DemiBold))
         self.branch = BranchChip()
-        self.branch.step_wanted.connect(self.step_wanted)
         self.model = ModelChip()
-        self.model.clicked.connect(self.models_wanted)
-        self.model.setup_wanted.connect(self.setup_wanted)
-        self.model.chosen.connect(self.model_chosen)
-        self.model.backend_chosen.connect(self.backend_chosen)
         self.modes = ModeSwitch()
-        self.modes.chosen.connect(self.mode_chosen)
         row = self._row = QHBoxLayout(self)
         row.setContentsMargins(14, 0, 14, 0)
         row.setSpacing(10)

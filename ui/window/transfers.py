@@ -55,7 +55,7 @@ class TransferQueue(QObject):
         self._dropped = 0  # queued transfers that the last stop dropped
         self._offered: dict[str, Offer] = {}  # KV to be accepted, by the line of the notice
         notice.acted.connect(self._take_offered)
-        status.transfer.stopped.connect(self.stop)
+        status.transfer.stop_button.clicked.connect(self.stop)
 
     def ask_export(self, form: ExportFormat) -> None:
         """Asks for a file, then exports the session shown to it."""

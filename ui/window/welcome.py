@@ -40,8 +40,8 @@ class Welcome(QObject):
         controller.shelf.downloads_changed.connect(self._show_downloads)
         parts.coach.dismissed.connect(lambda: self._forget(TOKENS))
         parts.transcript.token_pinned.connect(lambda place: parts.coach.dismiss() if place is not None else None)
-        parts.first.wanted.connect(lambda offer: controller.shelf.download(offer.wanted))
-        parts.first.dismissed.connect(self._dismiss_models)
+        parts.first.offers.wanted.connect(lambda offer: controller.shelf.download(offer.wanted))
+        parts.first.dismiss_button.clicked.connect(self._dismiss_models)
 
     def show_mode(self, mode: Mode) -> None:
         """Takes the mode: tokens are explained only in Tokens mode."""

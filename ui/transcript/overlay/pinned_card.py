@@ -51,7 +51,6 @@ class PinnedCard(QWidget):
     preview_wanted = Signal(int, int, int)
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
     ban_wanted = Signal(int)  # token id
-    why_wanted = Signal()
     row_wanted = Signal(int, int)  # node id, index: the log-probabilities of all tokens there
 
     def __init__(self, transcript: TranscriptView, parent: QWidget) -> None:
@@ -121,7 +120,6 @@ class PinnedCard(QWidget):
         self.branch.clicked.connect(lambda: self._choose(self._current))
         self.write.clicked.connect(self._write)
         self.preview.clicked.connect(self._preview_current)
-        self.why.clicked.connect(self.why_wanted)
         self.ban.clicked.connect(self._ban)
         for count, choice in self.ways.items():
             choice.clicked.connect(lambda _checked=False, count=count: self._continue(count))
