@@ -76,7 +76,7 @@ async def _text(window: MainWindow, look: Look) -> None:
         tab.click()
         await frames()
         await look(window, f"inspector-{place}")
-    parts.transcript.card_wanted.emit()
+    parts.transcript.tokens.card_wanted.emit()
     await until(parts.pinned.isVisible)
     await look(window, "card")
     parts.pinned.close_again()

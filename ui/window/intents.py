@@ -358,10 +358,10 @@ class Intents(QObject):
         controller, parts, presenter = self._controller, self._parts, self._presenter
         view = parts.transcript
         view.token_pinned.connect(presenter.take_pin)
-        view.range_selected.connect(presenter.show_range)
-        view.alternative_chosen.connect(self.branch)
-        view.why_wanted.connect(self.show_why)
-        view.columns_wanted.connect(self.find_columns_at)
+        view.tokens.range_selected.connect(presenter.show_range)
+        view.tokens.alternative_chosen.connect(self.branch)
+        view.tokens.why_wanted.connect(self.show_why)
+        view.tokens.columns_wanted.connect(self.find_columns_at)
         view.preview_wanted.connect(controller.draws.ask_preview)
         view.tokens.ghost_left.connect(controller.draws.drop_preview)
         controller.draws.preview_found.connect(view.show_preview)
@@ -376,7 +376,7 @@ class Intents(QObject):
         parts.status.choose.clicked.connect(lambda _checked=False: controller.models.ask_menu())
         view.copy_requested.connect(copy)
         view.earlier_requested.connect(controller.show_earlier)
-        view.link_requested.connect(parts.link.ask)
+        view.read.link_requested.connect(parts.link.ask)
         parts.link.copy_wanted.connect(copy)
         parts.link.open_wanted.connect(self.open_link)
 
@@ -420,8 +420,8 @@ class Intents(QObject):
         controller, parts = self._controller, self._parts
         card = parts.pinned
         card.find_tokens = controller.find_tokens
-        parts.transcript.card_wanted.connect(card.open)
-        parts.transcript.words_begun.connect(self._begin_words)
+        parts.transcript.tokens.card_wanted.connect(card.open)
+        parts.transcript.tokens.words_begun.connect(self._begin_words)
         parts.transcript.words_typed.connect(parts.composer.type_on)
         card.alternative_chosen.connect(self.branch)
         card.text_typed.connect(controller.answers.tokenise)

@@ -204,7 +204,7 @@ class Starters(QObject):
     def _show_unsure(self) -> None:
         self._parts.transcript.tokens.most_uncertain()
         if not _is_typing():
-            self._parts.transcript.card_wanted.emit()
+            self._parts.transcript.tokens.card_wanted.emit()
 
 
 def _is_typing() -> bool:

@@ -158,7 +158,7 @@ def bench_of(window: MainWindow) -> FakeWorkbench:
 
 
 async def card(window: MainWindow) -> QWidget:
-    window.parts.transcript.card_wanted.emit()
+    window.parts.transcript.tokens.card_wanted.emit()
     await until(window.parts.pinned.field.hasFocus)
     return window.parts.pinned
 
@@ -244,7 +244,7 @@ def test_the_focus_frame_of_the_transcript_is_drawn_only_after_tab(in_window: Pl
         tokens.setFocus(Qt.FocusReason.MouseFocusReason)
         await frames()
         plain = picture(tokens)
-        window.parts.transcript.card_wanted.emit()
+        window.parts.transcript.tokens.card_wanted.emit()
         await until(window.parts.pinned.field.hasFocus)
         QTest.keyClick(window.parts.pinned.field, Qt.Key.Key_Escape)
         assert tokens.hasFocus()

@@ -216,7 +216,7 @@ def test_the_card_the_starters_the_tree_and_a_load(in_window: Play, bench: FakeW
     async def scene(window: MainWindow) -> None:
         await ready(window)
         window.presenter.pin(bench.views[TRIP].turns[1].node_id, 3)
-        window.parts.transcript.card_wanted.emit()
+        window.parts.transcript.tokens.card_wanted.emit()
         await until(window.parts.pinned.isVisible)
         assert_named(window)
         window.parts.pinned.close_again()

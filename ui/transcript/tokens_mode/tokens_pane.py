@@ -51,8 +51,8 @@ class TokensPane(Pane[TokensBody]):
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget) -> None:
         self._template = False
         super().__init__(TranscriptPage(self._make_body, faces), ink, parent)
-        self._pinned: tuple[int, int] | None = None
-        self._ghost: Ghost | None = None
+        self.pinned: tuple[int, int] | None = None  # node and index into the turn's run
+        self.ghost: Ghost | None = None
         self._selection: Selection | None = None
         self._caret = False
         self._hits: dict[int, list[tuple[TurnPlace, TurnPlace]]] = {}  # by turn
@@ -67,17 +67,12 @@ class TokensPane(Pane[TokensBody]):
     # ---- the pin and the preview ------------------------------------------------------------------------------------
 
     @property
-    def pin(self) -> tuple[int, int] | None:
-        """The pinned token: node and index into the turn's run."""
-        return self._pinned
-
-    @property
     def _pin(self) -> TokenAt | None:
         """The place of the pinned token on the page; None while it is not there."""
-        turn = None if self._pinned is None else self.page.index_of(self._pinned[0])
-        if turn is None or self._pinned is None or self._pinned[1] >= self.page.boxes[turn].turn.count:
+        turn = None if self.pinned is None else self.page.index_of(self.pinned[0])
+        if turn is None or self.pinned is None or self.pinned[1] >= self.page.boxes[turn].turn.count:
             return None
-        return TokenAt(turn, self._pinned[1])
+        return TokenAt(turn, self.pinned[1])
 
     def set_turns(self, turns: Sequence[TranscriptTurn], changed: Sequence[int], *, to_end: bool) -> None:
         if not self._keeps_selection(turns):
@@ -86,10 +81,10 @@ class TokensPane(Pane[TokensBody]):
         super().set_turns(turns, changed, to_end=to_end)
         if self._selection is not None:
             self.range_selected.emit(tuple(self._selected_tokens()))  # their numbers may have changed
-        if self._pinned is not None:
-            node_id, index = self._pinned
+        if self.pinned is not None:
+            node_id, index = self.pinned
             if not any(turn.node_id == node_id and index < turn.count for turn in turns):
-                self._pinned = None
+                self.pinned = None
                 self.token_pinned.emit(None)
         self._announce_leave()
 
@@ -100,7 +95,7 @@ class TokensPane(Pane[TokensBody]):
     def set_pin(self, node_id: int, index: int) -> None:
         """Outlines a token and scrolls to it."""
         self.set_ghost(None)
-        self._pinned = (node_id, index)
+        self.pinned = (node_id, index)
         at = self._pin
         if at is not None:
             box = self.page.boxes[at.turn]
@@ -113,19 +108,15 @@ class TokensPane(Pane[TokensBody]):
 
     def clear_pin(self) -> None:
         self.set_ghost(None)
-        self._pinned = None
+        self.pinned = None
         self.viewport().update()
-
-    @property
-    def ghost(self) -> Ghost | None:
-        return self._ghost
 
     def set_ghost(self, ghost: Ghost | None) -> None:
         """Shows the preview of an alternative; None: removes it."""
-        if ghost is None and self._ghost is not None:
+        if ghost is None and self.ghost is not None:
             self.ghost_left.emit()
-        if ghost != self._ghost:
-            self._ghost = ghost
+        if ghost != self.ghost:
+            self.ghost = ghost
             self.viewport().update()
 
     def show_caret(self, shown: bool) -> None:  # a state, not an option
@@ -227,8 +218,8 @@ class TokensPane(Pane[TokensBody]):
         if self.page.boxes:
             self._paint_caret(painter, self.page.boxes[-1])
         pin = self._pin
-        if pin is not None and self._ghost is not None:
-            self._paint_ghost(painter, self._ghost, pin)
+        if pin is not None and self.ghost is not None:
+            self._paint_ghost(painter, self.ghost, pin)
         elif pin is not None:
             self._paint_pin(painter, pin)
             if self._caret:
@@ -392,7 +383,7 @@ class TokensPane(Pane[TokensBody]):
     # ---- the menu of a token --------------------------------------------------------------------------------------
 
     def _keyboard_at(self) -> QPoint:
-        box = None if self._pinned is None else self.token_box(*self._pinned)
+        box = None if self.pinned is None else self.token_box(*self.pinned)
         return super()._keyboard_at() if box is None else box.center()
 
     def _fill_menu(self, menu: QMenu, index: int | None, at: QPoint) -> None:
@@ -430,15 +421,15 @@ class TokensPane(Pane[TokensBody]):
         key = event.key()
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             self.step(-1 if key == Qt.Key.Key_Left else 1)
-        elif Qt.Key.Key_1 <= key <= Qt.Key.Key_9 and self._pinned is not None:
+        elif Qt.Key.Key_1 <= key <= Qt.Key.Key_9 and self.pinned is not None:
             self._choose(key - Qt.Key.Key_1)
-        elif key == Qt.Key.Key_Space and self._pinned is not None:
+        elif key == Qt.Key.Key_Space and self.pinned is not None:
             self._preview_next()
-        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._ghost is not None and self._ghost.token_id != TYPED:
-            self.alternative_chosen.emit(self._ghost.node_id, self._ghost.index, self._ghost.token_id)
-        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._pinned is not None:
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.ghost is not None and self.ghost.token_id != TYPED:
+            self.alternative_chosen.emit(self.ghost.node_id, self.ghost.index, self.ghost.token_id)
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.pinned is not None:
             self.card_wanted.emit()
-        elif key == Qt.Key.Key_Escape and self._ghost is not None:
+        elif key == Qt.Key.Key_Escape and self.ghost is not None:
             self.set_ghost(None)
         elif key == Qt.Key.Key_Home:
             self.verticalScrollBar().setValue(0)
@@ -446,7 +437,7 @@ class TokensPane(Pane[TokensBody]):
             self.scroll_to_end()
         elif key == Qt.Key.Key_Escape and self._selection is not None and not self._selection.is_empty:
             self._select(None)
-        elif key == Qt.Key.Key_Escape and self._pinned is not None:
+        elif key == Qt.Key.Key_Escape and self.pinned is not None:
             self.clear_pin()
             self.token_pinned.emit(None)
         else:
@@ -455,7 +446,7 @@ class TokensPane(Pane[TokensBody]):
 
     def _begin_words(self, event: QKeyEvent) -> None:
         """Emits the first character of a text to replace the pinned token."""
-        if self._pinned is None or not begins_words(event):
+        if self.pinned is None or not begins_words(event):
             super().keyPressEvent(event)
         elif not event.text().isdigit():
             self.words_begun.emit(event.text())
@@ -496,10 +487,10 @@ class TokensPane(Pane[TokensBody]):
             return
         turn = self.page.boxes[pin.turn].turn
         record = turn.tokens.record(pin.token)
-        token = next_alternative(record.top_ids, record.token_id, self._ghost.token_id if self._ghost else None)
+        token = next_alternative(record.top_ids, record.token_id, self.ghost.token_id if self.ghost else None)
         if token is not None and turn.is_answer:
             self.preview_wanted.emit(turn.node_id, pin.token, token)
 
     def _pin_and_emit(self, at: TokenAt) -> None:
         self.set_pin(self.page.boxes[at.turn].turn.node_id, at.token)
-        self.token_pinned.emit(self._pinned)
+        self.token_pinned.emit(self.pinned)
