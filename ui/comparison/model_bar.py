@@ -28,7 +28,7 @@ class ComparisonBar(QFrame):
         self.setObjectName("find")
         self._busy = self._anyway = False
         self.words = words("", "")
-        self.more = words("", "soft")
+        self.more = words()
         self.next_button = button(self.tr("Next disagreement"), "link")
         self.all_button = button(self.tr("KL of all tokens"), "link")
         self.all_button.setToolTip(self.tr("Compares the whole path again, with two queries per token"))

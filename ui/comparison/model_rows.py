@@ -33,8 +33,7 @@ class ComparedRows(QWidget):
         for column, name in enumerate(self.names, 1):
             self._grid.addWidget(name, 0, column)
         self.facts = FactGrid()
-        self.note = Label("", "soft", interface_font(12))
-        self.note.setWordWrap(True)
+        self.note = Label("", "soft", interface_font(12), wraps=True)
         column_ = column_in(self, Hairline(), spacing=6, margins=(0, 0, 0, 14))
         column_.addSpacing(4)
         fill(column_, Caption(self.tr("Two models")), self._grid, self.facts, self.note)

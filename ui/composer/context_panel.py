@@ -21,7 +21,7 @@ class OverflowBar(QFrame):
         super().__init__()
         self.setProperty("kind", "notice")
         self.message = words("", "")
-        self.too_large = words("", "soft")
+        self.too_large = words()
         self.larger = button(self.tr("The model's whole context (reloads)"))
         self.leave_out = button(self.tr("Leave out the oldest turns"))
         self.new = button(self.tr("New session"))
@@ -107,8 +107,7 @@ class ContextPanel(QFrame):
         self.setProperty("kind", "card")
         self.setAccessibleName(self.tr("Context"))
         self.bar = PartsBar()
-        self.total = Label("", "", interface_font(12.5))
-        self.total.setWordWrap(True)
+        self.total = Label("", "", interface_font(12.5), wraps=True)
         self.total.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
         self._names = {
             PartKind.SYSTEM: self.tr("system"),

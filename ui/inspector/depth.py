@@ -68,14 +68,12 @@ class DepthTab(InspectorTab):
         self._asked = False
         self.empty = Empty(self.tr("Click a token to see at which layer of the model it took the lead."))
         self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
-        self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium))
-        self.note = Label("", "soft", interface_font(11.5))
+        self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium), wraps=True)
+        self.note = Label("", "soft", interface_font(11.5), wraps=True)
         self.layers = Layers()
         self.turn = TurnRow()
         self.layers.pointed.connect(self._follow)
         self.layers.stepped.connect(self._bring_into_sight)
-        for label in (self.verdict, self.note):
-            label.setWordWrap(True)
         column = column_in(self, spacing=0, margins=(16, 14, 16, 16))
         for part, after in (
             (self.empty, 0),
@@ -239,8 +237,7 @@ class TurnRow(QWidget):
         self._running: int | None = None
         self._asked = 0  # tokens of the running turn
         self._coloured: dict[int, int] = {}  # by turn, the tokens whose layer is known
-        self.words = Label("", "soft", interface_font(11.5))
-        self.words.setWordWrap(True)
+        self.words = Label("", "soft", interface_font(11.5), wraps=True)
         self.button = button("", "plain")
         self.button.clicked.connect(self._clicked)
         row = column_in(self, self.words, spacing=4)

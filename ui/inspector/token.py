@@ -85,14 +85,12 @@ class TokenTab(InspectorTab):
         self.spot: Spot | None = None
         self._status = StatusView(EngineState.NONE)
         self._asked: tuple[int, int] | None = None  # the place whose drawing was asked for
-        self.source = Label("", "soft", interface_font(11.5))
-        self.source.setWordWrap(True)
+        self.source = Label("", "soft", interface_font(11.5), wraps=True)
         self.source.hide()
         self.empty = Empty(self.tr("Click a token to see its numbers and what else was likely."))
         self.large = ElidedLabel("", "", mono_font(21, QFont.Weight.DemiBold))
         self.facts = FactGrid()
-        self.unscored = Label("", "soft")
-        self.unscored.setWordWrap(True)
+        self.unscored = Label("", "soft", wraps=True)
         self.score_button = button(self.tr("Score the session"), "link")
         self.alternatives = AlternativeList()
         self.alternatives.chosen.connect(self._choose)
@@ -101,8 +99,7 @@ class TokenTab(InspectorTab):
         self.beams = self.beam_rows.ways
         self.draws.wanted.connect(lambda count: self._continue(count, beams=False))
         self.beams.wanted.connect(lambda count: self._continue(count, beams=True))
-        self.lacking = Label("", "soft")
-        self.lacking.setWordWrap(True)
+        self.lacking = Label("", "soft", wraps=True)
         self.lacking.hide()
         self.why = WhyFacts()
         self.compared = ComparedRows()

@@ -15,7 +15,7 @@ from ui.inspector import words
 from ui.inspector.provenance import SettingsRows
 from ui.inspector.replay import Candidate, DrawLine, Outcome, Row, at_stage, candidates, replayed, same_draw
 from ui.inspector.stage_rows import CandidateLine, Candidates, cut_words, stage_words
-from ui.inspector.tab import BytesOf, Empty, FactGrid, InspectorTab
+from ui.inspector.tab import BytesOf, Empty, InspectorTab
 from ui.inspector.token import WhyFacts
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, SamplingOptions, StatusView
 from ui.theme.fonts import interface_font, mono_font
@@ -45,24 +45,21 @@ class WhyTab(InspectorTab):
         self.empty = Empty(self.tr("Click a token to see how it was chosen."))
         self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
         self.why = WhyFacts(stages=False)
-        self.source = Label("", "soft", interface_font(11.5))
+        self.source = Label("", "soft", interface_font(11.5), wraps=True)
         self.stale = Notice()
-        self.missing = Label("", "soft")
+        self.missing = Label("", "soft", wraps=True)
         self.dials = SettingsRows()
         self.dials.changed.connect(lambda _sampling: self._replay())
         self.dials.chosen.connect(lambda _stage: self._show_table())
         self.line = DrawLine()
-        self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium))
+        self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium), wraps=True)
         self.branch = button("")
         self.branch.clicked.connect(lambda _checked=False: self._branch())
-        self.note = Label("", "soft", interface_font(11.5))
+        self.note = Label("", "soft", interface_font(11.5), wraps=True)
         self.reset = self._link(self.tr("as drawn"), self._as_drawn)
         self.ask = self._link(self.tr("get every probability from the model"), self._ask)
-        self.facts = FactGrid(columns=1)
         self.table = Candidates()
-        self.did = Label("", "soft", interface_font(11.5))  # describes the chosen stage
-        for label in (self.source, self.missing, self.verdict, self.note, self.did):
-            label.setWordWrap(True)
+        self.did = Label("", "soft", interface_font(11.5), wraps=True)  # describes the chosen stage
         self._stages, self._among = Caption(self.tr("Stages · click one to see its effect")), Caption("")
         self._lay_out()
         self._show()

@@ -12,9 +12,7 @@ from ui.models.offers import Finds, Offers
 from ui.models.plan_card import PlanCard
 from ui.models.token_row import TokenRow
 from ui.port import FitView, HubFind, ModelPlan, Offer
-from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, column_in, row, words
-from ui.widgets.fields import LineEdit
+from ui.widgets.controls import button, column_in, line_edit, row, words
 from ui.widgets.labels import Caption, set_kind
 
 
@@ -32,14 +30,11 @@ class GetSection(QWidget):
         super().__init__()
         self._controller = controller
         self._busy: tuple[str, ...] = ()  # repositories of downloads
-        self.field = LineEdit()
-        self.field.setProperty("kind", "field")
-        self.field.setFont(interface_font(13))
-        self.field.setPlaceholderText(self.tr("org/name, org/name@revision or search words"))
-        self.field.setAccessibleName(self.tr("Repository name or search words"))
+        hint = self.tr("org/name, org/name@revision or search words")
+        self.field = line_edit(self.tr("Repository name or search words"), hint, 13)
         self.look_button, self.search_button = button(self.tr("Look up")), button(self.tr("Search"))
         self.finds = Finds()
-        self.looking = words("", "soft")
+        self.looking = words()
         self.token = TokenRow()
         self.card = PlanCard()
         self.offers = Offers()

@@ -56,7 +56,7 @@ class LoadCard(InlinePanel):
         self.setAccessibleName(self.tr("How it is loaded"))
         self.plan: LoadPlan | None = None
         self.bar, self.legend = FitBar(), FitLegend()
-        self.fit_words, self.cost = words("", ""), words("", "soft")
+        self.fit_words, self.cost = words("", ""), words()
         self.context, self.weights = (
             Combo(self.tr("Context of this model")),
             Combo(self.tr("Precision of the weights")),

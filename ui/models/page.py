@@ -42,7 +42,7 @@ class ModelsPage(Page):
         self.server_button = button(self.tr("Connect to a server…"))
         self.server_form = ServerForm(self.server_button)
         self.import_form = ImportBar(self.import_button)
-        self.importing, self.import_words = ThinBar(self.tr("Importing")), words("", "soft")
+        self.importing, self.import_words = ThinBar(self.tr("Importing")), words()
         self.stop_import_button = button(self.tr("Stop"), "plain")
         self.get = GetSection(controller)
         self._download_rows, self._model_rows = column_of(spacing=9), column_of(spacing=9)

@@ -34,7 +34,7 @@ class PlanCard(QFrame):
         self._own: int | None = None
         self.title = ElidedLabel("", "", interface_font(13.5, QFont.Weight.Medium))
         self.commit = Label("", "soft", mono_font(11.5))
-        self.facts, self.kept = words("", "soft"), words("", "soft")
+        self.facts, self.kept = words(), words()
         self.bar, self.legend = FitBar(), FitLegend()
         self.fit_words = words("", "")
         self.context = Combo(self.tr("Context to plan for"))

@@ -7,9 +7,7 @@ from PySide6.QtWidgets import QLineEdit, QPushButton, QVBoxLayout, QWidget
 
 from ui.models.token_row import InlinePanel
 from ui.port import ServerModel
-from ui.theme.fonts import interface_font
-from ui.widgets.controls import Check, button, row, words
-from ui.widgets.fields import LineEdit
+from ui.widgets.controls import Check, button, line_edit, row, words
 from ui.widgets.labels import set_kind
 
 
@@ -108,10 +106,6 @@ class ServerForm(InlinePanel):
 
 
 def _field(hint: str, name: str) -> QLineEdit:
-    made = LineEdit()
-    made.setProperty("kind", "field")
-    made.setFont(interface_font(13))
+    made = line_edit(name, hint, 13)
     made.setMaxLength(1000)
-    made.setPlaceholderText(hint)
-    made.setAccessibleName(name)
     return made

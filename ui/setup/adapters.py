@@ -12,8 +12,7 @@ from ui.models.bars import ThinBar
 from ui.port import AdapterChoice, AdapterLine, DownloadState, DownloadView
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
-from ui.widgets.controls import LINE_PX, Check, button, column_in, drop, row, words
-from ui.widgets.fields import LineEdit
+from ui.widgets.controls import LINE_PX, Check, button, column_in, drop, line_edit, row, words
 from ui.widgets.labels import ElidedLabel, IconButton, plain_tooltip
 from ui.widgets.visible import one_line
 
@@ -154,14 +153,10 @@ class AdapterField(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._getting = ""
-        self.field = LineEdit()
-        self.field.setProperty("kind", "field")
-        self.field.setFont(interface_font(12.5))
-        self.field.setPlaceholderText("org/name, org/name@revision")
-        self.field.setAccessibleName(self.tr("Adapter by its name"))
+        self.field = line_edit(self.tr("Adapter by its name"), "org/name, org/name@revision")
         self.get_button = button(self.tr("Get"))
         self.get_button.setAccessibleName(self.tr("Get the adapter"))
-        self.bar, self.state = ThinBar(self.tr("Download of the adapter")), words("", "soft")
+        self.bar, self.state = ThinBar(self.tr("Download of the adapter")), words()
         column_in(self, row(self.field, self.get_button), self.bar, self.state, spacing=5)
         self.get_button.clicked.connect(self._get)
         self.field.returnPressed.connect(self._get)

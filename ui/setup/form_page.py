@@ -32,7 +32,7 @@ class FormPage(Page):
         self.kinds.show_choice(0)
         self.kinds.chosen.connect(self._choose)
         self.column.addLayout(row(self.kinds, 1))
-        self.lacking = words("", "soft")
+        self.lacking = words()
         self.column.addWidget(self.lacking)
         self.lacking.hide()
         self.source = SourceField(self.tr("Schema, pattern or grammar"), "", height=190)

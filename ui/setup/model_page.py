@@ -41,12 +41,12 @@ class ModelPage(Page):
         self.facts: dict[str, Label] = {}
         self._captions: dict[str, Label] = {}
         self.column.addWidget(self._facts)
-        self.warnings = words("", "soft")
+        self.warnings = words()
         self.column.addWidget(self.warnings)
         self.head(self.tr("Adapters"))
         self.no_adapters = words(self.tr("none"))
         self.column.addWidget(self.no_adapters)
-        self.no_adapters_there = words("", "soft")
+        self.no_adapters_there = words()
         self.column.addWidget(self.no_adapters_there)
         self.adapters = AdapterRows()
         self.column.addWidget(self.adapters)

@@ -12,9 +12,8 @@ from ui.port import EngineState, OptionView, StatusView, translate
 from ui.setup.option_names import LABELS, MORE, Bytes, is_no_number, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
-from ui.widgets.controls import LINE_PX, button, column_in, row, words
+from ui.widgets.controls import LINE_PX, button, column_in, line_edit, row, words
 from ui.widgets.dials import DIALS, DialSlider
-from ui.widgets.fields import LineEdit
 from ui.widgets.labels import IconButton, Label, plain_tooltip, set_kind
 
 SHORT = 20  # characters that fit into a field
@@ -49,7 +48,7 @@ class OptionRows(QWidget):
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._settle.timeout.connect(self.flush)
         self._status = StatusView(EngineState.NONE)
-        self.lacking = words("", "soft")  # the settings that the running model does not have
+        self.lacking = words()  # the settings that the running model does not have
         self.bytes_of: Bytes = unknown  # to show the text of token ids
         self.more = button("", "link")
         self.more.setCheckable(True)
@@ -111,10 +110,7 @@ class OptionRows(QWidget):
         label, hint = (translate("Options", words) for words in LABELS.get(name) or MORE.get(name, (name, "")))
         line = len(self.fields)
         caption = Label(label, "soft", interface_font(LINE_PX))
-        field = LineEdit()
-        field.setProperty("kind", "field")
-        field.setFont(interface_font(LINE_PX))
-        field.setAccessibleName(label)
+        field = line_edit(label)
         field.setAccessibleDescription(hint)
         caption.setToolTip(plain_tooltip(hint))
         field.editingFinished.connect(lambda: self._finished(name))

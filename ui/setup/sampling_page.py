@@ -7,9 +7,7 @@ from PySide6.QtWidgets import QSizePolicy
 
 from ui.port import SessionSetup, translate
 from ui.setup.option_rows import OptionRows
-from ui.theme.fonts import interface_font
-from ui.widgets.controls import LINE_PX, Combo, Page, button, fill, row, words
-from ui.widgets.fields import LineEdit
+from ui.widgets.controls import Combo, Page, button, fill, line_edit, row, words
 from ui.widgets.visible import one_line
 
 DEFAULT = ""  # stands for the preset of the app's settings
@@ -31,11 +29,7 @@ class SamplingPage(Page):
         self.delete_button = button(self.tr("Delete"))
         self.delete_button.clicked.connect(lambda: self.delete_wanted.emit(self.presets.currentData()))
         self.column.addLayout(row(self.presets, self.delete_button))
-        self.preset_name = LineEdit()
-        self.preset_name.setProperty("kind", "field")
-        self.preset_name.setFont(interface_font(LINE_PX))
-        self.preset_name.setPlaceholderText(self.tr("save as…"))
-        self.preset_name.setAccessibleName(self.tr("Name of a preset to save"))
+        self.preset_name = line_edit(self.tr("Name of a preset to save"), self.tr("save as…"))
         self.preset_name.returnPressed.connect(self._save)
         self.save_button = button(self.tr("Save"))
         self.save_button.clicked.connect(self._save)

@@ -27,7 +27,7 @@ from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
-from ui.widgets.fields import TextField
+from ui.widgets.fields import LineEdit, TextField
 from ui.widgets.labels import Caption, Label, plain_tooltip, set_kind
 
 T = TypeVar("T")
@@ -35,13 +35,22 @@ BoxT = TypeVar("BoxT", bound=QBoxLayout)
 LINE_PX = 12.5
 
 
-def words(text: str = "", kind: str = "soft") -> Label:
+def words(text: str = "", kind: str = "soft", px: float = LINE_PX) -> Label:
     """A label whose text wraps and can be selected."""
-    label = Label(text, kind, interface_font(LINE_PX))
-    label.setWordWrap(True)
+    label = Label(text, kind, interface_font(px), wraps=True)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
     return label
+
+
+def line_edit(name: str, hint: str = "", px: float = LINE_PX) -> LineEdit:
+    """A field of one line; `name` is for screen readers, `hint` is shown while it is empty."""
+    made = LineEdit()
+    made.setProperty("kind", "field")
+    made.setFont(interface_font(px))
+    made.setAccessibleName(name)
+    made.setPlaceholderText(hint)
+    return made
 
 
 def button(text: str, kind: str = "quiet") -> QPushButton:

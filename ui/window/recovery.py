@@ -90,8 +90,7 @@ class RecoveryPage(QWidget):
             button.setVisible(button in buttons)
 
     def _words(self, text: str, kind: str) -> Label:
-        words = Label(text, kind, interface_font(13))
-        words.setWordWrap(True)
+        words = Label(text, kind, interface_font(13), wraps=True)
         words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         return words
 

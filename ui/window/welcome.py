@@ -124,8 +124,7 @@ class StartersCard(QFrame):
             (self.unsure, self.tr("an answer, and the token at which it hesitated most"), self.unsure_wanted),
         ):
             part.clicked.connect(wanted)
-            said = Label(words, "soft", interface_font(12))
-            said.setWordWrap(True)
+            said = Label(words, "soft", interface_font(12), wraps=True)
             said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
             column.addLayout(row(part, 1))
             column.addWidget(said)

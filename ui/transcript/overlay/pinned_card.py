@@ -21,8 +21,7 @@ from ui.transcript.overlay.card import words_before
 from ui.transcript.overlay.ghost import TYPED, typed_ghost
 from ui.transcript.text.ink import SHADOW_PX, paint_shadow
 from ui.transcript.view import TranscriptView
-from ui.widgets.controls import allow, button, row
-from ui.widgets.fields import LineEdit
+from ui.widgets.controls import allow, button, line_edit, row
 from ui.widgets.labels import ElidedLabel, Label, native, plain_tooltip
 
 WIDTH = 372
@@ -68,14 +67,10 @@ class PinnedCard(QWidget):
         self.find_tokens: Find = lambda _text, _most: ()
         self.before, self.choice = ElidedLabel("", "", interface_font(12.5)), Label("", "soft", interface_font(12.5))
         self.rows = [AlternativeButton() for _ in range(MOST_FOUND + 1)]
-        self.nothing = Label("", "soft", interface_font(12.5))
-        self.nothing.setWordWrap(True)
-        self.field = LineEdit()
-        self.field.setProperty("kind", "field")
-        self.field.setFont(interface_font(12.5))
+        self.nothing = Label("", "soft", interface_font(12.5), wraps=True)
+        self.field = line_edit(self.tr("Write here, or find a token in the vocabulary"))
         tip = self.tr("Numbers choose and Space previews, until you click here or press {0}")
         self.field.setToolTip(plain_tooltip(tip.format(native("F2"))))
-        self.field.setAccessibleName(self.tr("Write here, or find a token in the vocabulary"))
         self.field.textChanged.connect(lambda _text: self._search())
         self.field.textEdited.connect(self._store_typed)
         self.field.installEventFilter(self)

@@ -29,10 +29,9 @@ class StreamingCall(QFrame):
         super().__init__()
         self.setProperty("kind", "card")
         self.setCursor(Qt.CursorShape.ArrowCursor)
-        self.name = Label("", "soft", interface_font(12.5, QFont.Weight.Medium))
-        self.source = Label("", "soft", mono_font(12))
+        self.name = Label("", "soft", interface_font(12.5, QFont.Weight.Medium), wraps=True)
+        self.source = Label("", "soft", mono_font(12), wraps=True)
         for label in (self.name, self.source):
-            label.setWordWrap(True)
             label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
         column_in(self, self.name, self.source, spacing=4, margins=(12, 9, 12, 10))
 
@@ -243,8 +242,7 @@ class CallCard(QFrame):
 
     def _say(self, text: str, *, strong: bool = False, mono: bool = False) -> None:
         weight = QFont.Weight.Medium if strong else QFont.Weight.Normal
-        label = Label(text, "" if strong else "soft", mono_font(12) if mono else interface_font(12.5, weight))
-        label.setWordWrap(True)
+        label = Label(text, "" if strong else "soft", mono_font(12) if mono else interface_font(12.5, weight), wraps=True)
         label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
         self._column.addWidget(label)
 
