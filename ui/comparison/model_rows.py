@@ -6,13 +6,13 @@ import math
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QGridLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from ui.comparison.model_facts import LEFT, RIGHT, SideFacts, SpanFacts, difference, divergence, in_nats
 from ui.inspector import words
 from ui.inspector.tab import FactGrid
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import column_in, fill
+from ui.widgets.controls import column_in, fill, grid
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability
 
@@ -23,10 +23,7 @@ class ComparedRows(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.names = (self._cell("soft"), self._cell("soft"))
-        self._grid = QGridLayout()
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(14)
-        self._grid.setVerticalSpacing(4)
+        self._grid = grid(14, 4)
         self._grid.setColumnStretch(1, 1)
         self._grid.setColumnStretch(2, 1)
         self.cells: dict[str, tuple[ElidedLabel, ElidedLabel]] = {}

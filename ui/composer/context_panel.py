@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
 
 from ui.port import Composition, ContextPart, PartKind
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
-from ui.widgets.controls import button, column_in, row, words
+from ui.widgets.controls import button, column_in, grid, row, words
 from ui.widgets.labels import ElidedLabel, IconButton, Label
 from ui.widgets.numbers import count, size
 
@@ -116,10 +116,8 @@ class ContextPanel(QFrame):
             PartKind.DRAFT: self.tr("draft"),
         }
         column = column_in(self, self.bar, spacing=6, margins=(12, 10, 12, 10))
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(18)
-        grid.setVerticalSpacing(2)
-        grid.setColumnStretch(3, 1)
+        table = grid(18, 2)
+        table.setColumnStretch(3, 1)
         self.tokens: dict[PartKind, Label] = {}
         self.states: dict[PartKind, Label] = {}
         for line, (kind, name) in enumerate(self._names.items()):
@@ -127,8 +125,8 @@ class ContextPanel(QFrame):
             self.tokens[kind].setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
             self.states[kind] = Label("", "soft", interface_font(12.5))
             for place, label in enumerate((Label(name, "soft", interface_font(12.5)), self.tokens[kind], self.states[kind])):
-                grid.addWidget(label, line, place)
-        column.addLayout(grid)
+                table.addWidget(label, line, place)
+        column.addLayout(table)
         column.addWidget(self.total)
         self.hide()
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont, QShowEvent
-from PySide6.QtWidgets import QGridLayout, QSizePolicy, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from ui.controller import Controller
 from ui.core.shown import Spot
@@ -16,7 +16,7 @@ from ui.core.tasks import ignore_refusal
 from ui.port import Made, StatusView, TurnView, Workbench
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_height
-from ui.widgets.controls import button, column_in, row, row_in, words
+from ui.widgets.controls import button, column_in, grid, row, row_in, words
 from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
 BytesOf = Callable[[Sequence[int]], Sequence[bytes]]  # the bytes of token ids; empty if unknown
@@ -92,10 +92,7 @@ class FactGrid(QWidget):
         self._columns = columns
         self._cells: list[FactCell] = []
         self._shown: tuple[list[tuple[str, str]], Mapping[str, str] | None] = [], None
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setVerticalSpacing(3)
-        self._grid.setHorizontalSpacing(14)
+        self._grid = grid(14, 3, self)
         for column in range(columns):
             self._grid.setColumnStretch(column, 1)
 

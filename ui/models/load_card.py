@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication, Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QGridLayout, QPushButton, QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from ui.models.bars import FitBar, FitLegend
 from ui.models.token_row import InlinePanel
 from ui.models.wording import fit_words
 from ui.port import FitView, LoadChoice, LoadPlan
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import LINE_PX, Combo, button, column_in, fill, row, words
+from ui.widgets.controls import LINE_PX, Combo, button, column_in, fill, grid, row, words
 from ui.widgets.labels import Label
 from ui.widgets.numbers import count
 
@@ -164,9 +164,7 @@ class LoadCard(InlinePanel):
         self._weights_label = Label(self.tr("Weights"), "soft", interface_font(LINE_PX))
         self._weights_label.setBuddy(self.weights)
         column = column_in(self, self.bar, self.legend, self.fit_words, spacing=7, margins=(14, 12, 14, 12))
-        choices = QGridLayout()
-        choices.setHorizontalSpacing(10)
-        choices.setVerticalSpacing(7)
+        choices = grid(10, 7)
         choices.setColumnStretch(2, 1)
         rows = ((self._context_label, self.context), (self._weights_label, self.weights))
         for line, (label, combo) in enumerate(rows):

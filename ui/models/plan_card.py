@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QWidget
+from PySide6.QtWidgets import QFrame, QPushButton, QWidget
 
 from ui.models.bars import FitBar, FitLegend
 from ui.models.load_card import contexts
 from ui.models.wording import FINGERPRINT_SHOWN, fit_words
 from ui.port import FitView, ModelPlan
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import Combo, button, column_in, row, words
+from ui.widgets.controls import Combo, button, column_in, fill, grid, row, words
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import size
 from ui.widgets.visible import one_line
@@ -45,7 +45,7 @@ class PlanCard(QFrame):
         self.files_button.setCheckable(True)
         self._files = QWidget()
         self.files_button.toggled.connect(self._files.setVisible)
-        self._grid = QGridLayout(self._files)
+        self._grid = grid(14, 2, self._files)
         self._lines: list[QWidget] = []
         self.download_button = QPushButton()
         self.download_button.setObjectName("send")
@@ -162,19 +162,12 @@ class PlanCard(QFrame):
         self.hide()
 
     def _lay_out(self) -> None:
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(14)
-        self._grid.setVerticalSpacing(2)
         self._grid.setColumnStretch(0, 1)
         self._files.hide()
         self._context_label = Label(self.tr("Context"), "soft", interface_font(12.5))
         self._context_label.setBuddy(self.context)
         column = column_in(self, row(self.title, 1, self.commit), self.facts, self.kept, spacing=7, margins=(14, 12, 14, 12))
         column.addSpacing(4)
-        column.addWidget(self.bar)
-        column.addWidget(self.legend)
-        column.addWidget(self.fit_words)
-        column.addLayout(row(self._context_label, self.context, self.own_button, 1, spacing=10))
-        column.addLayout(row(self.files_button, 1))
-        column.addWidget(self._files)
+        context = row(self._context_label, self.context, self.own_button, 1, spacing=10)
+        fill(column, self.bar, self.legend, self.fit_words, context, row(self.files_button, 1), self._files)
         column.addLayout(row(self.download_button, self.leave_button, 1, spacing=14))

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QLineEdit, QPushButton, QVBoxLayout, QWidget
 
 from ui.models.token_row import InlinePanel
 from ui.port import ServerModel
-from ui.widgets.controls import Check, button, line_edit, row, words
+from ui.widgets.controls import Check, button, fill, line_edit, row, words
 from ui.widgets.labels import set_kind
 
 
@@ -88,19 +88,14 @@ class ServerForm(InlinePanel):
         self.said.setVisible(bool(text))
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(self)
-        column.setSpacing(8)
         hint = self.tr(
             "Connects to vLLM, another Elsewise (elsewise serve), llama.cpp, SGLang, mlx_lm or any server with OpenAI's "
             "completions API. Messages and scored text are sent to it; drafts are not. The key is stored in the system "
             "keychain and sent only to that server."
         )
-        column.addWidget(words(hint))
-        column.addWidget(self.url)
-        column.addLayout(row(self.model_id, self.name))
-        column.addWidget(self.key)
-        column.addWidget(self.plain_http)
-        column.addWidget(self.said)
+        column = QVBoxLayout(self)
+        column.setSpacing(8)
+        fill(column, words(hint), self.url, row(self.model_id, self.name), self.key, self.plain_http, self.said)
         column.addLayout(row(self.connect_button, self.cancel_button, 1))
         self.plain_http.hide()
 

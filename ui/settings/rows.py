@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import QSignalBlocker, Qt
-from PySide6.QtWidgets import QGridLayout, QSizePolicy, QSpinBox, QWidget
+from PySide6.QtWidgets import QSizePolicy, QSpinBox, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, SETTING_RULES, AppSettings, SettingsView, translate
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import panel_width
 from ui.transcript.measure import Measure
-from ui.widgets.controls import LINE_PX, Combo, words
+from ui.widgets.controls import LINE_PX, Combo, grid, words
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.visible import one_line
 from ui.window.legend import name_of
@@ -185,10 +185,7 @@ class SettingRows(QWidget):
         super().__init__()
         self._changed = changed
         self._settings = [setting for setting in SETTINGS if setting.page == page]
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(14)
-        self._grid.setVerticalSpacing(7)
+        self._grid = grid(14, 7, self)
         self._grid.setColumnStretch(1, 1)
         self._line = 0
         self.when: dict[str, Label] = {}

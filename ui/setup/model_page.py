@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QGridLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QWidget
 
 from ui.models.wording import FINGERPRINT_SHOWN
 from ui.port import EngineState, Guess, ModelFacts, SessionSetup, StatusView
 from ui.setup.adapters import AdapterField, AdapterRows
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import LINE_PX, Choice, Page, button, row, words
+from ui.widgets.controls import LINE_PX, Choice, Page, button, grid, row, words
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import count, size
 
@@ -33,10 +33,7 @@ class ModelPage(Page):
         self.state = words()
         self.column.addWidget(self.state)
         self._facts = QWidget()
-        self._grid = QGridLayout(self._facts)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(12)
-        self._grid.setVerticalSpacing(3)
+        self._grid = grid(12, 3, self._facts)
         self._grid.setColumnStretch(1, 1)
         self.facts: dict[str, Label] = {}
         self._captions: dict[str, Label] = {}

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QGridLayout, QLineEdit, QWidget
+from PySide6.QtWidgets import QLineEdit, QWidget
 
 from ui.port import EngineState, OptionView, StatusView, translate
 from ui.setup.option_names import LABELS, MORE, Bytes, is_no_number, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
-from ui.widgets.controls import LINE_PX, button, column_in, line_edit, row, words
+from ui.widgets.controls import LINE_PX, button, column_in, grid, line_edit, row, words
 from ui.widgets.dials import DIALS, DialSlider
 from ui.widgets.labels import IconButton, Label, plain_tooltip, set_kind
 
@@ -34,9 +34,7 @@ class OptionRows(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._grid = QGridLayout()
-        self._grid.setHorizontalSpacing(8)
-        self._grid.setVerticalSpacing(4)
+        self._grid = grid(8, 4)
         self._grid.setColumnStretch(1, 1)
         self.fields: dict[str, QLineEdit] = {}
         self.sliders: dict[str, DialSlider] = {}

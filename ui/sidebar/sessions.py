@@ -9,13 +9,13 @@ from functools import partial
 
 from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QMenu, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QMenu, QSizePolicy, QWidget
 
 from ui.port import FolderView, SessionSummary, TrashedSession
 from ui.sidebar.session_list import SessionsView
 from ui.sidebar.session_rows import IS_OPEN, SUMMARY, Found, Head, SessionRows
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, fill, row
+from ui.widgets.controls import button, column_in, column_of, row
 from ui.widgets.fields import LineEdit
 from ui.widgets.labels import Label, Notice
 from ui.widgets.visible import one_line
@@ -75,16 +75,11 @@ class SessionPanel(QWidget):
         self.clear_button.clicked.connect(self.search.clear)
         self.clear_button.hide()
 
-        listed = QVBoxLayout()
-        listed.setSpacing(0)
-        fill(listed, self.search, self.view, self.nothing)
         way_out = row(self.clear_button, 1)
         way_out.setContentsMargins(8, 0, 0, 0)
-        listed.addLayout(way_out)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(6)  # visible only beside the undo bar and the question
-        fill(column, listed, self.undo_bar, self.question)
+        listed = column_of(self.search, self.view, self.nothing, way_out, spacing=0)
+        # the space is visible only beside the undo bar and the question
+        column_in(self, listed, self.undo_bar, self.question, spacing=6)
 
         self._delay = QTimer(self, singleShot=True, interval=SEARCH_DELAY_MS)
         self._delay.timeout.connect(lambda: self.searched.emit(self.search.text()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QAbstractButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QAbstractButton, QWidget
 
 from ui.port import SessionView
 from ui.sidebar.branch_tree import BranchTree
@@ -75,10 +75,8 @@ class Sidebar(QWidget):
         caption = self.caption = Caption(self.tr("Branches"))
         caption.setContentsMargins(8, 16, 8, 6)
         fill(lower, Hairline(), caption, (self.tree, 1))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(10, 10, 11, 8)  # the hairline at the right is inside
-        column.setSpacing(0)
-        fill(column, self.sessions, (self._branches, 1), 0)
+        # the hairline at the right is inside
+        column = column_in(self, self.sessions, (self._branches, 1), 0, spacing=0, margins=(10, 10, 11, 8))
         self.trash_shown = False  # instead of the sessions
         self.trash = button(self.tr("Trash"), "plain")
         self.trash.setFont(interface_font(12.5))

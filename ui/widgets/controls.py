@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
     QFrame,
+    QGridLayout,
     QHBoxLayout,
     QLayout,
     QPushButton,
@@ -135,6 +136,15 @@ def column_in(widget: QWidget, *parts: Part, spacing: int, margins: tuple[int, i
     made.setSpacing(spacing)
     made.setContentsMargins(*margins)
     return fill(made, *parts)
+
+
+def grid(across: int, down: int, widget: QWidget | None = None) -> QGridLayout:
+    """A grid with these gaps and no margins, as the layout of a widget if one is given."""
+    made = QGridLayout(widget) if widget is not None else QGridLayout()
+    made.setContentsMargins(0, 0, 0, 0)
+    made.setHorizontalSpacing(across)
+    made.setVerticalSpacing(down)
+    return made
 
 
 class Page(QWidget):
