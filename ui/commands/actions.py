@@ -65,7 +65,6 @@ class CommandState(Struct, frozen=True):
 
     @property
     def has_turns(self) -> bool:
-        """Whether the path has turns."""
         return self.shown is not None and bool(self.shown.view.turns)
 
     @property

@@ -117,7 +117,6 @@ class CacheTab(InspectorTab):
         self._refresh()
 
     def forget(self) -> None:
-        """Clears the message."""
         self.say("")
 
     def hideEvent(self, event: QHideEvent) -> None:

@@ -481,7 +481,6 @@ class Layers(QWidget):
         painter.end()
 
     def _box(self, layer: int, place: int) -> QRectF:
-        """The rectangle of a cell."""
         top, height = scaled(HEAD_HEIGHT) + layer * scaled(ROW_HEIGHT), scaled(ROW_HEIGHT)
         return QRectF(self._layer_px + place * self._cell_px + 1, top + 1, self._cell_px - 2, height - 2)
 

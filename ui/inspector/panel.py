@@ -54,7 +54,6 @@ class Inspector(QWidget):
         column_in(self, self._row, (self._row.stack, 1), spacing=0, margins=(1, 0, 0, 0))  # the hairline at the left is inside
 
     def bind(self, controller: Controller) -> None:
-        """Connects the tabs with the controller."""
         controller.status_changed.connect(self.show_status)
         for page in self.pages:
             page.bind(controller)
@@ -71,7 +70,6 @@ class Inspector(QWidget):
         self._refresh_path()
 
     def page(self, kind: type[T]) -> T:
-        """The tab of a class."""
         return next(page for page in self.pages if isinstance(page, kind))
 
     def _show_developer_tabs(self, show: bool) -> None:  # a state, not an option

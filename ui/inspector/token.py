@@ -55,7 +55,6 @@ class WhyFacts(FactGrid):
         return shares
 
     def origin(self, origin: Origin) -> str:
-        """The origin of a token in words."""
         return {
             Origin.TEMPLATE: self.tr("the chat template"),
             Origin.TYPED: self.tr("typed by you"),

@@ -111,7 +111,6 @@ class ShelfRow(QWidget):
         self._work(True)
 
     def show_quantised(self, made: str) -> None:
-        """Reports the quantised model."""
         self._end_work()
         self._say(self.tr("{0} is installed").format(made))
 

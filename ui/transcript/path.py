@@ -120,7 +120,6 @@ class TranscriptTurn:
         return False
 
     def colour_by(self, measure: Measure, over: ColourOverride | None = None) -> None:
-        """See `Tokens.colour_by`."""
         self._measure, self._over = measure, over
         if self._tokens is not None:
             self._tokens.colour_by(measure, over)

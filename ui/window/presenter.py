@@ -139,7 +139,6 @@ class Presenter(QObject):
         self.measure_changed.emit(measure)
 
     def _show_turn_depth(self, node_id: int, depth: TurnDepth) -> None:
-        """Colours a turn by layer."""
         self._parts.transcript.colours.show_depth(node_id, depth)
         self.colour_by(Measure.LAYER)
 

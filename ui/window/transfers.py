@@ -72,7 +72,6 @@ class TransferQueue(QObject):
         dialog.open()
 
     def ask_import(self) -> None:
-        """Asks for a file, then imports it."""
         dialog = self._dialog(self.tr("Import Sessions"), None)
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.fileSelected.connect(lambda name: self.take(Path(name)))

@@ -410,7 +410,6 @@ class MainWindow(QMainWindow):
         ShortcutsBox(self.acts.shortcuts_of(), self).open()
 
     def open_documentation(self) -> None:
-        """Shows the installed documentation."""
         from ui.commands.documentation import DocumentationBox
 
         DocumentationBox(self).open()
