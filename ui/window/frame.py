@@ -114,9 +114,8 @@ class Frame(QWidget):
         self._foot.insertWidget(0, card)
         self._cards[card] = False
         before = self.composer.field.previousInFocusChain()
-        while (
-            before is not None and before.focusPolicy() is Qt.FocusPolicy.NoFocus
-        ):  # Qt ignores a tab order after one of these
+        # Qt ignores a tab order after a widget without focus
+        while before is not None and before.focusPolicy() is Qt.FocusPolicy.NoFocus:
             before = before.previousInFocusChain()
         assert before is not None  # the chain is a ring, and the field is on it
         for stop in card.findChildren(QPushButton):
@@ -207,13 +206,7 @@ class Frame(QWidget):
     def _align(self, left: int, width: int) -> None:
         """Aligns composer and comparisons with the text; with the edges of a narrow column."""
         room = self.transcript.width()
-        if room < panel_width(NARROW):
-            self._foot.setContentsMargins(EDGE, 0, EDGE, 0)
-            self.comparison.align(EDGE)
-            self.similar.align(EDGE)
-            self.compare.align(EDGE, EDGE)
-            return
-        right = max(room - left - width, 0)
+        left, right = (EDGE, EDGE) if room < panel_width(NARROW) else (left, max(room - left - width, 0))
         self._foot.setContentsMargins(left, 0, right, 0)
         self.comparison.align(left)
         self.similar.align(left)

@@ -288,24 +288,23 @@ class Intents(QObject):
         panel.chosen.connect(controller.open)
         panel.found_chosen.connect(controller.tree.open_at)
         controller.tree.hit_shown.connect(self.show_hit)
-        renames = panel.renamed, panel.tagged, panel.folder_renamed
-        for asked in (*renames, panel.pinned, panel.trashed, panel.restored, panel.arranged, panel.moved, panel.folder_wanted):
+        rows = panel.rows
+        edits = rows.renamed, rows.tagged, rows.folder_renamed, rows.arranged, rows.moved
+        for asked in (*edits, panel.pinned, panel.trashed, panel.restored, panel.folder_wanted):
             asked.connect(lambda *_asked: parts.composer.notice.clear())  # with the previous refusal
-        panel.renamed.connect(controller.sessions.rename)
+        rows.renamed.connect(controller.sessions.rename)
         panel.pinned.connect(controller.sessions.pin)
         panel.trashed.connect(controller.sessions.trash)
         panel.restored.connect(controller.sessions.restore)
         panel.searched.connect(controller.sessions.search)
-        panel.tagged.connect(controller.sessions.tag)
-        panel.arranged.connect(controller.sessions.arrange)
-        panel.moved.connect(controller.sessions.move)
+        rows.tagged.connect(controller.sessions.tag)
+        rows.arranged.connect(controller.sessions.arrange)
+        rows.moved.connect(controller.sessions.move)
         panel.folder_wanted.connect(controller.sessions.create_folder)
-        panel.folder_renamed.connect(controller.sessions.rename_folder)
+        rows.folder_renamed.connect(controller.sessions.rename_folder)
         panel.folder_removed.connect(controller.sessions.remove_folder)
         panel.trash_wanted.connect(controller.sessions.show_trash)
-        parts.sidebar.trash.clicked.connect(
-            lambda _checked=False: controller.sessions.show_trash(not parts.sidebar.trash_shown)
-        )
+        parts.sidebar.trash.clicked.connect(lambda: controller.sessions.show_trash(not parts.sidebar.trash_shown))
         panel.emptied.connect(controller.sessions.empty)
 
     def _wire_tree(self) -> None:

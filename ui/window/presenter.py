@@ -54,9 +54,8 @@ class Presenter(QObject):
         self._status = StatusView(EngineState.NONE)  # the last status, which disables commands
         self._offering = False  # the draft did not fit: ways to make room are offered once it is counted
         self._counted_at: tuple[EngineState, bool] | None = None
-        self._carried: tuple[Place | None, Place | None] | None = (
-            None  # pinned and followed places, in the copy that is shown next
-        )
+        # pinned and followed places, in the copy that is shown next
+        self._carried: tuple[Place | None, Place | None] | None = None
         self._refusal = ""  # the last refusal shown
         self._copied = False  # a copy of the session shown is shown next
         self._ran = False  # an answer was under way
