@@ -27,7 +27,6 @@ ROOM = 760  # panels of less width, pixels, have narrow margins
 class TreePanel(QWidget):
     """Replaces the conversation and the inspector."""
 
-    closed = Signal()  # by its button
     search_wanted = Signal(str)  # the words to find; "": none
     compare_wanted = Signal(int, int)  # node ids of two branches
     refused = Signal(str)  # why an action is impossible, and what to do instead
@@ -70,7 +69,6 @@ class TreePanel(QWidget):
         self.hoisted = ElidedLabel("", "soft", interface_font(12.5))
         self.back = button(self.tr("Back to the text"), "plain")
         self.back.setToolTip(plain_tooltip(self.tr("Close the tree ({0})").format(native("Esc"))))
-        self.back.clicked.connect(self.closed)
         self.view.typed.connect(self._begin_search)
         self.finder.wanted.connect(self._look)
         self.finder.step_wanted.connect(self.step)
