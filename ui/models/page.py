@@ -250,18 +250,11 @@ class ModelsPage(Page):
             QWidget.setTabOrder(first, second)
 
     def _lay_out(self) -> None:
-        column = self.column
-        fill(column, self.notice, self._head_downloads, self._download_rows)
-        self.head(self.tr("On this machine"))
-        column.addWidget(self.empty)
-        column.addLayout(self._model_rows)
-        column.addLayout(row(self.add_button, self.import_button, self.server_button, 1))
-        column.addWidget(self.server_form)
-        column.addWidget(self.import_form)
-        column.addWidget(self.importing)
-        column.addLayout(row((self.import_words, 1), self.stop_import_button))
-        self.head(self.tr("Get a model"))
-        column.addWidget(self.get)
-        column.addStretch(1)
+        fill(self.column, self.notice, self._head_downloads, self._download_rows)
+        ways = row(self.add_button, self.import_button, self.server_button, 1)
+        shelf = self.empty, self._model_rows, ways, self.server_form, self.import_form, self.importing
+        progress = row((self.import_words, 1), self.stop_import_button)
+        self.section(self.tr("On this machine"), *shelf, progress)
+        self.section(self.tr("Get a model"), self.get, 1)
         self._head_downloads.hide()
         self._set_importing(False)

@@ -10,7 +10,7 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QLabel
 
 from ui.port import DataFacts, Workbench
-from ui.widgets.controls import Page, button, fill, row, words
+from ui.widgets.controls import Page, button, row, words
 from ui.widgets.numbers import size
 
 BACKUPS_SHOWN = 8
@@ -36,10 +36,8 @@ class DataPage(Page):
         self.reveal_button.clicked.connect(self._reveal)
         self.verify_button.clicked.connect(lambda: run(self._verify()))
         self.back_up_button.clicked.connect(lambda: run(self._back_up()))
-        self.head(self.tr("Folder"))
-        fill(self.column, self.folder, row(self.reveal_button, self.verify_button, 1), self.verified)
-        self.head(self.tr("Backups"))
-        fill(self.column, self.backups, row(self.back_up_button, 1), self.backed_up, 1)
+        self.section(self.tr("Folder"), self.folder, row(self.reveal_button, self.verify_button, 1), self.verified)
+        self.section(self.tr("Backups"), self.backups, row(self.back_up_button, 1), self.backed_up, 1)
         for said in (self.verified, self.backed_up):
             said.hide()
 

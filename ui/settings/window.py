@@ -104,9 +104,7 @@ class SettingsWindow(QWidget):
 
     def _page(self, title: str, rows: SettingRows) -> Page:
         page = Page()
-        page.head(title)
-        page.column.addWidget(rows)
-        page.column.addStretch(1)
+        page.section(title, rows, 1)
         return page
 
     def _lay_out(self) -> None:

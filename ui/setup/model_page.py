@@ -9,7 +9,7 @@ from ui.models.wording import FINGERPRINT_SHOWN
 from ui.port import EngineState, Guess, ModelFacts, SessionSetup, StatusView
 from ui.setup.adapters import AdapterField, AdapterRows
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import LINE_PX, Choice, Page, button, grid, row, words
+from ui.widgets.controls import LINE_PX, Choice, Page, button, fill, grid, row, words
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import count, size
 
@@ -28,38 +28,25 @@ class ModelPage(Page):
         self.change_button = button(self.tr("Choose a model…"), "link")
         self.more_button = button(self.tr("More models…"), "plain")
         self.compare_button = button(self.tr("Compare with…"), "link")
-        self.column.addLayout(row(self.name, 1, self.change_button))
-        self.column.addLayout(row(self.more_button, 1, self.compare_button))
-        self.state = words()
-        self.column.addWidget(self.state)
+        self.state, self.warnings = words(), words()
         self._facts = QWidget()
         self._grid = grid(12, 3, self._facts)
         self._grid.setColumnStretch(1, 1)
         self.facts: dict[str, Label] = {}
         self._captions: dict[str, Label] = {}
-        self.column.addWidget(self._facts)
-        self.warnings = words()
-        self.column.addWidget(self.warnings)
-        self.head(self.tr("Adapters"))
-        self.no_adapters = words(self.tr("none"))
-        self.column.addWidget(self.no_adapters)
-        self.no_adapters_there = words()
-        self.column.addWidget(self.no_adapters_there)
-        self.adapters = AdapterRows()
-        self.column.addWidget(self.adapters)
-        self.adapter_field = AdapterField()
-        self.column.addWidget(self.adapter_field)
+        top = row(self.name, 1, self.change_button), row(self.more_button, 1, self.compare_button)
+        fill(self.column, *top, self.state, self._facts, self.warnings)
+        self.no_adapters, self.no_adapters_there = words(self.tr("none")), words()
+        self.adapters, self.adapter_field = AdapterRows(), AdapterField()
         self.add_button = button(self.tr("Add a folder…"))
         self.add_button.clicked.connect(self._choose_folder)
-        self.column.addLayout(row(self.add_button, 1))
-        self.head(self.tr("Speculation"))
+        none = self.no_adapters, self.no_adapters_there
+        self.section(self.tr("Adapters"), *none, self.adapters, self.adapter_field, row(self.add_button, 1))
         self.guess = Choice(self.tr("Speculation"), (self.tr("off"), self.tr("prompt lookup"), self.tr("draft model")))
         self.guess.chosen.connect(lambda place: self.guess_wanted.emit(GUESSES[place]))
-        self.column.addLayout(row(self.guess, 1))
         self.guess_words = words()
         self._status, self._setup = StatusView(EngineState.NONE), SessionSetup(0)
-        self.column.addWidget(self.guess_words)
-        self.column.addStretch(1)
+        self.section(self.tr("Speculation"), row(self.guess, 1), self.guess_words, 1)
 
     def show_setup(self, setup: SessionSetup) -> None:
         model, self._setup = setup.model, setup

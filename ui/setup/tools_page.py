@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QTimer, Signal
 
 from ui.port import SessionSetup
-from ui.widgets.controls import Page, PageDrafts, SourceField, button, fill, row, words
+from ui.widgets.controls import Page, PageDrafts, SourceField, button, row, words
 from ui.widgets.labels import set_kind
 from ui.widgets.visible import one_line
 
@@ -27,26 +27,16 @@ class ToolsPage(Page):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head(self.tr("Tools"))
         self.source = SourceField(self.tr("Definitions of tools, as JSON"), EXAMPLE, height=210)
         self.source.textChanged.connect(self._typed)
-        self.column.addWidget(self.source)
         self.state = words()
-        self.column.addWidget(self.state)
         self.offer_button = button(self.tr("Start a branch with these tools"))
         self.offer_button.clicked.connect(lambda: self.tools_wanted.emit(self.source.toPlainText()))
-        fill(
-            self.column,
-            row(self.offer_button, 1),
-            words(
-                self.tr(
-                    "Tools are part of the system prompt, so this starts a branch. A call is shown under its answer and "
-                    "waits for a result that you type; nothing is executed."
-                ),
-                "faint",
-            ),
-            1,
+        hint = self.tr(
+            "Tools are part of the system prompt, so this starts a branch. A call is shown under its answer and "
+            "waits for a result that you type; nothing is executed."
         )
+        self.section(self.tr("Tools"), self.source, self.state, row(self.offer_button, 1), words(hint, "faint"), 1)
         self._held = ""
         self._drafts = PageDrafts[str]()
         self._checked: tuple[Sequence[str], str] | None = ((), "")  # names and problem of the draft; None while it is checked

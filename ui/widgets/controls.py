@@ -162,10 +162,11 @@ class Page(QWidget):
         hint = super().minimumSizeHint()
         return QSize(hint.width(), 0 if layout.hasHeightForWidth() else hint.height())
 
-    def head(self, text: str) -> None:
+    def section(self, caption: str, *parts: Part) -> None:
+        """Adds a caption and the parts under it."""
         if self.column.count():
             self.column.addSpacing(10)
-        self.column.addWidget(Caption(text))
+        fill(self.column, Caption(caption), *parts)
 
 
 class SourceField(TextField):
