@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QKeySequence, QTextCursor
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtWidgets import QWidget
 
 from ui.commands.actions import STOP_KEYS
 from ui.composer.context_panel import OverflowBar
@@ -17,6 +17,7 @@ from ui.composer.drafts import NEW, MessageDraft, MessageDrafts, joined, with_fi
 from ui.composer.writing_box import WritingBox
 from ui.port import Composition, TextFile, TokenRun
 from ui.widgets.controls import column_in
+from ui.widgets.fields import ask_for_file
 from ui.widgets.labels import Notice
 from ui.widgets.visible import one_line, utf16_length
 
@@ -255,11 +256,7 @@ class Composer(QWidget):
 
     def _choose_file(self) -> None:
         self.notice.clear()
-        dialog = QFileDialog(self.window(), self.tr("Attach a text file"))
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(self.attach_wanted)
-        dialog.open()
+        ask_for_file(self.window(), self.tr("Attach a text file"), self.attach_wanted.emit)
 
     def _move_to_new(self) -> None:
         """Moves the draft to a new session."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QFileDialog, QScrollArea, QWidget
+from PySide6.QtWidgets import QScrollArea, QWidget
 
 from ui.controller.models import ShelfController
 from ui.models.bars import ImportBar, ThinBar
@@ -17,6 +17,7 @@ from ui.models.server_form import ServerForm
 from ui.models.shelf_row import ShelfRow
 from ui.port import DownloadView, GgufPlan, LoadPlan, ShelfModel
 from ui.widgets.controls import Page, button, column_of, drop, fill, row, words
+from ui.widgets.fields import ask_for_file
 from ui.widgets.labels import Caption, Notice
 from ui.widgets.numbers import size
 
@@ -126,19 +127,15 @@ class ModelsPage(Page):
     # ---- what is asked ------------------------------------------------------------------------------------------------
 
     def _ask_folder(self) -> None:
-        dialog = self._dialog(self.tr("Add a model's folder"))
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
-        dialog.setOption(QFileDialog.Option.ShowDirsOnly)
-        dialog.fileSelected.connect(lambda path: self._controller.add_folder(Path(path)))
-        dialog.open()
+        self.notice.clear()
+        add, title = self._controller.add_folder, self.tr("Add a model's folder")
+        ask_for_file(self.window(), title, lambda path: add(Path(path)), folder=True)
 
     def ask_gguf(self) -> None:
         """Opens the dialogue for a GGUF file."""
-        dialog = self._dialog(self.tr("Import a GGUF file"))
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setNameFilter(self.tr("GGUF files (*.gguf)"))
-        dialog.fileSelected.connect(lambda path: self._controller.plan_import(Path(path)))
-        dialog.open()
+        self.notice.clear()
+        plan, title, names = self._controller.plan_import, self.tr("Import a GGUF file"), self.tr("GGUF files (*.gguf)")
+        ask_for_file(self.window(), title, lambda path: plan(Path(path)), names=names)
 
     def _ask_form(self, plan: GgufPlan) -> None:
         self.import_form.ask_form(plan)
@@ -153,12 +150,6 @@ class ModelsPage(Page):
     def _say_connected(self, words: str) -> None:
         self.server_form.leave()
         self.notice.tell(words)
-
-    def _dialog(self, title: str) -> QFileDialog:
-        self.notice.clear()
-        dialog = QFileDialog(self.window(), title)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        return dialog
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QComboBox, QFileDialog, QSpinBox, QWidget
+from PySide6.QtWidgets import QComboBox, QSpinBox, QWidget
 
 from ui.controller import Controller
 from ui.models.page import ModelsPage
@@ -18,6 +18,7 @@ from ui.settings.rows import COLOURS, OWN_TEMPLATE, PAGES, SettingRows
 from ui.settings.server_page import ServerPage
 from ui.transcript.measure import Measure
 from ui.widgets.controls import Page, column_in
+from ui.widgets.fields import ask_for_file
 from ui.widgets.labels import Notice
 from ui.widgets.tabs import Tabs
 
@@ -125,11 +126,8 @@ class SettingsWindow(QWidget):
     def _choose_template(self) -> None:
         """Opens the dialogue for a template file; the row shows the setting in force until one is chosen."""
         self._run(self._show(None))
-        dialog = QFileDialog(self, self.tr("Choose a chat template (jinja2)"))
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(lambda path: self._change("chat_template_file", path))
-        dialog.open()
+        title = self.tr("Choose a chat template (jinja2)")
+        ask_for_file(self, title, lambda path: self._change("chat_template_file", path))
 
     def _change(self, name: str, value: object) -> None:
         if name == "chat_format" and value == OWN_TEMPLATE:

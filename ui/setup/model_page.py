@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QWidget
 
 from ui.models.wording import FINGERPRINT_SHOWN
 from ui.port import EngineState, Guess, ModelFacts, SessionSetup, StatusView
 from ui.setup.adapters import AdapterField, AdapterRows
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.controls import LINE_PX, Choice, Page, button, fill, grid, row, words
+from ui.widgets.fields import ask_for_file
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import count, size
 
@@ -110,9 +111,4 @@ class ModelPage(Page):
             self.facts[name].setAccessibleName(f"{name}: {value}")
 
     def _choose_folder(self) -> None:
-        dialog = QFileDialog(self.window(), self.tr("Add an adapter"))
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
-        dialog.setOption(QFileDialog.Option.ShowDirsOnly)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(self.adapter_wanted)
-        dialog.open()
+        ask_for_file(self.window(), self.tr("Add an adapter"), self.adapter_wanted.emit, folder=True)
