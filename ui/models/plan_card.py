@@ -11,7 +11,7 @@ from ui.models.load_card import contexts
 from ui.models.wording import FINGERPRINT_SHOWN, fit_words
 from ui.port import FitView, ModelPlan
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import Combo, button, column_in, fill, grid, row, words
+from ui.widgets.controls import Combo, button, column_in, drop, fill, grid, row, words
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import size
 from ui.widgets.visible import one_line
@@ -130,8 +130,7 @@ class PlanCard(QFrame):
 
     def _fill_files(self, plan: ModelPlan) -> None:
         for old in self._lines:
-            self._grid.removeWidget(old)
-            old.deleteLater()
+            drop(self._grid, old)
         self._lines = []
         for line, (name, bytes_) in enumerate(plan.files[:MOST_FILES]):
             parts = ElidedLabel(name, "soft", mono_font(11.5)), Label(size(bytes_), "soft", interface_font(11.5))
