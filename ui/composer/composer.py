@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QWidget
 from ui.commands.actions import STOP_KEYS
 from ui.composer.context_panel import OverflowBar
 from ui.composer.draft_cost import DraftCost
-from ui.composer.drafts import NEW, MessageDraft, MessageDrafts, joined, with_files
+from ui.composer.drafts import NEW, MessageDraft, UnsentDrafts, joined, with_files
 from ui.composer.writing_box import WritingBox
 from ui.port import Composition, TextFile, TokenRun
 from ui.widgets.controls import column_in
@@ -64,7 +64,7 @@ class Composer(QWidget):
         self._counted = False  # the meter shows the cost of the draft as it was when `_compose_timer` last fired
         self._running = False
         self.wait = ""  # why no message can be sent; "" where one can
-        self._use(MessageDrafts())
+        self._use(UnsentDrafts())
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
         self._keys: dict[int, int] = {}  # draft keys of all sessions that were shown
@@ -109,7 +109,7 @@ class Composer(QWidget):
 
     def remember(self, kept: Iterable[Sequence[int | str]]) -> None:
         """Takes the drafts of the last window, see `drafts`; call it before any session is shown."""
-        self._use(MessageDrafts(kept))
+        self._use(UnsentDrafts(kept))
 
     def share(self, other: Composer) -> None:
         """Shares the drafts of another window, as a session may be closed there and opened here."""
@@ -265,7 +265,7 @@ class Composer(QWidget):
             self._show_draft(self._before or MessageDraft(""))
         self.new_wanted.emit()
 
-    def _use(self, drafts: MessageDrafts) -> None:
+    def _use(self, drafts: UnsentDrafts) -> None:
         self._drafts = drafts
         drafts.shown.append(self._keyed_draft)
 

@@ -58,7 +58,7 @@ def put(held: dict[int, MessageDraft], key: int, draft: MessageDraft) -> None:
         held[key] = draft
 
 
-class MessageDrafts:
+class UnsentDrafts:
     """The drafts of all windows. Keys are session ids, or `NEW`.
 
     Attributes:
