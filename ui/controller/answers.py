@@ -106,16 +106,11 @@ class AnswersController(QObject):
             self._workbench.answers.stop(shown.session_id)
 
     def branch(self, node_id: int, index: int, token_id: int, refused: Callable[[str], None] | None = None) -> None:
-        shown = self._controller.shown
-        if shown is not None:
-            branch = self._workbench.answers.branch
-            self._controller.tasks.run(branch(shown.session_id, node_id, index, token_id), refused)
+        self._controller.ask(lambda session: self._workbench.answers.branch(session, node_id, index, token_id), refused)
 
     def write(self, node_id: int, index: int, text: str, refused: Callable[[str], None]) -> None:
         """Starts a branch with these words in place of token `index`; `refused` gets the text of a refusal."""
-        shown = self._controller.shown
-        if shown is not None:
-            self._controller.tasks.run(self._workbench.answers.write(shown.session_id, node_id, index, text), refused)
+        self._controller.ask(lambda session: self._workbench.answers.write(session, node_id, index, text), refused)
 
     def tokenise(self, text: str) -> None:
         """Tokenises words that are being typed, to prepare `write`."""

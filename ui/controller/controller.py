@@ -124,10 +124,10 @@ class Controller(QObject):
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
-    def ask(self, command: Command) -> None:
-        """Runs a command for the session shown, if there is one."""
+    def ask(self, command: Command, refused: Callable[[str], None] | None = None) -> None:
+        """Runs a command for the session shown, if there is one; `refused` gets the text of a refusal."""
         if self.shown is not None:
-            self.tasks.run(command(self.shown.session_id))
+            self.tasks.run(command(self.shown.session_id), refused)
 
     def ask_latest(self, key: str, command: Command, refused: Callable[[str], None] | None = None) -> None:
         """Runs a command for the session shown, and cancels an earlier one with the same key."""
