@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ui.core.shown import Spot
     from ui.inspector import Inspector
     from ui.sidebar.sessions import SessionPanel
-    from ui.theme import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Contrast, Motion, Palette, Scheme, apply_theme
+    from ui.theme import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette, apply_theme
     from ui.transcript import Measure, TranscriptView
     from ui.tree.panel import TreePanel
     from ui.window.recovery import RecoveryPage
@@ -28,7 +28,7 @@ _NAMES = {
     "ui.window.recovery": ("RecoveryPage",),
     "ui.core.shown": ("Spot",),
     "ui.sidebar.sessions": ("SessionPanel",),
-    "ui.theme": ("DARK", "HIGH_DARK", "HIGH_LIGHT", "LIGHT", "Contrast", "Motion", "Palette", "Scheme", "apply_theme"),
+    "ui.theme": ("DARK", "HIGH_DARK", "HIGH_LIGHT", "LIGHT", "Palette", "apply_theme"),
     "ui.transcript": ("Measure", "TranscriptView"),
     "ui.tree.panel": ("TreePanel",),
     "ui.window.window": ("MainWindow", "WindowState"),

@@ -25,9 +25,8 @@ from pytestqt.qtbot import QtBot
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.spoken import Vocabulary
 from tests.ui.trips import spring_trip
-from ui import Contrast, MainWindow, Motion, Scheme, apply_theme
+from ui import Contrast, MainWindow, Motion, OwnColours, Scheme, apply_theme
 from ui.inspector import Inspector
-from ui.theme.scheme import OwnColours
 from ui.theme.text_size import resize_text
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from benchmarks.children.view import append, empty_view, made_runs
 from ui import Scheme, apply_theme
-from ui.inspector.alternatives import Alternative, Alternatives
+from ui.inspector.alternatives import Alternative, AlternativeList
 from ui.widgets.labels import IconButton
 
 PARTS = ("tokens", "icon", "bars")
@@ -30,7 +30,7 @@ def draw(folder: Path) -> None:
     """Draws the parts into a folder, with the running application."""
     view = empty_view()
     append(view, made_runs(120, 40))
-    icon, bars = IconButton("plus", "icon"), Alternatives()
+    icon, bars = IconButton("plus", "icon"), AlternativeList()
     shares = (1.0, 0.63, 0.31, 0.07)
     rows = [Alternative(i, b" word", -1.0 - i, i + 1, share, i == 1) for i, share in enumerate(shares)]
     bars.show_alternatives(rows, can_choose=True)

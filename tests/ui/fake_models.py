@@ -16,8 +16,8 @@ from ui import (
     Backup,
     Bits,
     ComparisonChoice,
-    Download,
     DownloadState,
+    DownloadView,
     FitView,
     GgufPlan,
     HubFind,
@@ -32,7 +32,7 @@ from ui import (
     OnTransfer,
     PathComparison,
     Refusal,
-    Server,
+    ServerModel,
     SettingsView,
     ShelfModel,
     StatusChanged,
@@ -116,7 +116,7 @@ class FakeShelf(_Group):
         self._bench.emit(ModelsChanged())
         return path.name
 
-    async def connect(self, server: Server) -> str:
+    async def connect(self, server: ServerModel) -> str:
         self._bench.note("connect", server)
         if self._bench.asking is not None:
             await self._bench.asking.wait()
@@ -182,7 +182,7 @@ class FakeShelf(_Group):
     def download(self, wanted: str) -> None:
         self._bench.calls.append(("download", wanted))
         repository = wanted.partition("@")[0]
-        held = self._bench.downloads.get(repository, Download(repository))
+        held = self._bench.downloads.get(repository, DownloadView(repository))
         self._bench.show_download(replace(held, state=DownloadState.RUNNING, note=""))
 
     async def pause_download(self, repository: str) -> None:

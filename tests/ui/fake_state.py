@@ -19,8 +19,8 @@ from ui import (
     DataFacts,
     DiffPart,
     DiffSide,
-    Download,
     DownloadsChanged,
+    DownloadView,
     Drawing,
     EdgeView,
     EngineState,
@@ -188,7 +188,7 @@ class FakeState:
         self.own: dict[str, LoadChoice] = {}
         self.kept_token = ""
         self.problem = ""  # the finding of the next verification
-        self.downloads: dict[str, Download] = {}
+        self.downloads: dict[str, DownloadView] = {}
         self.left_hints: frozenset[str] = frozenset()
         self.asking: asyncio.Event | None = None  # awaited by the hub
         self.held = SettingsView(
@@ -300,7 +300,7 @@ class FakeState:
         self.views[session_id] = replace(self.views[session_id], turns=turns)
         self.emit(TurnChanged(session_id, turn))
 
-    def show_download(self, view: Download) -> None:
+    def show_download(self, view: DownloadView) -> None:
         """Sends an event with the state of one download."""
         self.downloads[view.repository] = view
         self.tell_downloads()

@@ -17,9 +17,9 @@ from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.inspector.test_depth import layers_of
 from tests.ui.transcript.test_tool_cards import CLOCK, calling, cards_of
 from tests.ui.window.test_conversation import finish
-from ui import Composition, EngineState, MainWindow, StatusChanged, StatusView
+from ui import Composition, EngineState, MainWindow, OwnColours, StatusChanged, StatusView
 from ui.controller.setup import FORM, MODEL, SAMPLING, SYSTEM, TOOLS
-from ui.theme.scheme import OwnColours, current_theme
+from ui.theme.scheme import current_theme
 from ui.transcript import Mode
 
 Look = Callable[[QWidget, str], Awaitable[None]]
@@ -76,7 +76,7 @@ async def _text(window: MainWindow, look: Look) -> None:
         tab.click()
         await frames()
         await look(window, f"inspector-{place}")
-    parts.transcript.card_wanted.emit()
+    parts.transcript.tokens.card_wanted.emit()
     await until(parts.pinned.isVisible)
     await look(window, "card")
     parts.pinned.close_again()

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QDialog, QPlainTextEdit, QVBoxLayout, QWidget
 from resources.licences import notices
 from ui.port import __version__
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, column_in, fill, row
 from ui.widgets.labels import Label
 
 
@@ -20,21 +20,17 @@ class AboutBox(QDialog):
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(self.tr("About Elsewise"))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(24, 20, 24, 16)
-        column.setSpacing(8)
-        column.addWidget(Label("Elsewise", "", interface_font(17, QFont.Weight.DemiBold)))
-        column.addWidget(Label(self.tr("Version {0}").format(__version__), "soft"))
+        name = Label("Elsewise", "", interface_font(17, QFont.Weight.DemiBold))
+        version = Label(self.tr("Version {0}").format(__version__), "soft")
         words = Label(
             self.tr("Language models on your own machine, and what else they might have said. Apache-2.0.\n")
             + self.tr("Fonts: Inter and JetBrains Mono, OFL. Icons: Lucide, ISC."),
             "soft",
         )
-        column.addWidget(words)
         licences, close = button(self.tr("Licences…")), button(self.tr("Close"))
         licences.clicked.connect(self._show_licences)
         close.clicked.connect(self.close)
-        column.addLayout(row(licences, 1, close))
+        column_in(self, name, version, words, row(licences, 1, close), spacing=8, margins=(24, 20, 24, 16))
 
     def _show_licences(self) -> None:
         """Shows all licence notices as plain text."""
@@ -46,7 +42,5 @@ class AboutBox(QDialog):
         text.setReadOnly(True)
         close = button(self.tr("Close"))
         close.clicked.connect(box.close)
-        column = QVBoxLayout(box)
-        column.addWidget(text)
-        column.addLayout(row(1, close))
+        fill(QVBoxLayout(box), text, row(1, close))
         box.open()

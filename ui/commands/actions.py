@@ -54,18 +54,12 @@ class CommandState(Struct, frozen=True):
     at_token: bool  # a token of an answer is pinned: continuations start there, else at the end of the last answer
 
     @property
-    def lacks_model(self) -> bool:
-        """Whether no model could be loaded."""
-        return self.status.lacks_model
-
-    @property
     def own(self) -> bool:
         """Whether a session other than the sample is shown."""
         return self.shown is not None and not self.shown.view.is_sample
 
     @property
     def has_turns(self) -> bool:
-        """Whether the path has turns."""
         return self.shown is not None and bool(self.shown.view.turns)
 
     @property
@@ -91,7 +85,7 @@ class CommandState(Struct, frozen=True):
     @property
     def can_answer(self) -> bool:
         """Whether there is an answer, and the model can generate another one."""
-        return self.answer is not None and not self.running and not self.lacks_model
+        return self.answer is not None and not self.running and not self.status.lacks_model
 
     @property
     def can_continue(self) -> bool:
@@ -103,7 +97,7 @@ class CommandState(Struct, frozen=True):
         """Why the model cannot do what a control needs; "" if it can."""
         if control == "branch" and not self.at_token:
             return ""
-        return self.status.reason if self.lacks_model else self.status.lacking(control)
+        return self.status.reason if self.status.lacks_model else self.status.lacking(control)
 
     def can_step(self, by: int) -> bool:
         """Whether there is a sibling `by` places away."""
@@ -129,7 +123,7 @@ class Actions(QObject):
         self.new_window = command(FILE, self.tr("New Window"), lambda: w.window_wanted.emit(None), "Ctrl+Shift+N")
         self.rename = command(FILE, self.tr("Rename Session…"), lambda: w.intents.rename(), can=lambda now: now.own)
         self.title = command(FILE, self.tr("Title by the Model"), lambda: w.intents.rename_by_model(),
-            can=lambda now: now.own and now.has_turns and not now.running and not now.lacks_model)
+            can=lambda now: now.own and now.has_turns and not now.running and not now.status.lacks_model)
         self.pin = command(FILE, self.tr("Pin Session"), lambda: w.controller.sessions.pin_shown(),
             can=lambda now: now.own and now.summary is not None)
         self.trash = command(FILE, self.tr("Move Session to Trash"), lambda: w.controller.sessions.trash_shown(),
@@ -211,7 +205,7 @@ class Actions(QObject):
         self.compare = command(SESSION, self.tr("Compare with Another Branch"), lambda: w.intents.compare(), "Ctrl+D",
             can=lambda now: now.has_branches)
         self.compare_model = command(SESSION, self.tr("Compare with a Model…"), lambda: w.controller.comparison.ask_menu(),
-            "Ctrl+Shift+D", can=lambda now: now.has_turns and not now.lacks_model)
+            "Ctrl+Shift+D", can=lambda now: now.has_turns and not now.status.lacks_model)
         self.score = command(SESSION, self.tr("Score Session"), lambda: w.transfers.score(),
             can=lambda now: now.has_turns and not now.running, needs="score")
         self.setup = command(SESSION, self.tr("Model and Adapters…"), lambda: w.popover.toggle(MODEL), "Ctrl+Shift+M",

@@ -13,7 +13,7 @@ from resources.documentation import FIRST, documentation, pages
 from ui.theme.scheme import current_theme
 from ui.transcript.read_mode.document import fill_page
 from ui.transcript.text.faces import Faces
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, fill, row
 from ui.widgets.labels import Notice, plain_tooltip
 
 MARGIN = 24  # pixels around a page
@@ -21,7 +21,7 @@ LIST_WIDTH = 240
 FILE = Qt.ItemDataRole.UserRole
 
 
-class Page(QTextBrowser):
+class DocumentationPage(QTextBrowser):
     """Shows a page. Links within the documentation are followed, others are opened by the system; pictures fit the width."""
 
     shown = Signal(object)  # Path: its file
@@ -117,7 +117,7 @@ class DocumentationBox(QDialog):
         self.list.setObjectName("pages")
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)  # long titles are cut
         self.list.setAccessibleName(self.tr("Pages"))
-        self.page = Page(folder or Path(), self)
+        self.page = DocumentationPage(folder or Path(), self)
         self.page.setAccessibleName(self.tr("Page"))
         self.note = Notice()
         both = QSplitter()
@@ -130,10 +130,7 @@ class DocumentationBox(QDialog):
         back.setEnabled(False)
         self.page.can_go_back.connect(back.setEnabled)
         close.clicked.connect(self.close)
-        column = QVBoxLayout(self)
-        column.addWidget(both, 1)
-        column.addWidget(self.note)
-        column.addLayout(row(back, 1, close))
+        fill(QVBoxLayout(self), (both, 1), self.note, row(back, 1, close))
         self.list.currentItemChanged.connect(self._show)
         self.page.shown.connect(self._mark)
         self.page.missing.connect(self._say_missing)

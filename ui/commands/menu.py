@@ -11,10 +11,10 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QMenu
 
 from ui.port import translate
 from ui.widgets.visible import one_line
-from ui.window.transfers import Transfers
+from ui.window.transfers import TransferQueue
 
 
-def list_recent(menu: QMenu, transfers: Transfers) -> None:
+def list_recent(menu: QMenu, transfers: TransferQueue) -> None:
     """Fills a menu with the recent files; missing ones are disabled."""
     menu.clear()
     for path in transfers.recent:

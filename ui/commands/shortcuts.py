@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QHBoxLayout, QScroll
 
 from ui.port import QT_TRANSLATE_NOOP, translate
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, fill, grid, row
 from ui.widgets.labels import Caption, Label
 
 OF_TOKENS = (  # in Tokens mode, while the conversation or the card of a token has the keyboard
@@ -57,7 +57,7 @@ class ShortcutsBox(QDialog):
         tokens, tree = ([(translate("ShortcutsBox", words), keys) for words, keys in rows] for rows in (OF_TOKENS, OF_TREE))
         groups = [*menus, (self.tr("Conversation, as tokens"), tokens), (self.tr("Tree of the session"), tree)]
         half = sum(len(rows) for _title, rows in groups) / 2
-        sides, held = (self._column(), self._column()), 0
+        sides, held = (grid(24, 5), grid(24, 5)), 0
         for title, rows in groups:
             self._add(sides[held >= half], title, rows)
             held += len(rows)
@@ -76,23 +76,15 @@ class ShortcutsBox(QDialog):
         area.setAccessibleName(self.windowTitle())
         close = button(self.tr("Close"))
         close.clicked.connect(self.close)
-        column = QVBoxLayout(self)
-        column.addWidget(area, 1)
-        column.addLayout(row(1, close))
+        fill(QVBoxLayout(self), (area, 1), row(1, close))
         wanted = inside.sizeHint().width() + 60, inside.sizeHint().height() + 90
         self.resize(min(wanted[0], parent.width()), min(wanted[1], parent.height()))
 
-    def _column(self) -> QGridLayout:
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(24)
-        grid.setVerticalSpacing(5)
-        return grid
-
-    def _add(self, grid: QGridLayout, title: str, rows: Sequence[tuple[str, str]]) -> None:
+    def _add(self, side: QGridLayout, title: str, rows: Sequence[tuple[str, str]]) -> None:
         head = Caption(title)
         head.setContentsMargins(0, 12, 0, 2)
-        grid.addWidget(head, grid.rowCount(), 0, 1, 2)
+        side.addWidget(head, side.rowCount(), 0, 1, 2)
         for words, keys in rows:
-            line = grid.rowCount()
-            grid.addWidget(Label(words.removesuffix("…").replace("&&", "&")), line, 0)
-            grid.addWidget(Label(keys, "soft", interface_font(12.5, QFont.Weight.Medium)), line, 1)
+            line = side.rowCount()
+            side.addWidget(Label(words.removesuffix("…").replace("&&", "&")), line, 0)
+            side.addWidget(Label(keys, "soft", interface_font(12.5, QFont.Weight.Medium)), line, 1)

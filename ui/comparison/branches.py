@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QFont, QKeyEvent, QTextBlockFormat, QTextCharFormat, QTextCursor
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QTextEdit, QVBoxLayout, QWidget
 
 from ui.comparison.model_facts import LEFT, RIGHT
 from ui.port import BranchDiff, DiffPart, DiffSide
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
+from ui.widgets.controls import column_of, fill, row
 from ui.widgets.labels import ElidedLabel, Hairline, IconButton, Label
 from ui.widgets.numbers import signed
 from ui.widgets.visible import one_line, seen
@@ -134,23 +135,13 @@ class ComparePane(QWidget):
     def _lay_out(self) -> None:
         close = IconButton("x", self.tr("Close the comparison"))
         close.clicked.connect(self.dismiss)
-        top = QHBoxLayout()
-        top.setContentsMargins(0, 0, 0, 0)
-        top.setSpacing(24)
-        for head, total in zip(self.heads, self.totals, strict=True):
-            column = QVBoxLayout()
-            column.setSpacing(2)
-            column.addWidget(head)
-            column.addWidget(total)
-            top.addLayout(column, 1)
+        sides = (column_of(head, total, spacing=2) for head, total in zip(self.heads, self.totals, strict=True))
+        top = row(*((side, 1) for side in sides), spacing=24)
         top.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
         rows = self._rows = QVBoxLayout(self)
         self.align(MARGIN, MARGIN)
         rows.setSpacing(10)
-        rows.addLayout(top)
-        rows.addWidget(self.stem)
-        rows.addWidget(Hairline())
-        rows.addWidget(self.text, 1)
+        fill(rows, top, self.stem, Hairline(), (self.text, 1))
 
 
 def _line() -> QTextBlockFormat:

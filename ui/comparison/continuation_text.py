@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from ui.port import Column, TokenRun, TurnStatus, TurnView
 from ui.theme.scheme import current_theme
 from ui.transcript.measure import Measure
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode.tokens_body import TokensBody
@@ -28,7 +28,7 @@ class ColumnText(QWidget):
         theme.scaled.connect(self._rescale)
         self._ink = Ink(theme.palette)
         self._faces = Faces(SCALE)
-        self._turn = Turn(_as_turn(column), measure)
+        self._turn = TranscriptTurn(_as_turn(column), measure)
         self._body = TokensBody(self._turn, self._faces, 200.0, template=False)
         self._ruler = TokensBody(self._turn, self._faces, 200.0, template=False)  # measures heights for `heightForWidth`
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)

@@ -9,12 +9,13 @@ import math
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFrame, QPushButton, QScrollArea, QWidget
 
 from ui.comparison.continuation_text import ColumnText
 from ui.port import Column, ColumnKind, Columns, TokenRun
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
+from ui.widgets.controls import column_in, row
 from ui.widgets.labels import ElidedLabel, Hairline, IconButton, Label, plain_tooltip
 from ui.widgets.numbers import UNKNOWN, nats, signed
 
@@ -34,30 +35,18 @@ class ColumnCard(QFrame):
         self.number = Label(str(place), "faint", interface_font(11.5))
         self.likely = ElidedLabel("", "", interface_font(12, QFont.Weight.Medium))
         self.score = ElidedLabel("", "soft", interface_font(11.5))
-        self.note = Label("", "soft", interface_font(11.5))
-        self.note.setWordWrap(True)
+        self.note = Label("", "soft", interface_font(11.5), wraps=True)
         self.text = ColumnText(column, measure)
         self.keep = QPushButton(self.tr("Keep"))
         self.keep.setProperty("kind", "quiet")
         self.keep.setFont(interface_font(12))
         self.keep.setAccessibleName(self.tr("Keep continuation {0}").format(place))
         self.keep.clicked.connect(lambda: self.kept.emit(self.column.node_id))
-        head = QHBoxLayout()
-        head.setSpacing(8)
-        head.addWidget(self.number)
-        head.addWidget(self.likely, 1)
-        foot = QHBoxLayout()
-        foot.setSpacing(8)
-        foot.addWidget(self.note, 1)
+        head = row(self.number, (self.likely, 1))
+        foot = row((self.note, 1))
         foot.addWidget(self.keep, 0, Qt.AlignmentFlag.AlignBottom)
-        inside = QVBoxLayout(self)
-        inside.setContentsMargins(12, 8, 12, 10)
-        inside.setSpacing(4)
-        inside.addLayout(head)
-        inside.addWidget(self.score)  # a narrow column has no room for it in the first line
-        inside.addWidget(self.text)
-        inside.addLayout(foot)
-        inside.addStretch(1)
+        # a narrow column has no room for the score in the first line
+        column_in(self, head, self.score, self.text, foot, 1, spacing=4, margins=(12, 8, 12, 10))
         self._describe()
 
     def show_column(self, column: Column) -> None:
@@ -102,7 +91,6 @@ class ColumnsPanel(QWidget):
     """Shows `Columns`; hidden while there are none."""
 
     kept = Signal(int)  # node id
-    stopped = Signal()
     closed = Signal()
 
     def __init__(self) -> None:
@@ -114,7 +102,6 @@ class ColumnsPanel(QWidget):
         self.stop_button = QPushButton(self.tr("Stop all"))
         self.stop_button.setProperty("kind", "quiet")
         self.stop_button.setFont(interface_font(12))
-        self.stop_button.clicked.connect(self.stopped)
         self.close_button = IconButton("x", self.tr("Close; the continuations stay as branches"))
         self.close_button.clicked.connect(self.closed)
         self.waiting = Label("", "soft")
@@ -132,19 +119,9 @@ class ColumnsPanel(QWidget):
         self.area.setFrameShape(QFrame.Shape.NoFrame)
         self.area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self._inside.installEventFilter(self)
-        self._head = head = QHBoxLayout()
-        head.setContentsMargins(16, 8, 12, 6)
-        head.setSpacing(12)
-        head.addWidget(self.title)
-        head.addWidget(self.note, 1)
-        head.addWidget(self.stop_button)
-        head.addWidget(self.close_button)
-        self._column = column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 4)
-        column.setSpacing(0)
-        column.addWidget(Hairline())
-        column.addLayout(head)
-        column.addWidget(self.area, 1)
+        self._head = row(self.title, (self.note, 1), self.stop_button, self.close_button, spacing=12)
+        self._head.setContentsMargins(16, 8, 12, 6)
+        self._column = column_in(self, Hairline(), self._head, (self.area, 1), spacing=0, margins=(0, 0, 0, 4))
         self.hide()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:

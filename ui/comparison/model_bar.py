@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QMenu, QWidget
 
 from ui.comparison.model_facts import summary
 from ui.port import ComparisonChoice, PathComparison
-from ui.widgets.controls import Check, button, row, words
+from ui.widgets.controls import Check, button, column_of, row, words
 from ui.widgets.labels import IconButton
 
 MARGIN = 16  # pixels, until `align` is called
@@ -21,36 +21,26 @@ class ComparisonBar(QFrame):
 
     stopped = Signal()  # the running comparison
     closed = Signal()
-    next_wanted = Signal()  # the next disagreement
-    all_wanted = Signal()  # the KL of every token
     again_wanted = Signal(bool)  # repeat the comparison; True: even if memory is short
-    keep_wanted = Signal(bool)
 
     def __init__(self) -> None:
         super().__init__()
         self.setObjectName("find")
         self._busy = self._anyway = False
         self.words = words("", "")
-        self.more = words("", "soft")
+        self.more = words()
         self.next_button = button(self.tr("Next disagreement"), "link")
-        self.next_button.clicked.connect(self.next_wanted)
         self.all_button = button(self.tr("KL of all tokens"), "link")
         self.all_button.setToolTip(self.tr("Compares the whole path again, with two queries per token"))
-        self.all_button.clicked.connect(self.all_wanted)
         self.again_button = button("", "link")
         self.again_button.clicked.connect(lambda: self.again_wanted.emit(self._anyway))
         self.keep = Check(self.tr("Keep loaded"))
         self.keep.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.keep.setToolTip(self.tr("The second model stays in memory for the next comparison"))
-        self.keep.clicked.connect(self.keep_wanted)
         self.close_button = IconButton("x", self.tr("Close the comparison"))
         self.close_button.clicked.connect(self.dismiss)
         ways = row(self.next_button, self.all_button, self.again_button, self.keep, 1, spacing=16)
-        texts = QVBoxLayout()
-        texts.setSpacing(4)
-        texts.addWidget(self.words)
-        texts.addWidget(self.more)
-        texts.addLayout(ways)
+        texts = column_of(self.words, self.more, ways, spacing=4)
         line = self._row = QHBoxLayout(self)
         self.align(MARGIN)
         line.setSpacing(12)

@@ -6,12 +6,13 @@ import math
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QGridLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from ui.comparison.model_facts import LEFT, RIGHT, SideFacts, SpanFacts, difference, divergence, in_nats
 from ui.inspector import words
-from ui.inspector.tab import Facts
+from ui.inspector.tab import FactGrid
 from ui.theme.fonts import interface_font, mono_font
+from ui.widgets.controls import column_in, fill, grid
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability
 
@@ -22,27 +23,17 @@ class ComparedRows(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.names = (self._cell("soft"), self._cell("soft"))
-        self._grid = QGridLayout()
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(14)
-        self._grid.setVerticalSpacing(4)
+        self._grid = grid(14, 4)
         self._grid.setColumnStretch(1, 1)
         self._grid.setColumnStretch(2, 1)
         self.cells: dict[str, tuple[ElidedLabel, ElidedLabel]] = {}
         for column, name in enumerate(self.names, 1):
             self._grid.addWidget(name, 0, column)
-        self.facts = Facts()
-        self.note = Label("", "soft", interface_font(12))
-        self.note.setWordWrap(True)
-        column_ = QVBoxLayout(self)
-        column_.setContentsMargins(0, 0, 0, 14)
-        column_.setSpacing(6)
-        column_.addWidget(Hairline())
+        self.facts = FactGrid()
+        self.note = Label("", "soft", interface_font(12), wraps=True)
+        column_ = column_in(self, Hairline(), spacing=6, margins=(0, 0, 0, 14))
         column_.addSpacing(4)
-        column_.addWidget(Caption(self.tr("Two models")))
-        column_.addLayout(self._grid)
-        column_.addWidget(self.facts)
-        column_.addWidget(self.note)
+        fill(column_, Caption(self.tr("Two models")), self._grid, self.facts, self.note)
         self.hide()
 
     def show_facts(self, facts: SpanFacts | None) -> None:

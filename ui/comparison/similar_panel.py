@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent
-from PySide6.QtWidgets import QApplication, QFrame, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QWidget
 from shiboken6 import isValid
 
 from ui.comparison.similar_rows import SimilarList, pooling_explained, pooling_label, summary, title
 from ui.models.bars import ThinBar
 from ui.port import SimilarTurns
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import Choice, button, row, words
+from ui.widgets.controls import Choice, button, column_in, column_of, row, words
 from ui.widgets.labels import ElidedLabel, IconButton
 
 if TYPE_CHECKING:
@@ -53,20 +53,10 @@ class SimilarPanel(QFrame):
         self.bar = ThinBar(self.tr("Turns compared"))
         self.list = SimilarList()
         self.list.chosen.connect(self.chosen)
-        head = row(self.title, self.poolings, self.close_button, spacing=12)
-        head.setStretch(0, 1)
-        status = row(self.note, self.action, spacing=16)
-        status.setStretch(0, 1)
-        self._texts = QVBoxLayout()
-        self._texts.setSpacing(6)
-        self._texts.addLayout(head)
-        self._texts.addLayout(status)
-        self._texts.addWidget(self.bar)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 8, 0, 8)
-        column.setSpacing(6)
-        column.addLayout(self._texts)
-        column.addWidget(self.list)
+        head = row((self.title, 1), self.poolings, self.close_button, spacing=12)
+        status = row((self.note, 1), self.action, spacing=16)
+        self._texts = column_of(head, status, self.bar, spacing=6)
+        column_in(self, self._texts, self.list, spacing=6, margins=(0, 8, 0, 8))
         self.align(MARGIN)
         self._show_poolings(POOLINGS[:-1])
         self._settle(busy=False)

@@ -8,14 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QKeySequence, QTextCursor
-from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from ui.commands.actions import STOP_KEYS
 from ui.composer.context_panel import OverflowBar
 from ui.composer.draft_cost import DraftCost
-from ui.composer.drafts import NEW, Draft, Drafts, joined, with_files
+from ui.composer.drafts import NEW, MessageDraft, UnsentDrafts, joined, with_files
 from ui.composer.writing_box import WritingBox
 from ui.port import Composition, TextFile, TokenRun
+from ui.widgets.controls import column_in
+from ui.widgets.fields import ask_for_file
 from ui.widgets.labels import Notice
 from ui.widgets.visible import one_line, utf16_length
 
@@ -33,13 +35,9 @@ class Composer(QWidget):
     # messages are `object`, not `str`: with files they may have megabytes, and Qt copies a `str` twice
     sent = Signal(object, object)  # the text, and the node id of the user's turn that it is a version of, or None
     stopped = Signal()
-    setup_wanted = Signal()  # the sampling options
     attach_wanted = Signal(str)  # path of a text file
-    pin_wanted = Signal(object)  # TextFile, to be context of every turn
     leave_out_wanted = Signal(object)  # leave out turns until this message fits
     new_wanted = Signal()  # a new session, to which the draft was moved
-    larger_wanted = Signal()
-    format_wanted = Signal()  # choose a chat format for a model without one
     settled = Signal(object, object)  # as `sent`, when the draft has not changed for `SCORE_DELAY_MS` after `drafted`
     drafted = Signal(object, object, object)  # as `sent` with the texts of its files, `COMPOSE_DELAY_MS` after the last key
 
@@ -47,9 +45,9 @@ class Composer(QWidget):
         super().__init__()
         self.notice = Notice()
         self.version = Notice("undo")  # shown while the draft is another version of an earlier turn
-        self.version.dismissed.connect(lambda: self._show_draft(self._before or Draft("")))
+        self.version.dismissed.connect(lambda: self._show_draft(self._before or MessageDraft("")))
         self.replaces: int | None = None  # the node id of the user's turn that the draft is another version of
-        self._before: Draft | None = None  # the draft that this version interrupted
+        self._before: MessageDraft | None = None  # the draft that this version interrupted
         self._version_text = ""  # the version before any edit
         self.meter = DraftCost(self)
         self._box = box = WritingBox(self.meter)
@@ -58,30 +56,19 @@ class Composer(QWidget):
         self.field.submitted.connect(self._submit)
         self.field.textChanged.connect(self._edited)
         self.overflow = OverflowBar()
-        self.overflow.leave_out_wanted.connect(lambda: self.leave_out_wanted.emit(self.message))
-        self.overflow.new_wanted.connect(self._move_to_new)
-        self.overflow.larger_wanted.connect(self.larger_wanted)
+        self.overflow.leave_out.clicked.connect(lambda: self.leave_out_wanted.emit(self.message))
+        self.overflow.new.clicked.connect(self._move_to_new)
         self.chips.changed.connect(self._edited)
-        self.chips.pin_wanted.connect(self.pin_wanted)
         self.attach_button.clicked.connect(self._choose_file)
-        self.setup_button.clicked.connect(self.setup_wanted)
-        self.roles.clicked.connect(self.format_wanted)
         self.send_button.clicked.connect(self._send_or_stop)
         self._counted = False  # the meter shows the cost of the draft as it was when `_compose_timer` last fired
         self._running = False
         self.wait = ""  # why no message can be sent; "" where one can
-        self._use(Drafts())
+        self._use(UnsentDrafts())
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
         self._keys: dict[int, int] = {}  # draft keys of all sessions that were shown
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
-        column.addWidget(self.notice)
-        column.addWidget(self.version)
-        column.addWidget(self.overflow)
-        column.addWidget(self.meter.panel)
-        column.addWidget(self._box)
+        column_in(self, self.notice, self.version, self.overflow, self.meter.panel, self._box, spacing=8)
 
         self._compose_timer = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
         self._compose_timer.timeout.connect(self.tell_draft)
@@ -122,7 +109,7 @@ class Composer(QWidget):
 
     def remember(self, kept: Iterable[Sequence[int | str]]) -> None:
         """Takes the drafts of the last window, see `drafts`; call it before any session is shown."""
-        self._use(Drafts(kept))
+        self._use(UnsentDrafts(kept))
 
     def share(self, other: Composer) -> None:
         """Shares the drafts of another window, as a session may be closed there and opened here."""
@@ -164,7 +151,7 @@ class Composer(QWidget):
             self._drafts.drop(NEW, text)  # it may have been the first of its session
             return
         self._drafts.drop(self._key, text)  # it was stored if the window is closing
-        before = self._before or Draft("")
+        before = self._before or MessageDraft("")
         self._show_draft(before if self.message == text else joined(self._current_draft(), before.whole))
         self.field.document().clearUndoRedoStacks()
 
@@ -183,7 +170,7 @@ class Composer(QWidget):
         before = self._current_draft() if begun else self._before  # an unchanged version is dropped
         short = one_line(old)
         words = self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…")
-        self._show_draft(Draft(text + behind, node_id, words, utf16_length(text), before=before))
+        self._show_draft(MessageDraft(text + behind, node_id, words, utf16_length(text), before=before))
         self._version_text = self.draft
         self.field.setFocus()
 
@@ -269,31 +256,27 @@ class Composer(QWidget):
 
     def _choose_file(self) -> None:
         self.notice.clear()
-        dialog = QFileDialog(self.window(), self.tr("Attach a text file"))
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(self.attach_wanted)
-        dialog.open()
+        ask_for_file(self.window(), self.tr("Attach a text file"), self.attach_wanted.emit)
 
     def _move_to_new(self) -> None:
         """Moves the draft to a new session."""
-        self._drafts.put(NEW, joined(self._current_draft(), Draft("")))
+        self._drafts.put(NEW, joined(self._current_draft(), MessageDraft("")))
         if self._key != NEW:
-            self._show_draft(self._before or Draft(""))
+            self._show_draft(self._before or MessageDraft(""))
         self.new_wanted.emit()
 
-    def _use(self, drafts: Drafts) -> None:
+    def _use(self, drafts: UnsentDrafts) -> None:
         self._drafts = drafts
         drafts.shown.append(self._keyed_draft)
 
-    def _keyed_draft(self) -> tuple[int, Draft]:
+    def _keyed_draft(self) -> tuple[int, MessageDraft]:
         return self._key, self._current_draft()
 
-    def _current_draft(self) -> Draft:
+    def _current_draft(self) -> MessageDraft:
         cursor = self.field.textCursor().position()
-        return Draft(self.draft, self.replaces, self.version.words, cursor, self.chips.files, self._before)
+        return MessageDraft(self.draft, self.replaces, self.version.words, cursor, self.chips.files, self._before)
 
-    def _show_draft(self, draft: Draft) -> None:
+    def _show_draft(self, draft: MessageDraft) -> None:
         """Shows a draft; undo in the field restores the text before it."""
         self.replaces, self._before = draft.replaces, draft.before
         if draft.replaces is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
 
 from ui.port import Composition, ContextPart, PartKind
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, column_in, grid, row, words
 from ui.widgets.labels import ElidedLabel, IconButton, Label
 from ui.widgets.numbers import count, size
 
@@ -17,36 +17,19 @@ from ui.widgets.numbers import count, size
 class OverflowBar(QFrame):
     """Shows how many tokens a message is too long, and offers ways to make room; nothing is sent."""
 
-    larger_wanted = Signal()
-    leave_out_wanted = Signal()
-    new_wanted = Signal()
-
     def __init__(self) -> None:
         super().__init__()
         self.setProperty("kind", "notice")
         self.message = words("", "")
-        self.too_large = words("", "soft")
+        self.too_large = words()
         self.larger = button(self.tr("The model's whole context (reloads)"))
         self.leave_out = button(self.tr("Leave out the oldest turns"))
         self.new = button(self.tr("New session"))
         self.dismiss = IconButton("x", self.tr("Dismiss"))
-        for part, signal in (
-            (self.larger, self.larger_wanted),
-            (self.leave_out, self.leave_out_wanted),
-            (self.new, self.new_wanted),
-        ):
-            part.clicked.connect(signal)
+        for part in (self.larger, self.leave_out, self.new, self.dismiss):
             part.clicked.connect(self.hide)
-        self.dismiss.clicked.connect(self.hide)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 8, 6, 8)
-        column.setSpacing(6)
-        top = row(self.message, self.dismiss)
-        top.setStretch(0, 1)
-        column.addLayout(top)
-        column.addWidget(self.too_large)
-        column.addLayout(row(self.leave_out, self.new, 1))
-        column.addLayout(row(self.larger, 1))
+        top, ways = row((self.message, 1), self.dismiss), row(self.leave_out, self.new, 1)
+        column_in(self, top, self.too_large, ways, row(self.larger, 1), spacing=6, margins=(12, 8, 6, 8))
         self.hide()
 
     def offer(self, composition: Composition) -> None:
@@ -124,8 +107,7 @@ class ContextPanel(QFrame):
         self.setProperty("kind", "card")
         self.setAccessibleName(self.tr("Context"))
         self.bar = PartsBar()
-        self.total = Label("", "", interface_font(12.5))
-        self.total.setWordWrap(True)
+        self.total = Label("", "", interface_font(12.5), wraps=True)
         self.total.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
         self._names = {
             PartKind.SYSTEM: self.tr("system"),
@@ -133,14 +115,9 @@ class ContextPanel(QFrame):
             PartKind.HISTORY: self.tr("history"),
             PartKind.DRAFT: self.tr("draft"),
         }
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 10, 12, 10)
-        column.setSpacing(6)
-        column.addWidget(self.bar)
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(18)
-        grid.setVerticalSpacing(2)
-        grid.setColumnStretch(3, 1)
+        column = column_in(self, self.bar, spacing=6, margins=(12, 10, 12, 10))
+        table = grid(18, 2)
+        table.setColumnStretch(3, 1)
         self.tokens: dict[PartKind, Label] = {}
         self.states: dict[PartKind, Label] = {}
         for line, (kind, name) in enumerate(self._names.items()):
@@ -148,8 +125,8 @@ class ContextPanel(QFrame):
             self.tokens[kind].setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
             self.states[kind] = Label("", "soft", interface_font(12.5))
             for place, label in enumerate((Label(name, "soft", interface_font(12.5)), self.tokens[kind], self.states[kind])):
-                grid.addWidget(label, line, place)
-        column.addLayout(grid)
+                table.addWidget(label, line, place)
+        column.addLayout(table)
         column.addWidget(self.total)
         self.hide()
 

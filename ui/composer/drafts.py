@@ -21,7 +21,7 @@ NEW = 0  # the key of a session that has no turns yet: its id is forgotten if it
 MOST_KEPT = 50  # the latest drafts, which are stored for the next window
 
 
-class Draft(Struct, frozen=True):
+class MessageDraft(Struct, frozen=True):
     """An unsent message, or another version of a user's turn."""
 
     text: str
@@ -29,27 +29,27 @@ class Draft(Struct, frozen=True):
     version: str = ""  # the notice about it
     cursor: int = 0  # QChars
     files: tuple[TextFile, ...] = ()  # attached
-    before: Draft | None = None  # the draft that the version interrupted
+    before: MessageDraft | None = None  # the draft that the version interrupted
 
     @property
-    def whole(self) -> Draft:
+    def whole(self) -> MessageDraft:
         """One message made of this draft and the drafts that it interrupted."""
         return self if self.before is None else joined(self, self.before.whole)
 
-    def in_copy(self, nodes: Mapping[int, int]) -> Draft:
+    def in_copy(self, nodes: Mapping[int, int]) -> MessageDraft:
         """The same draft in a copy of the session; `nodes` maps old node ids to new ones."""
         before = None if self.before is None else self.before.in_copy(nodes)
         return replace(self, replaces=None if self.replaces is None else nodes.get(self.replaces), before=before)
 
 
-def joined(first: Draft, second: Draft) -> Draft:
+def joined(first: MessageDraft, second: MessageDraft) -> MessageDraft:
     """Both drafts as one message."""
     texts = [draft.text for draft in (first, second) if draft.text.strip()]
     files = tuple(dict.fromkeys((*first.files, *second.files)))
-    return Draft("\n\n".join(dict.fromkeys(texts)), cursor=first.cursor, files=files)
+    return MessageDraft("\n\n".join(dict.fromkeys(texts)), cursor=first.cursor, files=files)
 
 
-def put(held: dict[int, Draft], key: int, draft: Draft) -> None:
+def put(held: dict[int, MessageDraft], key: int, draft: MessageDraft) -> None:
     """Stores a draft unless it is blank. Drafts for `NEW`, which two windows may have, are joined."""
     before = held.pop(key, None)
     if key == NEW and before is not None:
@@ -58,7 +58,7 @@ def put(held: dict[int, Draft], key: int, draft: Draft) -> None:
         held[key] = draft
 
 
-class Drafts:
+class UnsentDrafts:
     """The drafts of all windows. Keys are session ids, or `NEW`.
 
     Attributes:
@@ -66,29 +66,29 @@ class Drafts:
     """
 
     def __init__(self, kept: Iterable[Sequence[int | str]] = ()) -> None:
-        self.shown: list[Callable[[], tuple[int, Draft]]] = []
-        self._held: dict[int, Draft] = {}  # of sessions that no window shows
+        self.shown: list[Callable[[], tuple[int, MessageDraft]]] = []
+        self._held: dict[int, MessageDraft] = {}  # of sessions that no window shows
         for key, *texts in kept:
             text, *rest = map(str, texts)
             files = tuple(map(TextFile, rest[::2], rest[1::2]))
-            self.put(int(key), Draft(text, cursor=utf16_length(text), files=files))
+            self.put(int(key), MessageDraft(text, cursor=utf16_length(text), files=files))
 
-    def put(self, key: int, draft: Draft) -> None:
+    def put(self, key: int, draft: MessageDraft) -> None:
         """Stores a draft that is no longer shown."""
         put(self._held, key, draft)
 
-    def take(self, key: int) -> Draft:
+    def take(self, key: int) -> MessageDraft:
         """Removes and returns the draft of a session, to show it."""
-        return self._held.pop(key, Draft(""))
+        return self._held.pop(key, MessageDraft(""))
 
     def attach(self, key: int, file: TextFile) -> None:
         """Attaches a file that was still being read when its session was closed."""
-        draft = self._held.get(key, Draft(""))
+        draft = self._held.get(key, MessageDraft(""))
         self.put(key, replace(draft, files=tuple(dict.fromkeys((*draft.files, file)))))
 
     def detach(self, key: int, file: TextFile) -> None:
         """Removes a file that was pinned in the meantime."""
-        draft = self._held.get(key, Draft(""))
+        draft = self._held.get(key, MessageDraft(""))
         self.put(key, replace(draft, files=tuple(held for held in draft.files if held != file)))
 
     def drop(self, key: int, text: str) -> None:
@@ -96,7 +96,7 @@ class Drafts:
         held = self._held.get(key)
         if held is not None and with_files(held.text, held.files) == text:
             del self._held[key]
-            self.put(key, held.before or Draft(""))
+            self.put(key, held.before or MessageDraft(""))
 
     def kept(self) -> tuple[tuple[int | str, ...], ...]:
         """All drafts for the next window: key, text, then name and text of each file; the latest last."""

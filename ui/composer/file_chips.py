@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QToolTip, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QToolTip, QWidget
 
 from ui.port import TextFile
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button
+from ui.widgets.controls import button, column_in, drop, row_in
 from ui.widgets.labels import ElidedLabel, IconButton, plain_tooltip
 from ui.widgets.numbers import count
 from ui.widgets.visible import one_line
@@ -27,9 +27,7 @@ class FileChips(QWidget):
     def __init__(self, *, can_pin: bool = True) -> None:
         super().__init__()
         self._can_pin = can_pin
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(4)
+        self._column = column_in(self, spacing=4)
         self.files: tuple[TextFile, ...] = ()
         self.chips: list[FileChip] = []
         self.hide()
@@ -38,9 +36,7 @@ class FileChips(QWidget):
         if tuple(files) == self.files and len(self.chips) == len(files):
             return
         for old in self.chips:
-            self._column.removeWidget(old)
-            old.hide()
-            old.deleteLater()
+            drop(self._column, old)
         self.files = tuple(files)
         self.chips = [FileChip(file) for file in self.files]
         for place, chip in enumerate(self.chips):
@@ -70,13 +66,8 @@ class FileChip(QFrame):
         self.setMinimumHeight(30)
         name = one_line(file.name)
         self.setToolTip(plain_tooltip(file.text[:PREVIEW]))
-        line = QHBoxLayout(self)
-        line.setContentsMargins(10, 3, 4, 3)
-        line.setSpacing(10)
-        line.addWidget(ElidedLabel(name, "", interface_font(12.5)))
         self.size_label = ElidedLabel(self.tr("{0} characters").format(count(len(file.text))), "faint", interface_font(11.5))
         self.size_label.setSizePolicy(QSizePolicy.Policy.Minimum, QSizePolicy.Policy.Preferred)  # the name gives way
-        line.addWidget(self.size_label, 1)
         self.preview = button(self.tr("preview"), "link")
         self.preview.setAccessibleName(self.tr("Preview {0}").format(name))
         self.preview.setAccessibleDescription(file.text[:PREVIEW])
@@ -85,9 +76,8 @@ class FileChip(QFrame):
         self.pin = button(self.tr("pin as context"), "link")
         self.pin.setAccessibleName(self.tr("Pin {0} as context").format(name))
         self.remove = IconButton("x", self.tr("Remove {0}").format(name))
-        line.addWidget(self.preview)
-        line.addWidget(self.pin)
-        line.addWidget(self.remove)
+        title = ElidedLabel(name, "", interface_font(12.5))
+        row_in(self, title, (self.size_label, 1), self.preview, self.pin, self.remove, spacing=10, margins=(10, 3, 4, 3))
 
     def _show_preview(self) -> None:
         below = self.preview.mapToGlobal(self.preview.rect().bottomLeft())

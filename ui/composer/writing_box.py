@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QFocusEvent, QFont
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QPushButton
 
 from ui.commands.actions import STOP_KEYS
 from ui.composer.draft_cost import DraftCost
 from ui.composer.draft_field import DraftField
 from ui.composer.file_chips import FileChips
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button
+from ui.widgets.controls import button, column_in, row
 from ui.widgets.labels import IconButton, native, plain_tooltip
 
 
@@ -56,21 +56,6 @@ class WritingBox(QFrame):
         return super().eventFilter(watched, event)
 
     def _lay_out(self, meter: DraftCost) -> None:
-        column = QVBoxLayout(self)
-        column.setContentsMargins(13, 11, 13, 11)
-        column.setSpacing(10)
-        column.addWidget(self.chips)
-        column.addWidget(self.field)
-        row = QHBoxLayout()
-        row.setSpacing(10)
-        tools = QHBoxLayout()
-        tools.setSpacing(0)
-        tools.addWidget(self.attach_button)
-        tools.addWidget(self.setup_button)
-        row.addLayout(tools)
-        row.addWidget(self.roles)
-        row.addWidget(meter.cost)
-        row.addWidget(meter.context, 1)
-        row.addWidget(meter.busy, 1)
-        row.addWidget(self.send_button)
-        column.addLayout(row)
+        tools = row(self.attach_button, self.setup_button, spacing=0)
+        foot = row(tools, self.roles, meter.cost, (meter.context, 1), (meter.busy, 1), self.send_button, spacing=10)
+        column_in(self, self.chips, self.field, foot, spacing=10, margins=(13, 11, 13, 11))

@@ -4,6 +4,5 @@ It knows no widget. Every command is a coroutine run by `Tasks`; events of the p
 """
 
 from ui.controller.controller import Controller
-from ui.controller.showing import Showing
 
-__all__ = ["Controller", "Showing"]
+__all__ = ["Controller"]

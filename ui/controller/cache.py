@@ -1,43 +1,37 @@
-"""The cache of the running model: its view, and the commands to clear, pin and check it."""
+"""The cache of the running model: its view, and the commands to clear it and to pin a path."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing
+if TYPE_CHECKING:
+    from ui.controller.controller import Controller
 
 
 class CacheController(QObject):
-    """Part of `Controller`.
-
-    Args:
-        showing: The session that is shown.
-    """
+    """Part of `Controller`."""
 
     view_changed = Signal(object)  # CacheView | None
     cleared = Signal(int)  # bytes that were freed
-    checked = Signal(object)  # CacheCheck of the path shown
     refused = Signal(str)
 
-    def __init__(self, showing: Showing) -> None:
-        super().__init__(showing)
-        self._showing = showing
-        self._workbench = showing.workbench
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller)
+        self._controller = controller
+        self._workbench = controller.workbench
 
     def refresh(self) -> None:
-        shown = self._showing.shown
+        shown = self._controller.shown
         self.view_changed.emit(None if shown is None else self._workbench.cache.view(shown.session_id))
 
     def clear(self) -> None:
-        self._showing.ask_latest("cache", self._clear, self.refused.emit)
+        self._controller.ask_latest("cache", self._clear, self.refused.emit)
 
     def keep(self, keep: bool) -> None:  # a state, not an option
         """Pins the path shown, or unpins it."""
-        self._showing.ask_latest("cache", lambda session: self._keep(session, keep=keep), self.refused.emit)
-
-    def check(self) -> None:
-        check = self._workbench.cache.check_uncached
-        self._showing.ask_shown("cache check", check, self.checked.emit, self.refused.emit)
+        self._controller.ask_latest("cache", lambda session: self._keep(session, keep=keep), self.refused.emit)
 
     async def _clear(self, session_id: int) -> None:
         held = self._workbench.cache.view(session_id)

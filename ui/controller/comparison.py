@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing
 from ui.core.shown import typed_text
 from ui.port import ComparisonChoice, ModelRefusal, NoRoomRefusal, SessionView
 
 if TYPE_CHECKING:
+    from ui.controller.controller import Controller
     from ui.port import Pooling
 
 
@@ -19,11 +19,7 @@ COMPARISON = "comparison"
 
 
 class ComparisonController(QObject):
-    """Part of `Controller`. One comparison at a time; the next one cancels it.
-
-    Args:
-        showing: The session that is shown.
-    """
+    """Part of `Controller`. One comparison at a time; the next one cancels it."""
 
     menu_ready = Signal(object)  # Sequence[ComparisonChoice]
     began = Signal(str)  # the second model's label
@@ -31,21 +27,21 @@ class ComparisonController(QObject):
     compared = Signal(object, bool)  # PathComparison of the session that is shown; whether the second model is kept
     failed = Signal(str, bool)  # why; whether only memory was short
 
-    def __init__(self, showing: Showing) -> None:
-        super().__init__(showing)
-        self._showing = showing
-        self._workbench = showing.workbench
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller)
+        self._controller = controller
+        self._workbench = controller.workbench
         self._last: ComparisonChoice | None = None
         self._kl_of_all = False
 
     def ask_menu(self) -> None:
-        self._showing.ask_shown("comparison menu", self._workbench.comparison.choices, self.menu_ready.emit)
+        self._controller.ask_shown("comparison menu", self._workbench.comparison.choices, self.menu_ready.emit)
 
     def compare(self, choice: ComparisonChoice, *, anyway: bool = False, kl_of_all: bool = False) -> None:
         self._last, self._kl_of_all = choice, kl_of_all
         self.began.emit(choice.label)
         ask = partial(self._compare, choice=choice, anyway=anyway, kl_of_all=kl_of_all)
-        self._showing.ask_latest(COMPARISON, ask, self._fail)
+        self._controller.ask_latest(COMPARISON, ask, self._fail)
 
     def compare_again(self, anyway: bool) -> None:  # as the signal brings it
         if self._last is not None:
@@ -57,11 +53,11 @@ class ComparisonController(QObject):
             self.compare(self._last, anyway=True, kl_of_all=True)  # the model was loaded before
 
     def stop(self) -> None:
-        self._showing.tasks.drop(COMPARISON)
+        self._controller.tasks.drop(COMPARISON)
 
     def keep(self, keep: bool) -> None:  # a state, as the signal brings it
         """Whether the second model stays loaded."""
-        self._showing.tasks.run(self._workbench.comparison.keep_model(keep))
+        self._controller.tasks.run(self._workbench.comparison.keep_model(keep))
 
     async def _compare(self, session_id: int, *, choice: ComparisonChoice, anyway: bool, kl_of_all: bool) -> None:
         compare = self._workbench.comparison.compare
@@ -70,7 +66,7 @@ class ComparisonController(QObject):
         except NoRoomRefusal as refusal:
             self.failed.emit(str(refusal), True)
             return
-        if self._showing.is_shown(session_id):
+        if self._controller.is_shown(session_id):
             self.compared.emit(found, self._workbench.comparison.keeps_model)
 
     def _fail(self, words: str) -> None:
@@ -89,11 +85,7 @@ class _Query(NamedTuple):
 
 
 class SimilarController(QObject):
-    """Part of `Controller`. One query at a time; the next one cancels it, and keeps the vectors made by then.
-
-    Args:
-        showing: The session that is shown.
-    """
+    """Part of `Controller`. One query at a time; the next one cancels it, and keeps the vectors made by then."""
 
     began = Signal(str, str, bool)  # the turn's words, the pooling; whether the turn is another one than before
     progressed = Signal(str, int, int)  # what is being done, how many turns of how many
@@ -101,20 +93,20 @@ class SimilarController(QObject):
     failed = Signal(str, bool)  # why; whether another model may be chosen
     left = Signal()  # another session is shown
 
-    def __init__(self, showing: Showing) -> None:
-        super().__init__(showing)
-        self._showing = showing
-        self._workbench = showing.workbench
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller)
+        self._controller = controller
+        self._workbench = controller.workbench
         self._query: _Query | None = None
         self._pooling: Pooling = "mean"
         self._follows = False  # repeats the query when the session changes; not after a failure
         self._lacks_model = False  # the last query failed for want of a model
         self._state: object = None  # `_state_of` the session, at the last query
-        showing.session_shown.connect(self._follow)
+        controller.session_shown.connect(self._follow)
 
     def look(self, node_id: int) -> None:
         """Compares a turn of the path that is shown with all others."""
-        shown = self._showing.shown
+        shown = self._controller.shown
         turn = shown.turn(node_id) if shown is not None else None
         if shown is None or turn is None:
             return
@@ -139,7 +131,7 @@ class SimilarController(QObject):
     def stop(self) -> None:
         """Cancels the query; the session is no longer followed."""
         self._query, self._follows, self._lacks_model = None, False, False
-        self._showing.tasks.drop(SIMILAR)
+        self._controller.tasks.drop(SIMILAR)
 
     def _begin(self, *, other: bool) -> None:
         assert self._query is not None
@@ -147,10 +139,10 @@ class SimilarController(QObject):
         self._ask(self._query)
 
     def _ask(self, query: _Query) -> None:
-        shown = self._showing.shown
+        shown = self._controller.shown
         self._follows, self._lacks_model = True, False
         self._state = None if shown is None else _state_of(shown.view)
-        self._showing.ask_latest(SIMILAR, lambda _session: self._find(query), self._fail)
+        self._controller.ask_latest(SIMILAR, lambda _session: self._find(query), self._fail)
 
     async def _find(self, query: _Query) -> None:
         try:
@@ -158,7 +150,7 @@ class SimilarController(QObject):
         except ModelRefusal as refusal:
             self._fail(str(refusal), needs_model=True)
             return
-        if self._showing.is_shown(query.session_id):
+        if self._controller.is_shown(query.session_id):
             self.found.emit(found)
 
     def _fail(self, words: str, *, needs_model: bool = False) -> None:

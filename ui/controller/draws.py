@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing, ignore_refusal
-from ui.core.tasks import tell
-from ui.port import BeamRules, Columns, ColumnTokens
+from ui.core.tasks import ignore_refusal, tell
+from ui.port import BeamScoring, Columns, ColumnTokens
+
+if TYPE_CHECKING:
+    from ui.controller.controller import Controller
 
 PREVIEW_TOKENS = 8
 PREVIEW = "preview"
@@ -16,11 +19,7 @@ TURN_DEPTH = "turn-depth"
 
 
 class DrawsController(QObject):
-    """Part of `Controller`.
-
-    Args:
-        showing: The session that is shown.
-    """
+    """Part of `Controller`."""
 
     columns_changed = Signal(object)  # Columns | None of the session shown
     column_tokens = Signal(int, object, float)  # node id, TokenRun, sum of all log-probabilities of the column
@@ -32,33 +31,33 @@ class DrawsController(QObject):
     turn_depth_refused = Signal(int, str)  # node id, why
     turn_depth_stopped = Signal()
 
-    def __init__(self, showing: Showing) -> None:
-        super().__init__(showing)
-        self._showing = showing
-        self._workbench = showing.workbench
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller)
+        self._controller = controller
+        self._workbench = controller.workbench
         self._columns: dict[int, Columns] = {}  # by session, until they are closed
         self._closed: set[int] = set()  # nodes of closed columns
-        showing.watch(self._is_running)
-        showing.other_shown.connect(lambda _session_id: self.stop_turn_depth())
-        showing.other_shown.connect(lambda session_id: self.columns_changed.emit(self._columns.get(session_id)))
+        controller.watch(self._is_running)
+        controller.other_shown.connect(lambda _session_id: self.stop_turn_depth())
+        controller.other_shown.connect(lambda session_id: self.columns_changed.emit(self._columns.get(session_id)))
 
     # ---- several continuations ----------------------------------------------------------------------------------
 
-    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: BeamRules | None) -> None:
+    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: BeamScoring | None) -> None:
         """Continues one place several times: in front of token `index`, or (None) at the end of the answer.
 
         The continuations are found by a beam search with the rules `beams`, or (None) sampled.
         """
         port = self._workbench.continuations
         if beams is None:
-            self._showing.ask(lambda session: port.continue_many(session, node_id, index, count))
+            self._controller.ask(lambda session: port.continue_many(session, node_id, index, count))
         else:
-            self._showing.ask(lambda session: port.beams(session, node_id, index, count, beams))
+            self._controller.ask(lambda session: port.beams(session, node_id, index, count, beams))
 
     def close_columns(self) -> None:
         """Closes the columns; they stay in the tree as branches."""
-        if self._showing.shown is not None:
-            closed = self._columns.pop(self._showing.shown.session_id, None)
+        if self._controller.shown is not None:
+            closed = self._columns.pop(self._controller.shown.session_id, None)
             self._closed |= {column.node_id for column in closed.columns} if closed is not None else set()
             self.columns_changed.emit(None)
 
@@ -70,12 +69,12 @@ class DrawsController(QObject):
             self._columns.pop(session_id, None)
         else:
             self._columns[session_id] = columns
-        if self._showing.is_shown(session_id):
+        if self._controller.is_shown(session_id):
             self.columns_changed.emit(columns)
-            self._showing.activity_changed.emit()
+            self._controller.activity_changed.emit()
 
     def take_tokens(self, event: ColumnTokens) -> None:
-        if self._showing.is_shown(event.session_id):
+        if self._controller.is_shown(event.session_id):
             self.column_tokens.emit(event.node_id, event.run, event.logprob)
 
     def _is_running(self, session_id: int) -> bool:
@@ -89,24 +88,24 @@ class DrawsController(QObject):
 
         def refused(words: str) -> None:
             self.preview_found.emit(node_id, index, token_id, ())
-            self._showing.refused.emit(words)
+            self._controller.refused.emit(words)
 
         found, preview = partial(self.preview_found.emit, node_id, index, token_id), self._workbench.drawings.preview
         place = node_id, index, token_id, PREVIEW_TOKENS
-        self._showing.ask_latest(PREVIEW, lambda session: tell(found, preview, session, *place), refused)
+        self._controller.ask_latest(PREVIEW, lambda session: tell(found, preview, session, *place), refused)
 
     def drop_preview(self) -> None:
-        self._showing.tasks.drop(PREVIEW)
+        self._controller.tasks.drop(PREVIEW)
 
     def ask_row(self, node_id: int, index: int) -> None:
         """Asks the model for the whole distribution at a place."""
         found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
-        self._showing.ask_latest("row", lambda session: tell(found, ask, session, node_id, index), self.row_refused.emit)
+        self._controller.ask_latest("row", lambda session: tell(found, ask, session, node_id, index), self.row_refused.emit)
 
     def ask_row_quietly(self, node_id: int, index: int) -> None:
         """Like `ask_row`, while words are typed: no server is asked, and a refusal is not shown."""
         found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
-        self._showing.ask_latest(
+        self._controller.ask_latest(
             "quiet-row", lambda session: tell(found, ask, session, node_id, index, here=True), ignore_refusal
         )
 
@@ -114,8 +113,8 @@ class DrawsController(QObject):
         """Asks the model at which layer each token of a turn was decided; one turn at a time."""
         found, ask = partial(self.turn_depth_found.emit, node_id), self._workbench.drawings.turn_depth
         progress, refused = partial(self.turn_depth_progress.emit, node_id), partial(self.turn_depth_refused.emit, node_id)
-        self._showing.ask_latest(TURN_DEPTH, lambda session: tell(found, ask, session, node_id, progress), refused)
+        self._controller.ask_latest(TURN_DEPTH, lambda session: tell(found, ask, session, node_id, progress), refused)
 
     def stop_turn_depth(self) -> None:
-        self._showing.tasks.drop(TURN_DEPTH)
+        self._controller.tasks.drop(TURN_DEPTH)
         self.turn_depth_stopped.emit()

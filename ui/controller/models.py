@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing, ignore_refusal
-from ui.core.tasks import StoppableTasks, tell
-from ui.port import Bits, Download, LoadChoice, ModelPlan, Refusal, Server
+from ui.core.tasks import StoppableTasks, ignore_refusal, tell
+from ui.port import Bits, DownloadView, LoadChoice, ModelPlan, Refusal, ServerModel
+
+if TYPE_CHECKING:
+    from ui.controller.controller import Controller
 
 
 class ModelsController(QObject):
-    """Part of `Controller`.
-
-    Args:
-        showing: Has the tasks.
-    """
+    """Part of `Controller`."""
 
     listed = Signal(object)  # Sequence[ModelChoice]
     menu_ready = Signal(object, object)  # Sequence[ModelChoice], Sequence[BackendChoice], on request
@@ -25,10 +24,10 @@ class ModelsController(QObject):
     none_here = Signal()  # in place of `menu_ready`, if there are no models
     does_not_fit = Signal(str)  # the name of a chosen model; it was not loaded
 
-    def __init__(self, showing: Showing) -> None:
-        super().__init__(showing)
-        self._tasks = showing.tasks
-        self._workbench = showing.workbench
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller)
+        self._tasks = controller.tasks
+        self._workbench = controller.workbench
 
     def ask(self) -> None:
         self._tasks.run(self._list())
@@ -79,16 +78,11 @@ class ModelsController(QObject):
 
 
 class ShelfController(QObject):
-    """Part of `Controller`. Emits `refused`, unless a refusal concerns one row and has a signal of its own.
-
-    Args:
-        showing: Runs the tasks.
-        models: Opens a model.
-    """
+    """Part of `Controller`. Emits `refused`, unless a refusal concerns one row and has a signal of its own."""
 
     listed = Signal(object)  # Sequence[ShelfModel]
     offered = Signal(object)  # Sequence[Offer]
-    downloads_changed = Signal(object)  # tuple[Download, ...]
+    downloads_changed = Signal(object)  # tuple[DownloadView, ...]
     planned = Signal(object)  # ModelPlan
     plan_refused = Signal(str)
     found = Signal(str, object)  # the search words, Sequence[HubFind]
@@ -114,13 +108,13 @@ class ShelfController(QObject):
     removed = Signal(str, int)  # name, bytes freed
     refused = Signal(str)
 
-    def __init__(self, showing: Showing, models: ModelsController) -> None:
-        super().__init__(showing)
-        self._tasks = showing.tasks
-        self._workbench, self._shelf = showing.workbench, showing.workbench.shelf
-        self._models = models
-        self._running = StoppableTasks(showing.tasks)
-        self.downloads: tuple[Download, ...] = ()
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller)
+        self._tasks = controller.tasks
+        self._workbench, self._shelf = controller.workbench, controller.workbench.shelf
+        self._models = controller.models
+        self._running = StoppableTasks(controller.tasks)
+        self.downloads: tuple[DownloadView, ...] = ()
 
     # ---- the shelf ----------------------------------------------------------------------------------------------------
 
@@ -128,7 +122,7 @@ class ShelfController(QObject):
         """Lists the shelf; with `quietly`, a refusal is not shown."""
         self._tasks.latest("shelf", self._list(), ignore_refusal if quietly else self.refused.emit)
 
-    def take_downloads(self, downloads: tuple[Download, ...]) -> None:
+    def take_downloads(self, downloads: tuple[DownloadView, ...]) -> None:
         self.downloads = downloads
         self.downloads_changed.emit(downloads)
 
@@ -180,7 +174,7 @@ class ShelfController(QObject):
         """Puts a model folder on the shelf; it stays where it is."""
         self._tasks.run(tell(self.folder_added.emit, self._shelf.add_folder, path), self.refused.emit)
 
-    def connect_server(self, server: Server) -> None:
+    def connect_server(self, server: ServerModel) -> None:
         """Connects a model on a server; cancels an earlier call."""
         self._tasks.latest("connect", self._connect(server), self.server_refused.emit)
 
@@ -261,7 +255,7 @@ class ShelfController(QObject):
         else:
             self.load_planned.emit(name, await self._workbench.models.load_plan(name, None))
 
-    async def _connect(self, server: Server) -> None:
+    async def _connect(self, server: ServerModel) -> None:
         self.server_connected.emit(await self._shelf.connect(server))
         await self._list()
 

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from msgspec.structs import replace
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing, ignore_refusal
-from ui.core.undo import Step, UndoStack, Work
+from ui.core.tasks import ignore_refusal
+from ui.core.undo import UndoStep, Work
 from ui.port import FolderView, SessionSummary
+
+if TYPE_CHECKING:
+    from ui.controller.controller import Controller
 
 P = ParamSpec("P")
 _BY_TIME = (False, None)  # the group that has no manual order
 
 
 class SessionsController(QObject):
-    """Part of `Controller`: each command is carried out, then the list is read again.
-
-    Args:
-        showing: The session that is shown.
-        undo: Gets the undo steps.
-    """
+    """Part of `Controller`: each command is carried out, then the list is read again."""
 
     listed = Signal(object, object)  # Sequence[SessionSummary], Sequence[FolderView]
     trash_listed = Signal(object)  # Sequence[TrashedSession]: shown instead of the sessions
@@ -32,10 +30,10 @@ class SessionsController(QObject):
     restored = Signal(int)  # not in the trash any more
     folder_made = Signal(int)
 
-    def __init__(self, showing: Showing, undo: UndoStack) -> None:
-        super().__init__(showing)
-        self._showing, self._undo = showing, undo
-        self._workbench, self._tasks = showing.workbench, showing.tasks
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller)
+        self._controller, self._undo = controller, controller.undo_stack
+        self._workbench, self._tasks = controller.workbench, controller.tasks
         self._query = ""
         self._lists_trash = False
         self.rows: dict[int, SessionSummary] = {}  # all sessions whatever the search: as last read, with later changes applied
@@ -44,8 +42,8 @@ class SessionsController(QObject):
         self._unseen: set[int] = set()  # sessions in which an answer has ended since they were shown
         self._trashed_ids: set[int] = set()  # one of them may be about to be shown
         self._was_running = False  # the session shown, as of the last activity
-        showing.other_shown.connect(self._take_other)  # first: `_was_running` is still that of the previous session
-        showing.activity_changed.connect(self._note_activity)
+        controller.other_shown.connect(self._take_other)  # first: `_was_running` is still that of the previous session
+        controller.activity_changed.connect(self._note_activity)
         self._recreated: dict[int, int] = {}  # the new id of a folder that was removed and restored, by its former id
 
     # ---- the list -----------------------------------------------------------------------------------------------
@@ -66,7 +64,7 @@ class SessionsController(QObject):
     @property
     def row_shown(self) -> SessionSummary | None:
         """The list entry of the session shown; None while it is not listed."""
-        shown = self._showing.shown
+        shown = self._controller.shown
         return self.rows.get(shown.session_id) if shown is not None else None
 
     async def list_all(self) -> Sequence[SessionSummary]:
@@ -88,14 +86,14 @@ class SessionsController(QObject):
     ) -> None:
         self.rows = {row.session_id: row for row in sessions}
         answering = {row.session_id for row in sessions if row.answering}
-        seen = {row.session_id for row in sessions if row.in_other_window or self._showing.is_shown(row.session_id)}
+        seen = {row.session_id for row in sessions if row.in_other_window or self._controller.is_shown(row.session_id)}
         self._unseen |= (self._answering - answering) & self.rows.keys() - seen
         self._answering = answering
         self._folders = {folder.folder_id: folder.name for folder in folders}
         self.listed.emit([replace(row, unseen=row.session_id in self._unseen) for row in found], folders)
 
     def _note_activity(self) -> None:
-        self._was_running = self._showing.running
+        self._was_running = self._controller.running
 
     def _take_other(self, session_id: int) -> None:
         """Lists again if the session was unseen or an answer goes on in the previous one; leaves it if it is in the trash."""
@@ -260,8 +258,8 @@ class SessionsController(QObject):
         if session_id in self.rows:
             self.rows[session_id] = replace(self.rows[session_id], **changes)
 
-    def _step(self, label: str, undo: Work, redo: Work, *sessions: int) -> Step:
-        return Step(label, None, self._then_list(undo), self._then_list(redo), sessions=sessions)
+    def _step(self, label: str, undo: Work, redo: Work, *sessions: int) -> UndoStep:
+        return UndoStep(label, None, self._then_list(undo), self._then_list(redo), sessions=sessions)
 
     def _then_list(self, work: Work) -> Work:
         """A command that does `work`, then reads the list again."""
@@ -275,7 +273,7 @@ class SessionsController(QObject):
         return run
 
     def _run(
-        self, step: Step | None, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs
+        self, step: UndoStep | None, command: Callable[P, Coroutine[Any, Any, object]], *arguments: P.args, **named: P.kwargs
     ) -> None:
         async def work() -> None:
             await command(*arguments, **named)
@@ -293,8 +291,8 @@ class SessionsController(QObject):
             self._tasks.run(self._trash(session_id, row.title))
 
     def trash_shown(self) -> None:
-        if self._showing.shown is not None:
-            self.trash(self._showing.shown.session_id)
+        if self._controller.shown is not None:
+            self.trash(self._controller.shown.session_id)
 
     def restore(self, session_id: int) -> None:
         """Takes a session out of the trash, whatever was done since."""
@@ -321,7 +319,7 @@ class SessionsController(QObject):
     async def _trash(self, session_id: int, title: str) -> None:
         await self._move_to_trash(session_id, title)
         back, again = partial(self._restore, session_id), partial(self._move_to_trash, session_id, title)
-        self._undo.remember(Step(self.tr("Move to Trash"), None, back, again, restores=session_id))
+        self._undo.remember(UndoStep(self.tr("Move to Trash"), None, back, again, restores=session_id))
 
     async def _move_to_trash(self, session_id: int, title: str) -> None:
         stopped = await self._workbench.sessions.trash(session_id)
@@ -333,7 +331,7 @@ class SessionsController(QObject):
     def leave(self, session_id: int) -> None:
         """Another window moved the session to the trash."""
         self._trashed_ids.add(session_id)
-        shown = self._showing.shown
+        shown = self._controller.shown
         if shown is not None and shown.session_id == session_id:
             self.trashed_in_other_window.emit(session_id, shown.view.title)
         self._tasks.run(self._leave(session_id))
@@ -341,18 +339,18 @@ class SessionsController(QObject):
     async def _leave(self, session_id: int) -> None:
         """Shows the next session of the list, unless another one was opened already."""
         rest = [row for row in await self._workbench.sessions.list() if not row.in_other_window]
-        if self._showing.is_shown(session_id) and self._tasks.running("open") is None:
+        if self._controller.is_shown(session_id) and self._tasks.running("open") is None:
             if rest:
-                self._showing.open(rest[0].session_id)
+                self._controller.open(rest[0].session_id)
             else:
-                self._showing.new_session()
+                self._controller.new_session()
 
     async def _restore(self, session_id: int) -> None:
         await self._workbench.sessions.restore(session_id)
         self._trashed_ids.discard(session_id)
         self.restored.emit(session_id)
         await self._list()
-        self._showing.open(session_id)
+        self._controller.open(session_id)
 
 
 def _group(row: SessionSummary) -> tuple[bool, int | None]:

@@ -18,11 +18,7 @@ Change = Callable[[SetupCommands, int], Awaitable[SessionSetup]]
 
 
 class SetupController(QObject):
-    """Reads and changes the settings of the session shown.
-
-    Args:
-        controller: Knows the session shown, and runs the tasks.
-    """
+    """Reads and changes the settings of the session shown."""
 
     changed = Signal(object)  # SessionSetup now in force
     refused = Signal(str)

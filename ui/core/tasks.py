@@ -88,6 +88,10 @@ class Tasks:
             refused(translate("Tasks", MOVED_TEXT if was_moved() else BUG_TEXT))
 
 
+def ignore_refusal(_words: str) -> None:
+    """Drops a refusal, for commands that no key or click asked for."""
+
+
 async def tell(listener: Callable[..., object], command: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> None:
     """Awaits a command and calls `listener` with its result; as work for `Tasks`."""
     listener(await command(*args, **kwargs))

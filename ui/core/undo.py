@@ -19,7 +19,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 Scope = int | None  # of a history: a session's id, or None for the list of sessions
 
 
-class Step(Struct, frozen=True):
+class UndoStep(Struct, frozen=True):
     """One change: its name for the menu, and the commands that undo and redo it."""
 
     label: str
@@ -33,13 +33,13 @@ class Step(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class History:
+class UndoHistory:
     """The steps of one scope, the last one at the end of each list."""
 
-    done: list[Step] = field(default_factory=list)
-    undone: list[Step] = field(default_factory=list)
+    done: list[UndoStep] = field(default_factory=list)
+    undone: list[UndoStep] = field(default_factory=list)
 
-    def steps(self, *, back: bool) -> list[Step]:
+    def steps(self, *, back: bool) -> list[UndoStep]:
         """The steps that undo (`back`) or redo takes from."""
         return self.done if back else self.undone
 
@@ -58,14 +58,14 @@ class UndoStack(QObject):
     """
 
     changed = Signal()
-    was_undone = Signal(object)  # Step, once it has ended
+    was_undone = Signal(object)  # UndoStep, once it has ended
     was_redone = Signal(object)
 
     def __init__(self, tasks: Tasks, answering: Callable[[], bool], parent: QObject) -> None:
         super().__init__(parent)
         self._tasks = tasks
         self._answering = answering
-        self._histories: defaultdict[Scope, History] = defaultdict(History)
+        self._histories: defaultdict[Scope, UndoHistory] = defaultdict(UndoHistory)
         self.lock = asyncio.Lock()  # steps run one after the other, in the order of the keys
         self.in_sight: Callable[[], tuple[Scope, ...]] = lambda: (None,)
 
@@ -79,7 +79,7 @@ class UndoStack(QObject):
         """The name of the step that the next redo takes; "" if there is none."""
         return _label(self._steps(back=False))
 
-    def remember(self, step: Step) -> None:
+    def remember(self, step: UndoStep) -> None:
         history = self._histories[step.scope]
         history.done = [*history.done, step][-MOST_UNDO:]
         history.undone = []  # their starting point does not exist any more
@@ -93,31 +93,31 @@ class UndoStack(QObject):
         """Drops all steps of sessions that were deleted for good."""
         self._forget(None, lambda step: not {*step.sessions, step.restores}.isdisjoint(session_ids))
 
-    def can_undo(self, step: Step) -> bool:
+    def can_undo(self, step: UndoStep) -> bool:
         """Whether that step is in sight and is the last one of its history."""
         return bool(self._steps(step, back=True))
 
-    def can_redo(self, step: Step) -> bool:
+    def can_redo(self, step: UndoStep) -> bool:
         """Whether that step is in sight and is the last one of its history that was undone."""
         return bool(self._steps(step, back=False))
 
-    def undo(self, only: Step | None = None) -> None:
+    def undo(self, only: UndoStep | None = None) -> None:
         """Undoes the last step in sight; with `only`, that step if it is the last one, and no other."""
         self._take(only, back=True)
 
-    def redo(self, only: Step | None = None) -> None:
+    def redo(self, only: UndoStep | None = None) -> None:
         """Redoes the step in sight that was undone last; with `only`, that step if it is that one, and no other."""
         self._take(only, back=False)
 
-    def _steps(self, only: Step | None = None, *, back: bool) -> list[Step]:
+    def _steps(self, only: UndoStep | None = None, *, back: bool) -> list[UndoStep]:
         """The steps of the first history in sight that has any; [] if its last one is not `only`, or not possible now."""
         scopes = (scope for scope in self.in_sight() if only is None or scope == only.scope)
-        steps: list[Step] = next((held for scope in scopes if (held := self._histories[scope].steps(back=back))), [])
+        steps: list[UndoStep] = next((held for scope in scopes if (held := self._histories[scope].steps(back=back))), [])
         if not steps or (only is not None and steps[-1] is not only) or (steps[-1].waits and self._answering()):
             return []
         return steps if back or steps[-1].can_redo() else []
 
-    def _take(self, only: Step | None, *, back: bool) -> None:
+    def _take(self, only: UndoStep | None, *, back: bool) -> None:
         """Starts a step. It counts as taken at once, so that keys pressed before it has ended take the next one."""
         steps = self._steps(only, back=back)
         if steps:
@@ -126,7 +126,7 @@ class UndoStack(QObject):
             self.changed.emit()
             self._tasks.run(self._run(step, back=back))
 
-    async def _run(self, step: Step, *, back: bool) -> None:
+    async def _run(self, step: UndoStep, *, back: bool) -> None:
         """Runs a step; one that is refused is dropped, for its starting point does not hold any more."""
         try:
             async with self.lock:
@@ -136,12 +136,12 @@ class UndoStack(QObject):
             raise
         (self.was_undone if back else self.was_redone).emit(step)
 
-    def _forget(self, scope: Scope, is_dropped: Callable[[Step], bool]) -> None:
+    def _forget(self, scope: Scope, is_dropped: Callable[[UndoStep], bool]) -> None:
         history = self._histories[scope]
         history.done = [step for step in history.done if not is_dropped(step)]
         history.undone = [step for step in history.undone if not is_dropped(step)]
         self.changed.emit()
 
 
-def _label(steps: list[Step]) -> str:
+def _label(steps: list[UndoStep]) -> str:
     return steps[-1].label if steps else ""

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from msgspec import Struct
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QKeyEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QAbstractButton, QDoubleSpinBox, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QAbstractButton, QDoubleSpinBox, QPushButton, QSizePolicy, QWidget
 
 from ui.inspector.words import likely, percent, token
-from ui.port import BeamRules
+from ui.port import BeamScoring
 from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, fix_width, panel_width
-from ui.widgets.controls import Combo, button, row
+from ui.widgets.controls import Combo, button, column_in, row, row_in
 from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
 ROW_HEIGHT = 26
@@ -38,7 +38,7 @@ class Alternative(Struct, frozen=True):
     so_far: float | None = None  # mass of this and all likelier tokens; None if unknown
 
 
-class Alternatives(QWidget):
+class AlternativeList(QWidget):
     """The candidates of one place, the likeliest first."""
 
     chosen = Signal(int)  # token id
@@ -46,9 +46,7 @@ class Alternatives(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(0)
+        self._column = column_in(self, spacing=0)
         self._shown: Sequence[Alternative] = ()
         self.buttons: list[AlternativeButton] = []
         for _ in range(USUAL):
@@ -214,9 +212,7 @@ class CountButtons(QWidget):
 
     def __init__(self, words: str) -> None:
         super().__init__()
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(7)
+        row = row_in(self, spacing=7)
         self.buttons: dict[int, QPushButton] = {}
         for count in COUNTS:
             choice = QPushButton(str(count))
@@ -248,7 +244,7 @@ class BeamRows(QWidget):
         self.penalty = QDoubleSpinBox()
         self.penalty.setRange(-STEEPEST, STEEPEST)
         self.penalty.setSingleStep(0.1)
-        self.penalty.setValue(BeamRules().length_penalty)
+        self.penalty.setValue(BeamScoring().length_penalty)
         self.penalty.setFont(interface_font(FONT_PX))
         self.penalty.setAccessibleName(self.tr("Length penalty"))
         hint = self.tr(
@@ -270,24 +266,13 @@ class BeamRows(QWidget):
         for part in (length, self.penalty):
             part.setToolTip(plain_tooltip(hint))
         self.penalty.setAccessibleDescription(hint)
-        rules = QVBoxLayout(self._rules)
-        rules.setContentsMargins(0, 0, 0, 0)
-        rules.setSpacing(4)
-        rules.addLayout(row(length, 1, self.penalty))
-        ending = row(ends, self.ends)
-        ending.setStretchFactor(self.ends, 1)
-        rules.addLayout(ending)
+        rules = column_in(self._rules, row(length, 1, self.penalty), spacing=4)
+        rules.addLayout(row(ends, (self.ends, 1)))
         self._rules.hide()
         self.more.toggled.connect(self._rules.setVisible)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(6)
-        first = row(self.ways, self.more)
-        first.setStretchFactor(self.ways, 1)
-        column.addLayout(first)
-        column.addWidget(self._rules)
+        column_in(self, row((self.ways, 1), self.more), self._rules, spacing=6)
 
     @property
-    def rules(self) -> BeamRules:
+    def rules(self) -> BeamScoring:
         """The rules as they are set, for the buttons and for the menu."""
-        return BeamRules(self.penalty.value(), self.ends.currentData())
+        return BeamScoring(self.penalty.value(), self.ends.currentData())

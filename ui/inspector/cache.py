@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from PySide6.QtCore import QTimer, Signal
+from PySide6.QtCore import QTimer
 from PySide6.QtGui import QHideEvent
-from PySide6.QtWidgets import QVBoxLayout
 
 from ui.controller import Controller
-from ui.inspector.tab import Facts, InspectorTab
+from ui.inspector.tab import FactGrid, InspectorTab
 from ui.inspector.words import percent
 from ui.port import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, EngineState, StatusView, Tier
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, column_in, fill, row, words
 from ui.widgets.labels import Caption
 from ui.widgets.numbers import count, size
 from ui.widgets.visible import one_line
@@ -26,18 +25,12 @@ class CacheTab(InspectorTab):
 
     title = QT_TRANSLATE_NOOP("Inspector", "Cache")
     for_developers = True
-    refresh_wanted = Signal()  # the tab is visible, and its numbers may be old
-    clear_wanted = Signal()
-    keep_wanted = Signal(bool)  # the path shown
-    check_wanted = Signal()
-    model_wanted = Signal()
 
     def __init__(self) -> None:
         super().__init__()
         self.empty = words(self.tr("Nothing is cached yet: the engine has not read anything."))
         self.choose_button = button(self.tr("Choose a model…"))
-        self.choose_button.clicked.connect(self.model_wanted)
-        self.memory, self.trie, self.last, self.turns, self.edges = (Facts(columns=1) for _ in range(5))
+        self.memory, self.trie, self.last, self.turns, self.edges = (FactGrid(columns=1) for _ in range(5))
         self.ended = words()
         self._sections = (
             (Caption(self.tr("Memory")), self.memory),
@@ -53,8 +46,6 @@ class CacheTab(InspectorTab):
         self._status = StatusView(EngineState.NONE)
         self._view: CacheView | None = None
         self._explain()
-        self.keep_button.clicked.connect(lambda: self.keep_wanted.emit(not self._kept))
-        self.clear_button.clicked.connect(self._clear)
         self.check_button.clicked.connect(self._check)
         self._again = QTimer(self, singleShot=True, interval=REFRESH_MS)
         self._again.timeout.connect(self.refresh)
@@ -69,15 +60,13 @@ class CacheTab(InspectorTab):
             self.say(words) if self.isVisible() else self.reported.emit(words)
 
         super().bind(controller)
-        self.refresh_wanted.connect(controller.cache.refresh)
-        self.clear_wanted.connect(controller.cache.clear)
-        self.keep_wanted.connect(controller.cache.keep)
-        self.check_wanted.connect(controller.cache.check)
-        self.model_wanted.connect(controller.models.ask_menu)
+        self.choose_button.clicked.connect(controller.models.ask_menu)
+        self.keep_button.clicked.connect(lambda: controller.cache.keep(not self._kept))
+        self.clear_button.clicked.connect(self.forget)
+        self.clear_button.clicked.connect(controller.cache.clear)
         controller.cache.view_changed.connect(self.show_cache)
-        controller.cache.checked.connect(self.show_check)
         controller.cache.cleared.connect(lambda freed: tell(self.cleared(freed)))
-        controller.cache.refused.connect(lambda words: self.say(words) if self.isVisible() else controller.refused.emit(words))
+        controller.cache.refused.connect(self._refuse)
         controller.other_shown.connect(self.forget)
 
     # ---- shown ------------------------------------------------------------------------------------------------------
@@ -96,8 +85,7 @@ class CacheTab(InspectorTab):
         self._fill(self.turns, {self._tier(tier): count(status.tiers[tier]) for tier in Tier if tier in status.tiers})
         self._show_memory()
         self._refresh()
-        if self.isVisible():
-            self.refresh_wanted.emit()
+        self.refresh()
 
     def show_cache(self, view: CacheView | None) -> None:
         """Shows the trie; None if no model runs."""
@@ -129,7 +117,6 @@ class CacheTab(InspectorTab):
         self._refresh()
 
     def forget(self) -> None:
-        """Clears the message, when another session is shown."""
         self.say("")
 
     def hideEvent(self, event: QHideEvent) -> None:
@@ -139,17 +126,17 @@ class CacheTab(InspectorTab):
     # ---- details ----------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        if self.isVisible():
-            self.refresh_wanted.emit()
+        if self.isVisible() and self._controller is not None:
+            self._controller.cache.refresh()
             self._again.start()
-
-    def _clear(self) -> None:
-        self.say("")
-        self.clear_wanted.emit()
 
     def _check(self) -> None:
         self.say(self.tr("computing the path without the cache…"))
-        self.check_wanted.emit()
+        self.request("check", lambda workbench, session: workbench.cache.check_uncached(session), self.show_check, self._refuse)
+
+    def _refuse(self, words: str) -> None:
+        assert self._controller is not None  # which sent the command
+        self.say(words) if self.isVisible() else self._controller.refused.emit(words)
 
     def _show_memory(self) -> None:
         status, view = self._status, self._view
@@ -178,7 +165,7 @@ class CacheTab(InspectorTab):
             facts[self.tr("pinned of this path")] = self.tr("{0} tokens").format(count(view.kept))
         return facts
 
-    def _fill(self, facts: Facts, shown: Mapping[str, str]) -> None:
+    def _fill(self, facts: FactGrid, shown: Mapping[str, str]) -> None:
         caption = next(caption for caption, held in self._sections if held is facts)
         caption.setVisible(bool(shown))
         facts.setVisible(bool(shown))
@@ -204,22 +191,14 @@ class CacheTab(InspectorTab):
         )
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 12, 16, 16)
-        column.setSpacing(6)
-        column.addWidget(self.empty)
-        column.addLayout(row(self.choose_button, 1))
+        column = column_in(self, self.empty, row(self.choose_button, 1), spacing=6, margins=(16, 12, 16, 16))
         for caption, facts in self._sections:
             column.addWidget(caption)
             column.addWidget(facts)
             if facts is self.trie:
                 column.addWidget(self.ended)
             column.addSpacing(10)
-        column.addLayout(row(self.keep_button, self.clear_button, 1))
-        column.addLayout(row(self.check_button, 1))
-        column.addWidget(self.lacking)
-        column.addWidget(self.said)
-        column.addStretch(1)
+        fill(column, row(self.keep_button, self.clear_button, 1), row(self.check_button, 1), self.lacking, self.said, 1)
 
     def _tier(self, tier: Tier) -> str:
         return {

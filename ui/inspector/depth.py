@@ -20,7 +20,7 @@ from PySide6.QtGui import (
     QPaintEvent,
     QPen,
 )
-from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QScrollArea, QSizePolicy, QWidget
 
 from resources.ramp import step_of
 from ui.controller import Controller
@@ -32,7 +32,7 @@ from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import panel_width
 from ui.transcript.spoken import speak
-from ui.widgets.controls import button
+from ui.widgets.controls import button, column_in
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import count, to_bits
 
@@ -68,17 +68,13 @@ class DepthTab(InspectorTab):
         self._asked = False
         self.empty = Empty(self.tr("Click a token to see at which layer of the model it took the lead."))
         self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
-        self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium))
-        self.note = Label("", "soft", interface_font(11.5))
+        self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium), wraps=True)
+        self.note = Label("", "soft", interface_font(11.5), wraps=True)
         self.layers = Layers()
         self.turn = TurnRow()
         self.layers.pointed.connect(self._follow)
         self.layers.stepped.connect(self._bring_into_sight)
-        for label in (self.verdict, self.note):
-            label.setWordWrap(True)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 14, 16, 16)
-        column.setSpacing(0)
+        column = column_in(self, spacing=0, margins=(16, 14, 16, 16))
         for part, after in (
             (self.empty, 0),
             (self.large, 2),
@@ -241,14 +237,10 @@ class TurnRow(QWidget):
         self._running: int | None = None
         self._asked = 0  # tokens of the running turn
         self._coloured: dict[int, int] = {}  # by turn, the tokens whose layer is known
-        self.words = Label("", "soft", interface_font(11.5))
-        self.words.setWordWrap(True)
+        self.words = Label("", "soft", interface_font(11.5), wraps=True)
         self.button = button("", "plain")
         self.button.clicked.connect(self._clicked)
-        row = QVBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(4)
-        row.addWidget(self.words)
+        row = column_in(self, self.words, spacing=4)
         row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
         self.hide()
 
@@ -489,7 +481,6 @@ class Layers(QWidget):
         painter.end()
 
     def _box(self, layer: int, place: int) -> QRectF:
-        """The rectangle of a cell."""
         top, height = scaled(HEAD_HEIGHT) + layer * scaled(ROW_HEIGHT), scaled(ROW_HEIGHT)
         return QRectF(self._layer_px + place * self._cell_px + 1, top + 1, self._cell_px - 2, height - 2)
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from ui.controller import Controller
 from ui.core.shown import Spot
@@ -21,6 +21,7 @@ from ui.port import StatusView, TurnView, translate
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, fix_width
+from ui.widgets.controls import column_in
 from ui.widgets.tabs import Tabs
 
 WIDTH = 332
@@ -50,14 +51,9 @@ class Inspector(QWidget):
         self._how_made: HowMade = lambda _node: None
         self._stale: set[InspectorTab] = set()  # tabs that have not shown the present path
         self._row.page_shown.connect(lambda _place: self._refresh_path())
-        column = QVBoxLayout(self)
-        column.setContentsMargins(1, 0, 0, 0)  # the hairline at the left is inside
-        column.setSpacing(0)
-        column.addWidget(self._row)
-        column.addWidget(self._row.stack, 1)
+        column_in(self, self._row, (self._row.stack, 1), spacing=0, margins=(1, 0, 0, 0))  # the hairline at the left is inside
 
     def bind(self, controller: Controller) -> None:
-        """Connects the tabs with the controller."""
         controller.status_changed.connect(self.show_status)
         for page in self.pages:
             page.bind(controller)
@@ -74,7 +70,6 @@ class Inspector(QWidget):
         self._refresh_path()
 
     def page(self, kind: type[T]) -> T:
-        """The tab of a class."""
         return next(page for page in self.pages if isinstance(page, kind))
 
     def _show_developer_tabs(self, show: bool) -> None:  # a state, not an option

@@ -10,13 +10,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 from PySide6.QtCore import QPointF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from ui.inspector import words
 from ui.inspector.provenance import Provenance
-from ui.inspector.tab import Empty, Facts, HowMade, InspectorTab
+from ui.inspector.tab import Empty, FactGrid, HowMade, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, TurnView
 from ui.theme.scheme import current_theme
+from ui.widgets.controls import column_in
 from ui.widgets.labels import Caption
 from ui.widgets.numbers import count
 from ui.widgets.numbers import nats as joint_nats
@@ -66,23 +67,15 @@ class PathTab(InspectorTab):
 
     def __init__(self) -> None:
         super().__init__()
-        self.facts, self.range = Facts(columns=1), Facts(columns=1)
+        self.facts, self.range = FactGrid(columns=1), FactGrid(columns=1)
         self._range = QWidget()  # with the space above it
-        selected = QVBoxLayout(self._range)
-        selected.setContentsMargins(0, 16, 0, 0)
-        selected.setSpacing(6)
-        selected.addWidget(Caption(self.tr("Selected range")))
-        selected.addWidget(self.range)
+        column_in(self._range, Caption(self.tr("Selected range")), self.range, spacing=6, margins=(0, 16, 0, 0))
         self.timeline = Timeline()
         self.timeline.chosen.connect(self._choose)
         self._places: tuple[tuple[int, int], ...] = ()
         self.empty = Empty(self.tr("No scored tokens on this path yet."))
         self._caption = Caption(self.tr("Entropy along the path"))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 14, 16, 16)
-        column.setSpacing(0)
-        column.addWidget(self.empty)
-        column.addWidget(self.facts)
+        column = column_in(self, self.empty, self.facts, spacing=0, margins=(16, 14, 16, 16))
         column.addSpacing(16)
         column.addWidget(self._caption)
         column.addSpacing(6)

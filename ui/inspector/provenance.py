@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from ui.inspector.replay import Outcome, share_of
 from ui.inspector.stage_rows import DialRow, StageRow
-from ui.inspector.tab import Facts
+from ui.inspector.tab import FactGrid
 from ui.port import Made, SamplingOptions
-from ui.widgets.controls import button
+from ui.widgets.controls import button, column_in
 from ui.widgets.dials import DIALS
 from ui.widgets.labels import Caption
 
@@ -36,9 +36,7 @@ class SettingsRows(QWidget):
         self.raw, self.grammar = StageRow("raw", self.tr("raw")), StageRow("grammar", self.tr("grammar"))
         self.bias, self.draw = StageRow("bias", self.tr("bias, bans")), StageRow("draw", self.tr("draw"))
         self.rows: dict[str, DialRow] = {}
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(0)
+        self._column = column_in(self, spacing=0)
         for dial in DIALS:
             row = self.rows[dial.setting] = DialRow(dial)
             row.moved.connect(self._moved)
@@ -108,15 +106,11 @@ class Provenance(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.facts, self.settings = Facts(columns=1), Facts(columns=1)
+        self.facts, self.settings = FactGrid(columns=1), FactGrid(columns=1)
         self.more = button("", "link")
         self.more.setCheckable(True)
         self.more.toggled.connect(self._open)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 20, 0, 0)
-        column.setSpacing(6)
-        column.addWidget(Caption(self.tr("How the last answer was made")))
-        column.addWidget(self.facts)
+        column = column_in(self, Caption(self.tr("How the last answer was made")), self.facts, spacing=6, margins=(0, 20, 0, 0))
         column.addWidget(self.more, 0, Qt.AlignmentFlag.AlignLeft)
         column.addWidget(self.settings)
         self._open(False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from PySide6.QtCore import QPointF, QRectF, QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QPushButton, QSizePolicy, QWidget
 
 from ui.inspector import words
 from ui.inspector.replay import Candidate, Outcome
@@ -16,6 +16,7 @@ from ui.port import SAMPLER_STAGES, SamplingOptions, Stage, translate
 from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_digits, fix_height, fix_width, panel_width
+from ui.widgets.controls import fill, row_in
 from ui.widgets.dials import Dial, DialSlider
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.numbers import UNKNOWN, count, probability
@@ -137,13 +138,8 @@ class StageRow(QWidget):
         for label, width in ((self.kept, KEPT_PX), (self.share, CHANCE_PX)):
             fix_digits(label, width)
             label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(_BEYOND_PX, 0, _BEYOND_PX, 0)
-        row.setSpacing(4)
-        row.addWidget(self.name)
-        row.addWidget(QWidget() if middle is None else middle, 1)
-        row.addWidget(self.kept)
-        row.addWidget(self.share)
+        row = row_in(self, self.name, spacing=4, margins=(_BEYOND_PX, 0, _BEYOND_PX, 0))
+        fill(row, (QWidget() if middle is None else middle, 1), self.kept, self.share)
 
     @property
     def stops(self) -> tuple[QWidget, ...]:

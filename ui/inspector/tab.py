@@ -8,15 +8,15 @@ from typing import TypeVar
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont, QShowEvent
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from ui.controller import Controller
-from ui.controller.showing import ignore_refusal
 from ui.core.shown import Spot
+from ui.core.tasks import ignore_refusal
 from ui.port import Made, StatusView, TurnView, Workbench
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_height
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, column_in, grid, row, row_in, words
 from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
 BytesOf = Callable[[Sequence[int]], Sequence[bytes]]  # the bytes of token ids; empty if unknown
@@ -84,18 +84,15 @@ class InspectorTab(QWidget):
 ROW_HEIGHT = 17
 
 
-class Facts(QWidget):
+class FactGrid(QWidget):
     """A grid of names and values, `columns` pairs per row."""
 
     def __init__(self, columns: int = 2) -> None:
         super().__init__()
         self._columns = columns
-        self._cells: list[Cell] = []
+        self._cells: list[FactCell] = []
         self._shown: tuple[list[tuple[str, str]], Mapping[str, str] | None] = [], None
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setVerticalSpacing(3)
-        self._grid.setHorizontalSpacing(14)
+        self._grid = grid(14, 3, self)
         for column in range(columns):
             self._grid.setColumnStretch(column, 1)
 
@@ -115,7 +112,7 @@ class Facts(QWidget):
             return
         self._shown = shown
         while len(self._cells) < len(facts):
-            cell = Cell()
+            cell = FactCell()
             self._grid.addWidget(cell, *divmod(len(self._cells), self._columns))
             self._cells.append(cell)
         for cell in self._cells[len(facts) :]:
@@ -130,7 +127,7 @@ class Facts(QWidget):
             cell.show()
 
 
-class Cell(QWidget):
+class FactCell(QWidget):
     """A name at the left, its value at the right."""
 
     def __init__(self) -> None:
@@ -140,11 +137,7 @@ class Cell(QWidget):
         self.value.setAlignment(Qt.AlignmentFlag.AlignRight)
         self.value.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         fix_height(self, ROW_HEIGHT)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(6)
-        row.addWidget(self.name)
-        row.addWidget(self.value, 1)
+        row_in(self, self.name, (self.value, 1), spacing=6)
 
 
 class Empty(QWidget):
@@ -158,11 +151,7 @@ class Empty(QWidget):
         self._has_tokens = False
         self.button = button("")
         self.button.clicked.connect(self._act)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(10)
-        column.addWidget(words(text))
-        column.addLayout(row(self.button, 1))
+        column_in(self, words(text), row(self.button, 1), spacing=10)
         self.set_has_tokens(False)
 
     def set_has_tokens(self, has: bool) -> None:  # a state, not an option

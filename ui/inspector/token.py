@@ -8,23 +8,22 @@ from itertools import accumulate
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QVBoxLayout
 
 from ui.comparison.model_rows import ComparedRows
 from ui.core.shown import Spot
 from ui.inspector import words
-from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, CountButtons
+from ui.inspector.alternatives import Alternative, AlternativeList, BeamRows, CountButtons
 from ui.inspector.replay import probability_after
 from ui.inspector.stage_rows import cut_words
-from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
+from ui.inspector.tab import BytesOf, Empty, FactGrid, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, StatusView, TokenRecord, translate
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, column_in, fill, row
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability
 
 
-class WhyFacts(Facts):
+class WhyFacts(FactGrid):
     """The raw probability of a token, its origin, its probability after each stage, and its random number.
 
     Args:
@@ -56,7 +55,6 @@ class WhyFacts(Facts):
         return shares
 
     def origin(self, origin: Origin) -> str:
-        """The origin of a token in words."""
         return {
             Origin.TEMPLATE: self.tr("the chat template"),
             Origin.TYPED: self.tr("typed by you"),
@@ -79,7 +77,6 @@ class TokenTab(InspectorTab):
 
     title = QT_TRANSLATE_NOOP("Inspector", "Token")
     preview_wanted = Signal(int, int, int)  # node id, index, token id
-    score_wanted = Signal()  # of the session's tokens without scores
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
     def __init__(self) -> None:
@@ -87,38 +84,27 @@ class TokenTab(InspectorTab):
         self.spot: Spot | None = None
         self._status = StatusView(EngineState.NONE)
         self._asked: tuple[int, int] | None = None  # the place whose drawing was asked for
-        self.source = Label("", "soft", interface_font(11.5))
-        self.source.setWordWrap(True)
+        self.source = Label("", "soft", interface_font(11.5), wraps=True)
         self.source.hide()
         self.empty = Empty(self.tr("Click a token to see its numbers and what else was likely."))
         self.large = ElidedLabel("", "", mono_font(21, QFont.Weight.DemiBold))
-        self.facts = Facts()
-        self.unscored = Label("", "soft")
-        self.unscored.setWordWrap(True)
+        self.facts = FactGrid()
+        self.unscored = Label("", "soft", wraps=True)
         self.score_button = button(self.tr("Score the session"), "link")
-        self.score_button.clicked.connect(self.score_wanted)
-        self.alternatives = Alternatives()
+        self.alternatives = AlternativeList()
         self.alternatives.chosen.connect(self._choose)
         self.alternatives.previewed.connect(self._preview)
         self.draws, self.beam_rows = CountButtons(self.tr("continuations from here")), BeamRows()
         self.beams = self.beam_rows.ways
         self.draws.wanted.connect(lambda count: self._continue(count, beams=False))
         self.beams.wanted.connect(lambda count: self._continue(count, beams=True))
-        self.lacking = Label("", "soft")
-        self.lacking.setWordWrap(True)
+        self.lacking = Label("", "soft", wraps=True)
         self.lacking.hide()
         self.why = WhyFacts()
         self.compared = ComparedRows()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 12, 16, 16)
-        column.setSpacing(0)
-        column.addWidget(self.empty)
-        column.addWidget(self.large)
-        column.addWidget(self.source)
+        column = column_in(self, self.empty, self.large, self.source, spacing=0, margins=(16, 12, 16, 16))
         column.addSpacing(8)
-        column.addWidget(self.facts)
-        column.addWidget(self.unscored)
-        column.addLayout(row(self.score_button, 1))
+        fill(column, self.facts, self.unscored, row(self.score_button, 1))
         column.addSpacing(14)
         column.addWidget(self.compared)
         column.addWidget(self.alternatives)

@@ -7,7 +7,7 @@ from functools import partial
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout
+from PySide6.QtWidgets import QPushButton
 
 from ui.controller import Controller
 from ui.core.shown import Spot
@@ -15,11 +15,11 @@ from ui.inspector import words
 from ui.inspector.provenance import SettingsRows
 from ui.inspector.replay import Candidate, DrawLine, Outcome, Row, at_stage, candidates, replayed, same_draw
 from ui.inspector.stage_rows import CandidateLine, Candidates, cut_words, stage_words
-from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
+from ui.inspector.tab import BytesOf, Empty, InspectorTab
 from ui.inspector.token import WhyFacts
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, SamplingOptions, StatusView
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import button
+from ui.widgets.controls import button, column_in, row
 from ui.widgets.labels import Caption, ElidedLabel, Label, Notice
 from ui.widgets.numbers import count
 
@@ -45,24 +45,21 @@ class WhyTab(InspectorTab):
         self.empty = Empty(self.tr("Click a token to see how it was chosen."))
         self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
         self.why = WhyFacts(stages=False)
-        self.source = Label("", "soft", interface_font(11.5))
+        self.source = Label("", "soft", interface_font(11.5), wraps=True)
         self.stale = Notice()
-        self.missing = Label("", "soft")
+        self.missing = Label("", "soft", wraps=True)
         self.dials = SettingsRows()
         self.dials.changed.connect(lambda _sampling: self._replay())
         self.dials.chosen.connect(lambda _stage: self._show_table())
         self.line = DrawLine()
-        self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium))
+        self.verdict = Label("", "", interface_font(13, QFont.Weight.Medium), wraps=True)
         self.branch = button("")
         self.branch.clicked.connect(lambda _checked=False: self._branch())
-        self.note = Label("", "soft", interface_font(11.5))
+        self.note = Label("", "soft", interface_font(11.5), wraps=True)
         self.reset = self._link(self.tr("as drawn"), self._as_drawn)
         self.ask = self._link(self.tr("get every probability from the model"), self._ask)
-        self.facts = Facts(columns=1)
         self.table = Candidates()
-        self.did = Label("", "soft", interface_font(11.5))  # describes the chosen stage
-        for label in (self.source, self.missing, self.verdict, self.note, self.did):
-            label.setWordWrap(True)
+        self.did = Label("", "soft", interface_font(11.5), wraps=True)  # describes the chosen stage
         self._stages, self._among = Caption(self.tr("Stages · click one to see its effect")), Caption("")
         self._lay_out()
         self._show()
@@ -74,14 +71,8 @@ class WhyTab(InspectorTab):
         return made
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 14, 16, 16)
-        column.setSpacing(0)
-        links = QHBoxLayout()
-        links.setSpacing(14)
-        links.addWidget(self.reset)
-        links.addWidget(self.ask)
-        links.addStretch(1)
+        column = column_in(self, spacing=0, margins=(16, 14, 16, 16))
+        links = row(self.reset, self.ask, 1, spacing=14)
         for part, after in (
             (self.empty, 0), (self.large, 2), (self.source, 8), (self.stale, 8), (self.why, 10), (self.missing, 6),
             (self._stages, 4), (self.dials, 6), (self.line, 2), (self.verdict, 3), (self.note, 3),

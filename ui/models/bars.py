@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from ui.models.token_row import InlinePanel
 from ui.port import FitView, GgufPlan, translate
@@ -14,7 +14,7 @@ from ui.theme.fonts import interface_font, scaled
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
-from ui.widgets.controls import Choice, button, row, words
+from ui.widgets.controls import Choice, button, column_in, row, row_in, words
 from ui.widgets.labels import ElidedLabel
 from ui.widgets.numbers import size
 from ui.widgets.visible import one_line
@@ -37,12 +37,7 @@ class AskBar(InlinePanel):
         self.keep_button = button(leave, "plain")
         self.do_button.clicked.connect(self._agree)
         self.keep_button.clicked.connect(self.leave)
-        line = QHBoxLayout(self)
-        line.setContentsMargins(10, 5, 10, 5)
-        line.setSpacing(14)
-        line.addWidget(self._words, 1)
-        line.addWidget(self.do_button)
-        line.addWidget(self.keep_button)
+        row_in(self, (self._words, 1), self.do_button, self.keep_button, spacing=14, margins=(10, 5, 10, 5))
 
     @property
     def words(self) -> str:
@@ -80,11 +75,13 @@ class ChoiceBar(InlinePanel):
         self.keep_button = button(self.tr("Not now"), "plain")
         self.do_button.clicked.connect(self._agree)
         self.keep_button.clicked.connect(self.leave)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(10, 6, 10, 6)
-        column.setSpacing(6)
-        column.addWidget(self.question)
-        column.addLayout(row(self.choice, self.do_button, self.keep_button, 1, spacing=14))
+        column_in(
+            self,
+            self.question,
+            row(self.choice, self.do_button, self.keep_button, 1, spacing=14),
+            spacing=6,
+            margins=(10, 6, 10, 6),
+        )
 
     @property
     def buttons(self) -> tuple[QWidget, ...]:
@@ -176,9 +173,7 @@ class FitLegend(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._labels = [ElidedLabel("", "soft", interface_font(11.5)) for _ in range(4)]
-        line = QHBoxLayout(self)
-        line.setContentsMargins(0, 0, 0, 0)
-        line.setSpacing(5)
+        line = row_in(self, spacing=5)
         self._swatches = [_Swatch(place) for place in range(4)]
         for swatch, label in zip(self._swatches, self._labels, strict=True):
             line.addWidget(swatch)

@@ -6,34 +6,33 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from ui.models.bars import AskBar, ThinBar
 from ui.models.wording import rate_words, time_left
-from ui.port import Download, DownloadState
+from ui.port import DownloadState, DownloadView
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, restyle, row, words
+from ui.widgets.controls import button, column_in, restyle, row, words
 from ui.widgets.labels import ElidedLabel, Hairline, Label, plain_tooltip
 from ui.widgets.numbers import size
 
 
 class DownloadRow(QWidget):
-    """Shows a `Download`."""
+    """Shows a `DownloadView`."""
 
     pause_wanted = Signal(str)  # repository
     go_on_wanted = Signal(str)
     cancel_wanted = Signal(str)  # also dismisses a finished download
     open_wanted = Signal(str)  # the model's name on the shelf
 
-    def __init__(self, view: Download) -> None:
+    def __init__(self, view: DownloadView) -> None:
         super().__init__()
         self.view = view
         self.title = ElidedLabel(view.repository, "", interface_font(13.5, QFont.Weight.Medium))
         self.setAccessibleName(view.repository)
         self.numbers = Label("", "soft", interface_font(12))
         self.bar = ThinBar(self.tr("Download of {0}").format(view.repository))
-        self.detail, self.cause = words("", "soft"), words("", "warm")
-        self.detail.setFont(interface_font(11.5))
+        self.detail, self.cause = words(px=11.5), words("", "warm")
         self.pause_button, self.go_on_button = button(self.tr("Pause"), "link"), button(self.tr("Resume"), "link")
         self.open_button = button(self.tr("Open"), "link")
         self.cancel_button = button(self.tr("Cancel"), "plain")
@@ -43,15 +42,16 @@ class DownloadRow(QWidget):
         self.open_button.clicked.connect(lambda: self.open_wanted.emit(self.view.name))
         self.cancel_button.clicked.connect(self._ask_cancel)
         self.ask.agreed.connect(lambda: self.cancel_wanted.emit(self.view.repository))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
-        column.addLayout(row(self.title, 1, self.numbers))
-        column.addWidget(self.bar)
-        column.addWidget(self.detail)
-        column.addWidget(self.cause)
-        column.addLayout(row(self.pause_button, self.go_on_button, self.open_button, self.cancel_button, 1, spacing=16))
-        column.addWidget(self.ask)
+        column = column_in(
+            self,
+            row(self.title, 1, self.numbers),
+            self.bar,
+            self.detail,
+            self.cause,
+            row(self.pause_button, self.go_on_button, self.open_button, self.cancel_button, 1, spacing=16),
+            self.ask,
+            spacing=4,
+        )
         column.addSpacing(6)
         column.addWidget(Hairline())
         self.show_download(view)
@@ -61,7 +61,7 @@ class DownloadRow(QWidget):
         ask = self.ask
         return self.pause_button, self.go_on_button, self.open_button, self.cancel_button, ask.do_button, ask.keep_button
 
-    def show_download(self, view: Download) -> None:
+    def show_download(self, view: DownloadView) -> None:
         """Updates the row; the focus moves between Pause and Resume as these replace each other."""
         self.view = view
         state = view.state
@@ -81,7 +81,7 @@ class DownloadRow(QWidget):
         self.cause.setText(view.note if state is DownloadState.FAILED else "")
         self.cause.setVisible(bool(self.cause.text()))
 
-    def _numbers(self, view: Download) -> str:
+    def _numbers(self, view: DownloadView) -> str:
         if view.state is DownloadState.DONE:
             return self.tr("{0}, ready").format(size(view.total)) if view.total else self.tr("ready")
         parts = [f"{100 * view.done // view.total} %" if view.total else ""]
@@ -89,7 +89,7 @@ class DownloadRow(QWidget):
             parts += [rate_words(view.rate), time_left(view.eta)]
         return " · ".join(part for part in parts if part)
 
-    def _detail(self, view: Download) -> str:
+    def _detail(self, view: DownloadView) -> str:
         here = self.tr("{0} of {1}").format(size(view.done), size(view.total)) if view.total else size(view.done)
         if view.state is DownloadState.DONE:
             return self.tr("an adapter: add it under Model and Adapters") if view.kind == "adapter" else ""
@@ -133,7 +133,7 @@ class DownloadsLink(QPushButton):
     def minimumSizeHint(self) -> QSize:
         return super().sizeHint()
 
-    def show_downloads(self, downloads: Sequence[Download]) -> None:
+    def show_downloads(self, downloads: Sequence[DownloadView]) -> None:
         """Shows the running downloads, else the last failed, else the last finished one."""
         words = self._words(downloads)
         self.setText(words.replace("&", "&&"))
@@ -141,7 +141,7 @@ class DownloadsLink(QPushButton):
         self.setToolTip(plain_tooltip("\n".join(view.repository for view in downloads)))
         self.setVisible(bool(words))
 
-    def _words(self, downloads: Sequence[Download]) -> str:
+    def _words(self, downloads: Sequence[DownloadView]) -> str:
         running = [view for view in downloads if view.state is DownloadState.RUNNING]
         if len(running) > 1:
             done, total = sum(view.done for view in running), sum(view.total for view in running)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from ui.controller.models import ShelfController
 from ui.models.offers import Finds, Offers
 from ui.models.plan_card import PlanCard
 from ui.models.token_row import TokenRow
 from ui.port import FitView, HubFind, ModelPlan, Offer
-from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row, words
-from ui.widgets.fields import LineEdit
+from ui.widgets.controls import button, column_in, line_edit, row, words
 from ui.widgets.labels import Caption, set_kind
 
 
@@ -32,27 +30,25 @@ class GetSection(QWidget):
         super().__init__()
         self._controller = controller
         self._busy: tuple[str, ...] = ()  # repositories of downloads
-        self.field = LineEdit()
-        self.field.setProperty("kind", "field")
-        self.field.setFont(interface_font(13))
-        self.field.setPlaceholderText(self.tr("org/name, org/name@revision or search words"))
-        self.field.setAccessibleName(self.tr("Repository name or search words"))
+        hint = self.tr("org/name, org/name@revision or search words")
+        self.field = line_edit(self.tr("Repository name or search words"), hint, 13)
         self.look_button, self.search_button = button(self.tr("Look up")), button(self.tr("Search"))
         self.finds = Finds()
-        self.looking = words("", "soft")
+        self.looking = words()
         self.token = TokenRow()
         self.card = PlanCard()
         self.offers = Offers()
         hint = self.tr("Find a model on Hugging Face by name or by search words. Nothing is sent until you press a button.")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
-        column.addWidget(words(hint))
-        column.addLayout(row(self.field, self.look_button, self.search_button))
-        column.addWidget(self.looking)
-        column.addWidget(self.card)
-        column.addWidget(self.finds)
-        column.addWidget(self.token)
+        column = column_in(
+            self,
+            words(hint),
+            row(self.field, self.look_button, self.search_button),
+            self.looking,
+            self.card,
+            self.finds,
+            self.token,
+            spacing=8,
+        )
         column.addSpacing(4)
         column.addWidget(Caption(self.tr("Chat models that work here")))
         column.addWidget(self.offers)

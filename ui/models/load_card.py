@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication, Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QGridLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from ui.models.bars import FitBar, FitLegend
 from ui.models.token_row import InlinePanel
 from ui.models.wording import fit_words
 from ui.port import FitView, LoadChoice, LoadPlan
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import LINE_PX, Combo, button, row, words
+from ui.widgets.controls import LINE_PX, Combo, button, column_in, fill, grid, row, words
 from ui.widgets.labels import Label
 from ui.widgets.numbers import count
 
@@ -56,7 +56,7 @@ class LoadCard(InlinePanel):
         self.setAccessibleName(self.tr("How it is loaded"))
         self.plan: LoadPlan | None = None
         self.bar, self.legend = FitBar(), FitLegend()
-        self.fit_words, self.cost = words("", ""), words("", "soft")
+        self.fit_words, self.cost = words("", ""), words()
         self.context, self.weights = (
             Combo(self.tr("Context of this model")),
             Combo(self.tr("Precision of the weights")),
@@ -163,20 +163,11 @@ class LoadCard(InlinePanel):
         self._context_label.setBuddy(self.context)
         self._weights_label = Label(self.tr("Weights"), "soft", interface_font(LINE_PX))
         self._weights_label.setBuddy(self.weights)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(14, 12, 14, 12)
-        column.setSpacing(7)
-        column.addWidget(self.bar)
-        column.addWidget(self.legend)
-        column.addWidget(self.fit_words)
-        choices = QGridLayout()
-        choices.setHorizontalSpacing(10)
-        choices.setVerticalSpacing(7)
+        column = column_in(self, self.bar, self.legend, self.fit_words, spacing=7, margins=(14, 12, 14, 12))
+        choices = grid(10, 7)
         choices.setColumnStretch(2, 1)
         rows = ((self._context_label, self.context), (self._weights_label, self.weights))
         for line, (label, combo) in enumerate(rows):
             choices.addWidget(label, line, 0)
             choices.addWidget(combo, line, 1)
-        column.addLayout(choices)
-        column.addWidget(self.cost)
-        column.addLayout(row(self.open_button, self.leave_button, 1, spacing=14))
+        fill(column, choices, self.cost, row(self.open_button, self.leave_button, 1, spacing=14))

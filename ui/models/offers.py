@@ -8,11 +8,11 @@ from itertools import pairwise
 from msgspec.structs import replace
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QFrame, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QPushButton, QWidget
 
 from ui.port import HubFind, Offer
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, drop, restyle, row, words
+from ui.widgets.controls import button, column_in, column_of, drop, restyle, row, row_in, words
 from ui.widgets.labels import Caption, ElidedLabel, IconButton, Label
 from ui.widgets.numbers import count, size
 from ui.widgets.visible import one_line
@@ -26,10 +26,7 @@ class Finds(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[FindRow] = []
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 4, 0, 4)
-        self._column.setSpacing(9)
-        self._column.addWidget(Caption(self.tr("Search results")))
+        self._column = column_in(self, Caption(self.tr("Search results")), spacing=9, margins=(0, 4, 0, 4))
         self.hide()
 
     @property
@@ -56,23 +53,14 @@ class FindRow(QWidget):
         super().__init__()
         name = ElidedLabel(find.source, "", interface_font(13, QFont.Weight.Medium))
         consent = self.tr("accept its terms on its page first") if find.gated else ""
-        self.facts = words(one_line(" · ".join(part for part in (find.facts, consent) if part)), "soft")
-        self.facts.setFont(interface_font(11.5))
-        self.problem = words(one_line(find.problem), "warm")
-        self.problem.setFont(interface_font(11.5))
+        self.facts = words(one_line(" · ".join(part for part in (find.facts, consent) if part)), "soft", px=11.5)
+        self.problem = words(one_line(find.problem), "warm", px=11.5)
         self.problem.setVisible(bool(find.problem))
         self.look_button = button(self.tr("Look up"))
         self.look_button.setAccessibleName(self.tr("Look up {0}").format(find.source))
         self.look_button.clicked.connect(lambda: self.wanted.emit(find.source))
-        left = QVBoxLayout()
-        left.setSpacing(1)
-        for part in (name, self.facts, self.problem):
-            left.addWidget(part)
-        line = row(spacing=12)
-        line.setContentsMargins(0, 0, 0, 0)
-        line.addLayout(left, 1)
-        line.addWidget(self.look_button)
-        self.setLayout(line)
+        left = column_of(name, self.facts, self.problem, spacing=1)
+        row_in(self, (left, 1), self.look_button, spacing=12)
 
 
 class Offers(QWidget):
@@ -83,9 +71,7 @@ class Offers(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[OfferRow] = []
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(9)
+        self._column = column_in(self, spacing=9)
 
     @property
     def buttons(self) -> tuple[QPushButton, ...]:
@@ -115,22 +101,12 @@ class OfferRow(QWidget):
         self.offer = offer
         self.name = ElidedLabel("", "", interface_font(13, QFont.Weight.Medium))
         self.good_for = ElidedLabel("", "soft", interface_font(11.5))
-        self.facts = words("", "soft")
-        self.facts.setFont(interface_font(11.5))
+        self.facts = words(px=11.5)
         self.state = Label("", "accent", interface_font(11.5))
         self.get_button = button(self.tr("Get"))
         self.get_button.clicked.connect(lambda: self.wanted.emit(self.offer))
-        left = QVBoxLayout()
-        left.setSpacing(1)
-        head = row(self.name, self.state, spacing=8)
-        head.addWidget(self.good_for, 1)
-        left.addLayout(head)
-        left.addWidget(self.facts)
-        line = row(spacing=12)
-        line.setContentsMargins(0, 0, 0, 0)
-        line.addLayout(left, 1)
-        line.addWidget(self.get_button)
-        self.setLayout(line)
+        left = column_of(row(self.name, self.state, (self.good_for, 1)), self.facts, spacing=1)
+        row_in(self, (left, 1), self.get_button, spacing=12)
 
     def show_offer(self, offer: Offer, *, busy: bool) -> None:
         self.offer = offer
@@ -166,35 +142,19 @@ def parameter_words(parameters: int) -> str:
 class FirstModels(QFrame):
     """A card over the composer with models that fit this machine; hidden until it is wanted."""
 
-    wanted = Signal(object)  # Offer
-    more_wanted = Signal()
-    import_wanted = Signal()
-    dismissed = Signal()
-
     def __init__(self) -> None:
         super().__init__()
         self.setProperty("kind", "card")
         self.setAccessibleName(self.tr("Models that fit this machine"))
         self.offers = Offers()
-        self.offers.wanted.connect(self.wanted)
         self.more_button = button(self.tr("More models…"), "link")
-        self.more_button.clicked.connect(self.more_wanted)
         self.import_button = button(self.tr("Import a file…"), "link")
-        self.import_button.clicked.connect(self.import_wanted)
         self.dismiss_button = IconButton("x", self.tr("Not now"))
-        self.dismiss_button.clicked.connect(self.dismissed)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(14, 8, 10, 10)
-        column.setSpacing(6)
-        self.place = words("", "soft")
-        self.place.setFont(interface_font(11.5))
+        self.place = words(px=11.5)
         self.place.hide()
-        head = row(
-            Caption(self.tr("Models that fit this machine")), 1, self.import_button, self.more_button, self.dismiss_button
-        )
-        column.addLayout(head)
-        column.addWidget(self.offers)
-        column.addWidget(self.place)
+        caption = Caption(self.tr("Models that fit this machine"))
+        head = row(caption, 1, self.import_button, self.more_button, self.dismiss_button)
+        column_in(self, head, self.offers, self.place, spacing=6, margins=(14, 8, 10, 10))
         self.hide()
 
     def show_offers(self, offers: Sequence[Offer], busy: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QFileDialog, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QScrollArea, QWidget
 
 from ui.controller.models import ShelfController
 from ui.models.bars import ImportBar, ThinBar
@@ -15,8 +15,9 @@ from ui.models.downloads import DownloadRow
 from ui.models.getting import GetSection
 from ui.models.server_form import ServerForm
 from ui.models.shelf_row import ShelfRow
-from ui.port import Download, GgufPlan, LoadPlan, ShelfModel
-from ui.widgets.controls import Page, button, drop, row, words
+from ui.port import DownloadView, GgufPlan, LoadPlan, ShelfModel
+from ui.widgets.controls import Page, button, column_of, drop, fill, row, words
+from ui.widgets.fields import ask_for_file
 from ui.widgets.labels import Caption, Notice
 from ui.widgets.numbers import size
 
@@ -42,10 +43,10 @@ class ModelsPage(Page):
         self.server_button = button(self.tr("Connect to a server…"))
         self.server_form = ServerForm(self.server_button)
         self.import_form = ImportBar(self.import_button)
-        self.importing, self.import_words = ThinBar(self.tr("Importing")), words("", "soft")
+        self.importing, self.import_words = ThinBar(self.tr("Importing")), words()
         self.stop_import_button = button(self.tr("Stop"), "plain")
         self.get = GetSection(controller)
-        self._download_rows, self._model_rows = _column(), _column()
+        self._download_rows, self._model_rows = column_of(spacing=9), column_of(spacing=9)
         self._lay_out()
         self._connect()
 
@@ -82,8 +83,7 @@ class ModelsPage(Page):
         self.empty.setVisible(not models)
         self._chain()
 
-    def show_downloads(self, downloads: Sequence[Download]) -> None:
-        """Shows the downloads, running or not."""
+    def show_downloads(self, downloads: Sequence[DownloadView]) -> None:
         wanted = {view.repository for view in downloads}
         gone = [repository for repository in self.downloads if repository not in wanted]
         for repository in gone:
@@ -127,19 +127,15 @@ class ModelsPage(Page):
     # ---- what is asked ------------------------------------------------------------------------------------------------
 
     def _ask_folder(self) -> None:
-        dialog = self._dialog(self.tr("Add a model's folder"))
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
-        dialog.setOption(QFileDialog.Option.ShowDirsOnly)
-        dialog.fileSelected.connect(lambda path: self._controller.add_folder(Path(path)))
-        dialog.open()
+        self.notice.clear()
+        add, title = self._controller.add_folder, self.tr("Add a model's folder")
+        ask_for_file(self.window(), title, lambda path: add(Path(path)), folder=True)
 
     def ask_gguf(self) -> None:
         """Opens the dialogue for a GGUF file."""
-        dialog = self._dialog(self.tr("Import a GGUF file"))
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setNameFilter(self.tr("GGUF files (*.gguf)"))
-        dialog.fileSelected.connect(lambda path: self._controller.plan_import(Path(path)))
-        dialog.open()
+        self.notice.clear()
+        plan, title, names = self._controller.plan_import, self.tr("Import a GGUF file"), self.tr("GGUF files (*.gguf)")
+        ask_for_file(self.window(), title, lambda path: plan(Path(path)), names=names)
 
     def _ask_form(self, plan: GgufPlan) -> None:
         self.import_form.ask_form(plan)
@@ -155,12 +151,6 @@ class ModelsPage(Page):
         self.server_form.leave()
         self.notice.tell(words)
 
-    def _dialog(self, title: str) -> QFileDialog:
-        self.notice.clear()
-        dialog = QFileDialog(self.window(), title)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        return dialog
-
     # ---- how ----------------------------------------------------------------------------------------------------------
 
     def _model_row(self, model: ShelfModel) -> ShelfRow:
@@ -175,7 +165,7 @@ class ModelsPage(Page):
         made.refused.connect(self.notice.say)
         return made
 
-    def _download_row(self, view: Download) -> DownloadRow:
+    def _download_row(self, view: DownloadView) -> DownloadRow:
         made, controller = DownloadRow(view), self._controller
         made.pause_wanted.connect(controller.pause)
         made.go_on_wanted.connect(controller.download)
@@ -251,28 +241,11 @@ class ModelsPage(Page):
             QWidget.setTabOrder(first, second)
 
     def _lay_out(self) -> None:
-        column = self.column
-        column.addWidget(self.notice)
-        column.addWidget(self._head_downloads)
-        column.addLayout(self._download_rows)
-        self.head(self.tr("On this machine"))
-        column.addWidget(self.empty)
-        column.addLayout(self._model_rows)
-        column.addLayout(row(self.add_button, self.import_button, self.server_button, 1))
-        column.addWidget(self.server_form)
-        column.addWidget(self.import_form)
-        column.addWidget(self.importing)
-        progress = row(self.import_words, self.stop_import_button)
-        progress.setStretchFactor(self.import_words, 1)
-        column.addLayout(progress)
-        self.head(self.tr("Get a model"))
-        column.addWidget(self.get)
-        column.addStretch(1)
+        fill(self.column, self.notice, self._head_downloads, self._download_rows)
+        ways = row(self.add_button, self.import_button, self.server_button, 1)
+        shelf = self.empty, self._model_rows, ways, self.server_form, self.import_form, self.importing
+        progress = row((self.import_words, 1), self.stop_import_button)
+        self.section(self.tr("On this machine"), *shelf, progress)
+        self.section(self.tr("Get a model"), self.get, 1)
         self._head_downloads.hide()
         self._set_importing(False)
-
-
-def _column() -> QVBoxLayout:
-    made = QVBoxLayout()
-    made.setSpacing(9)
-    return made

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QPushButton, QWidget
 
 from ui.models.bars import FitBar, FitLegend
 from ui.models.load_card import contexts
 from ui.models.wording import FINGERPRINT_SHOWN, fit_words
 from ui.port import FitView, ModelPlan
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import Combo, button, row, words
+from ui.widgets.controls import Combo, button, column_in, drop, fill, grid, row, words
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import size
 from ui.widgets.visible import one_line
@@ -34,7 +34,7 @@ class PlanCard(QFrame):
         self._own: int | None = None
         self.title = ElidedLabel("", "", interface_font(13.5, QFont.Weight.Medium))
         self.commit = Label("", "soft", mono_font(11.5))
-        self.facts, self.kept = words("", "soft"), words("", "soft")
+        self.facts, self.kept = words(), words()
         self.bar, self.legend = FitBar(), FitLegend()
         self.fit_words = words("", "")
         self.context = Combo(self.tr("Context to plan for"))
@@ -45,7 +45,7 @@ class PlanCard(QFrame):
         self.files_button.setCheckable(True)
         self._files = QWidget()
         self.files_button.toggled.connect(self._files.setVisible)
-        self._grid = QGridLayout(self._files)
+        self._grid = grid(14, 2, self._files)
         self._lines: list[QWidget] = []
         self.download_button = QPushButton()
         self.download_button.setObjectName("send")
@@ -130,8 +130,7 @@ class PlanCard(QFrame):
 
     def _fill_files(self, plan: ModelPlan) -> None:
         for old in self._lines:
-            self._grid.removeWidget(old)
-            old.deleteLater()
+            drop(self._grid, old)
         self._lines = []
         for line, (name, bytes_) in enumerate(plan.files[:MOST_FILES]):
             parts = ElidedLabel(name, "soft", mono_font(11.5)), Label(size(bytes_), "soft", interface_font(11.5))
@@ -162,24 +161,12 @@ class PlanCard(QFrame):
         self.hide()
 
     def _lay_out(self) -> None:
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(14)
-        self._grid.setVerticalSpacing(2)
         self._grid.setColumnStretch(0, 1)
         self._files.hide()
         self._context_label = Label(self.tr("Context"), "soft", interface_font(12.5))
         self._context_label.setBuddy(self.context)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(14, 12, 14, 12)
-        column.setSpacing(7)
-        column.addLayout(row(self.title, 1, self.commit))
-        column.addWidget(self.facts)
-        column.addWidget(self.kept)
+        column = column_in(self, row(self.title, 1, self.commit), self.facts, self.kept, spacing=7, margins=(14, 12, 14, 12))
         column.addSpacing(4)
-        column.addWidget(self.bar)
-        column.addWidget(self.legend)
-        column.addWidget(self.fit_words)
-        column.addLayout(row(self._context_label, self.context, self.own_button, 1, spacing=10))
-        column.addLayout(row(self.files_button, 1))
-        column.addWidget(self._files)
+        context = row(self._context_label, self.context, self.own_button, 1, spacing=10)
+        fill(column, self.bar, self.legend, self.fit_words, context, row(self.files_button, 1), self._files)
         column.addLayout(row(self.download_button, self.leave_button, 1, spacing=14))

@@ -6,10 +6,8 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLineEdit, QPushButton, QVBoxLayout, QWidget
 
 from ui.models.token_row import InlinePanel
-from ui.port import Server
-from ui.theme.fonts import interface_font
-from ui.widgets.controls import Check, button, row, words
-from ui.widgets.fields import LineEdit
+from ui.port import ServerModel
+from ui.widgets.controls import Check, button, fill, line_edit, row, words
 from ui.widgets.labels import set_kind
 
 
@@ -20,7 +18,7 @@ class ServerForm(InlinePanel):
         home: The button that opens it.
     """
 
-    wanted = Signal(object)  # Server
+    wanted = Signal(object)  # ServerModel
     dropped = Signal()  # the request is cancelled
 
     def __init__(self, home: QPushButton) -> None:
@@ -81,7 +79,7 @@ class ServerForm(InlinePanel):
         self._say(self.tr("asking the server…"), "soft")
         self.connect_button.setEnabled(False)
         url, model, name, key = (each.text().strip() for each in self._fields)
-        self.wanted.emit(Server(url, name, model, key, self.plain_http.isChecked()))
+        self.wanted.emit(ServerModel(url, name, model, key, self.plain_http.isChecked()))
 
     def _say(self, text: str, kind: str = "warm") -> None:
         self.connect_button.setEnabled(True)
@@ -90,28 +88,19 @@ class ServerForm(InlinePanel):
         self.said.setVisible(bool(text))
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(self)
-        column.setSpacing(8)
         hint = self.tr(
             "Connects to vLLM, another Elsewise (elsewise serve), llama.cpp, SGLang, mlx_lm or any server with OpenAI's "
             "completions API. Messages and scored text are sent to it; drafts are not. The key is stored in the system "
             "keychain and sent only to that server."
         )
-        column.addWidget(words(hint))
-        column.addWidget(self.url)
-        column.addLayout(row(self.model_id, self.name))
-        column.addWidget(self.key)
-        column.addWidget(self.plain_http)
-        column.addWidget(self.said)
+        column = QVBoxLayout(self)
+        column.setSpacing(8)
+        fill(column, words(hint), self.url, row(self.model_id, self.name), self.key, self.plain_http, self.said)
         column.addLayout(row(self.connect_button, self.cancel_button, 1))
         self.plain_http.hide()
 
 
 def _field(hint: str, name: str) -> QLineEdit:
-    made = LineEdit()
-    made.setProperty("kind", "field")
-    made.setFont(interface_font(13))
+    made = line_edit(name, hint, 13)
     made.setMaxLength(1000)
-    made.setPlaceholderText(hint)
-    made.setAccessibleName(name)
     return made

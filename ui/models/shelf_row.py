@@ -6,14 +6,14 @@ import time
 
 from PySide6.QtCore import QPoint, Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QFont
-from PySide6.QtWidgets import QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QMenu, QWidget
 
 from ui.models.bars import AskBar, QuantiseBar, ThinBar
 from ui.models.load_card import LoadCard
 from ui.models.wording import facts_of
 from ui.port import LoadChoice, LoadPlan, ShelfModel
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, column_in, row, words
 from ui.widgets.labels import ElidedLabel, Hairline, Label, set_kind
 from ui.widgets.numbers import size
 from ui.widgets.visible import one_line
@@ -37,8 +37,7 @@ class ShelfRow(QWidget):
         self.title = ElidedLabel("", "", interface_font(13.5, QFont.Weight.Medium))
         self.in_use = Label(self.tr("in use"), "accent", interface_font(11.5))
         self.size_label = Label("", "soft", interface_font(12))
-        self.facts = words("", "soft")
-        self.facts.setFont(interface_font(11.5))
+        self.facts = words(px=11.5)
         self.problem = words("", "warm")
         self.open_button = button(self.tr("Open…"))
         self.more_button = button(self.tr("More"), "plain")
@@ -49,7 +48,7 @@ class ShelfRow(QWidget):
         self.menu.addSeparator()
         self.remove_action = self.menu.addAction(self.tr("Remove…"), self._ask_remove)
         self.bar, self.stop_button = ThinBar(self.tr("Progress")), button(self.tr("Stop"), "plain")
-        self.state = words("", "soft")
+        self.state = words()
         self.ask = AskBar(self.more_button, self.tr("Keep"))
         self.card = LoadCard(self.open_button)
         self.quantise = QuantiseBar(self.more_button)
@@ -112,7 +111,6 @@ class ShelfRow(QWidget):
         self._work(True)
 
     def show_quantised(self, made: str) -> None:
-        """Reports the quantised model."""
         self._end_work()
         self._say(self.tr("{0} is installed").format(made))
 
@@ -201,20 +199,19 @@ class ShelfRow(QWidget):
             self.refused.emit(self.tr("no file manager was found; the folder is {0}").format(self.model.folder))
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
-        column.addLayout(row(self.title, self.in_use, 1, self.size_label))
-        column.addWidget(self.facts)
-        column.addWidget(self.problem)
-        column.addLayout(row(self.open_button, self.more_button, 1, spacing=16))
-        column.addWidget(self.bar)
-        progress = row(self.state, self.stop_button)
-        progress.setStretchFactor(self.state, 1)
-        column.addLayout(progress)
-        column.addWidget(self.ask)
-        column.addWidget(self.quantise)
-        column.addWidget(self.card)
+        column = column_in(
+            self,
+            row(self.title, self.in_use, 1, self.size_label),
+            self.facts,
+            self.problem,
+            row(self.open_button, self.more_button, 1, spacing=16),
+            self.bar,
+            row((self.state, 1), self.stop_button),
+            self.ask,
+            self.quantise,
+            self.card,
+            spacing=4,
+        )
         column.addSpacing(6)
         column.addWidget(Hairline())
         for part in (self.bar, self.stop_button, self.state):

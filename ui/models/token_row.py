@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QWidget
 
 from ui.port import TokenView
-from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row, words
-from ui.widgets.fields import LineEdit
+from ui.widgets.controls import button, column_in, line_edit, row, words
 
 
 class InlinePanel(QFrame):
@@ -57,30 +55,17 @@ class TokenRow(QWidget):
         self.open_button = button(self.tr("Private or gated models…"), "plain")
         self.open_button.setCheckable(True)
         self.open_button.toggled.connect(self._open)
-        self.state = words("", "soft")
-        self.field = LineEdit()
-        self.field.setProperty("kind", "field")
-        self.field.setFont(interface_font(13))
+        self.state = words()
+        self.field = line_edit(self.tr("Hugging Face token"), self.tr("token (hf_…)"), 13)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.setMaxLength(1000)
-        self.field.setPlaceholderText(self.tr("token (hf_…)"))
-        self.field.setAccessibleName(self.tr("Hugging Face token"))
         self.field.returnPressed.connect(self._keep)
         self.keep_button, self.forget_button = button(self.tr("Keep")), button(self.tr("Delete the token"), "plain")
         self.keep_button.clicked.connect(self._keep)
         self.forget_button.clicked.connect(self._forget)
         self._parts = QWidget()
-        inner = QVBoxLayout(self._parts)
-        inner.setContentsMargins(0, 0, 0, 0)
-        inner.setSpacing(7)
-        inner.addWidget(self.state)
-        inner.addLayout(row(self.field, self.keep_button))
-        inner.addLayout(row(self.forget_button, 1))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(7)
-        column.addLayout(row(self.open_button, 1))
-        column.addWidget(self._parts)
+        column_in(self._parts, self.state, row(self.field, self.keep_button), row(self.forget_button, 1), spacing=7)
+        column_in(self, row(self.open_button, 1), self._parts, spacing=7)
         self._parts.hide()
 
     @property

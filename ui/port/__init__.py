@@ -10,7 +10,7 @@ import typing
 
 from runtime import SAMPLER_STAGES, Origin, RuntimeFault, SamplingOptions, Stage, TokenRecord, TokenRun, __version__
 from ui.port.comparison import ComparisonChoice, NoRoomRefusal, OnCompared, PathComparison, SimilarTurn, SimilarTurns
-from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing, TurnDepth, TurnDepthCost
+from ui.port.drawing import BeamScoring, Column, ColumnKind, Columns, Drawing, TurnDepth, TurnDepthCost
 from ui.port.engine import (
     BackendChoice,
     CacheCheck,
@@ -43,16 +43,16 @@ from ui.port.events import (
 )
 from ui.port.models import (
     Bits,
-    Download,
     DownloadsChanged,
     DownloadState,
+    DownloadView,
     FitView,
     GgufPlan,
     HubFind,
     ModelPlan,
     ModelsChanged,
     Offer,
-    Server,
+    ServerModel,
     ShelfModel,
     TokenView,
 )
@@ -74,11 +74,15 @@ from ui.port.settings import (
     AnswerFormat,
     AppSettings,
     Backup,
+    Contrast,
     DataFacts,
     FormatKind,
     Guess,
     ModelFacts,
+    Motion,
     OptionView,
+    OwnColours,
+    Scheme,
     SessionSetup,
     SettingsView,
     TextFile,
@@ -90,7 +94,7 @@ from ui.port.turns import (
     ContextPart,
     Made,
     PartKind,
-    Setting,
+    ResolvedOption,
     Tier,
     TurnStats,
     TurnStatus,

@@ -57,7 +57,7 @@ class ColumnKind(StrEnum):
     BEAMS = "beams"  # found by a beam search, best first
 
 
-class BeamRules(Struct, frozen=True):
+class BeamScoring(Struct, frozen=True):
     """The rules of a beam search; see `runtime.BeamOptions`."""
 
     length_penalty: float = 1.0  # log-probabilities are divided by the length to this power: above 0 favours longer beams
@@ -129,5 +129,7 @@ class ContinuationCommands(Protocol):
         The place is in front of token `index` of the turn, or (None) the end of the turn. The path shown stays.
         """
 
-    async def beams(self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamRules | None = None) -> None:
+    async def beams(
+        self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamScoring | None = None
+    ) -> None:
         """The likeliest continuations by a beam search, as siblings; the place is as in `continue_many`."""

@@ -119,7 +119,7 @@ class DownloadState(StrEnum):
     DONE = "done"
 
 
-class Download(Struct, frozen=True):
+class DownloadView(Struct, frozen=True):
     """How far a repository of the hub is fetched, with the cause if it waits or failed."""
 
     repository: str  # identifies it
@@ -144,14 +144,14 @@ class ModelsChanged(Struct, frozen=True):
 class DownloadsChanged(Struct, frozen=True):
     """The present state of all downloads."""
 
-    downloads: tuple[Download, ...]
+    downloads: tuple[DownloadView, ...]
 
 
 Bits = Literal[4, 8]
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerModel:
     """A model on a server, to connect to."""
 
     url: str  # ``http://127.0.0.1:8000``, ``https://host/v1``
@@ -195,7 +195,7 @@ class ShelfCommands(Protocol):
     async def add_folder(self, path: Path) -> str:
         """Adds a model folder, which stays where it is; returns its name on the shelf."""
 
-    async def connect(self, server: Server) -> str:
+    async def connect(self, server: ServerModel) -> str:
         """Asks a server for its capabilities, and adds its model to the shelf; returns its facts in words."""
 
     async def plan(self, wanted: str) -> ModelPlan:

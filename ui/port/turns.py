@@ -13,7 +13,7 @@ from ui.port.settings import TextFile, ToolCard
 from ui.port.transfers import OnTransfer
 
 
-class Setting(Struct, frozen=True):
+class ResolvedOption(Struct, frozen=True):
     """An option in force, and its source: call, session, preset, model or default."""
 
     name: str
@@ -25,7 +25,7 @@ class Made(Struct, frozen=True):
     """The provenance of an answer."""
 
     facts: Mapping[str, str]  # name and value: model, engine, seed, counts, times, its end
-    settings: tuple[Setting, ...]  # every option, the chosen ones first
+    settings: tuple[ResolvedOption, ...]  # every option, the chosen ones first
 
 
 class AnswerCommands(Protocol):

@@ -36,15 +36,8 @@ class DataPage(Page):
         self.reveal_button.clicked.connect(self._reveal)
         self.verify_button.clicked.connect(lambda: run(self._verify()))
         self.back_up_button.clicked.connect(lambda: run(self._back_up()))
-        self.head(self.tr("Folder"))
-        self.column.addWidget(self.folder)
-        self.column.addLayout(row(self.reveal_button, self.verify_button, 1))
-        self.column.addWidget(self.verified)
-        self.head(self.tr("Backups"))
-        self.column.addWidget(self.backups)
-        self.column.addLayout(row(self.back_up_button, 1))
-        self.column.addWidget(self.backed_up)
-        self.column.addStretch(1)
+        self.section(self.tr("Folder"), self.folder, row(self.reveal_button, self.verify_button, 1), self.verified)
+        self.section(self.tr("Backups"), self.backups, row(self.back_up_button, 1), self.backed_up, 1)
         for said in (self.verified, self.backed_up):
             said.hide()
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import QSignalBlocker, Qt
-from PySide6.QtWidgets import QGridLayout, QSizePolicy, QSpinBox, QWidget
+from PySide6.QtWidgets import QSizePolicy, QSpinBox, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, SETTING_RULES, AppSettings, SettingsView, translate
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import panel_width
 from ui.transcript.measure import Measure
-from ui.widgets.controls import LINE_PX, Combo, words
+from ui.widgets.controls import LINE_PX, Combo, grid, words
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.visible import one_line
 from ui.window.legend import name_of
@@ -85,7 +85,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingRow:
     """A row of the table.
 
     Attributes:
@@ -125,45 +125,47 @@ def _format_title(name: str) -> str:
 
 # fmt: off
 SETTINGS = (
-    Setting(ENGINE, "backend", QT_TRANSLATE_NOOP("SettingsWindow", "Engine")),
-    Setting(ENGINE, "device", QT_TRANSLATE_NOOP("SettingsWindow", "Device")),
-    Setting(ENGINE, "dtype", QT_TRANSLATE_NOOP("SettingsWindow", "Precision")),
-    Setting(ENGINE, "weights", QT_TRANSLATE_NOOP("SettingsWindow", "Precision of the weights"),
+    SettingRow(ENGINE, "backend", QT_TRANSLATE_NOOP("SettingsWindow", "Engine")),
+    SettingRow(ENGINE, "device", QT_TRANSLATE_NOOP("SettingsWindow", "Device")),
+    SettingRow(ENGINE, "dtype", QT_TRANSLATE_NOOP("SettingsWindow", "Precision")),
+    SettingRow(ENGINE, "weights", QT_TRANSLATE_NOOP("SettingsWindow", "Precision of the weights"),
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "Lower precision is faster on the CPU (hf) and changes probabilities slightly; the change is shown beside the model.")),
-    Setting(ENGINE, "chat_format", QT_TRANSLATE_NOOP("SettingsWindow", "Chat format"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
+    SettingRow(ENGINE, "chat_format", QT_TRANSLATE_NOOP("SettingsWindow", "Chat format"),
+        hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "For models without a chat template, or in place of theirs. A template of your own runs in a sandbox, with limits."),
         offered=_formats, held=lambda values: values.chat_template_file or values.chat_format, title=_format_title),
-    Setting(ENGINE, "offload", QT_TRANSLATE_NOOP("SettingsWindow", "Weights"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
+    SettingRow(ENGINE, "offload", QT_TRANSLATE_NOOP("SettingsWindow", "Weights"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "Layers on disk are read again for every token: slow, for models larger than memory (hf)."), title=_title(PLACES)),
-    Setting(ENGINE, "context_length", QT_TRANSLATE_NOOP("SettingsWindow", "Context"),
+    SettingRow(ENGINE, "context_length", QT_TRANSLATE_NOOP("SettingsWindow", "Context"),
         number=Number(10_000_000, step=1024, auto=FORMATS["auto"], unit=QT_TRANSLATE_NOOP("SettingsWindow", "tokens"))),
-    Setting(ENGINE, "threads", QT_TRANSLATE_NOOP("SettingsWindow", "Threads"), number=Number(1024, auto=TITLES["auto"])),
-    Setting(ENGINE, "draft_model", QT_TRANSLATE_NOOP("SettingsWindow", "Draft model"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
+    SettingRow(ENGINE, "threads", QT_TRANSLATE_NOOP("SettingsWindow", "Threads"), number=Number(1024, auto=TITLES["auto"])),
+    SettingRow(ENGINE, "draft_model", QT_TRANSLATE_NOOP("SettingsWindow", "Draft model"),
+        hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "Drafts tokens in sessions that use speculation; it must have the same vocabulary.")),
-    Setting(MEMORY, "kv_cache_bytes", QT_TRANSLATE_NOOP("SettingsWindow", "KV in memory"), number=MEGABYTES,
+    SettingRow(MEMORY, "kv_cache_bytes", QT_TRANSLATE_NOOP("SettingsWindow", "KV in memory"), number=MEGABYTES,
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "What the model has read is kept up to this limit. A lower limit drops the least recently used at once.")),
-    Setting(MEMORY, "disk_bytes", QT_TRANSLATE_NOOP("SettingsWindow", "KV on disk"), number=MEGABYTES,
+    SettingRow(MEMORY, "disk_bytes", QT_TRANSLATE_NOOP("SettingsWindow", "KV on disk"), number=MEGABYTES,
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "Lets sessions reopen without being read again. The least recently used goes first; conversations are never deleted.")),
-    Setting(GENERATION, "preset", QT_TRANSLATE_NOOP("SettingsWindow", "Preset"),
+    SettingRow(GENERATION, "preset", QT_TRANSLATE_NOOP("SettingsWindow", "Preset"),
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "For sessions without a preset of their own. Presets are saved under a session's Sampling."),
         title=lambda name: translate("Presets", name or "Elsewise's own")),
-    Setting(GENERATION, "titles", QT_TRANSLATE_NOOP("SettingsWindow", "Session titles"),
+    SettingRow(GENERATION, "titles", QT_TRANSLATE_NOOP("SettingsWindow", "Session titles"),
         hint=QT_TRANSLATE_NOOP("SettingsWindow", "By the model: it is asked for a title after the first answer of a session."),
         title=_title(TITLED)),
-    Setting(APPEARANCE, "scheme", QT_TRANSLATE_NOOP("SettingsWindow", "Colours"), title=_title(LOOKS)),
-    Setting(APPEARANCE, "contrast", QT_TRANSLATE_NOOP("SettingsWindow", "Contrast"), title=_title(LOOKS)),
-    Setting(APPEARANCE, "motion", QT_TRANSLATE_NOOP("SettingsWindow", "Motion"),
+    SettingRow(APPEARANCE, "scheme", QT_TRANSLATE_NOOP("SettingsWindow", "Colours"), title=_title(LOOKS)),
+    SettingRow(APPEARANCE, "contrast", QT_TRANSLATE_NOOP("SettingsWindow", "Contrast"), title=_title(LOOKS)),
+    SettingRow(APPEARANCE, "motion", QT_TRANSLATE_NOOP("SettingsWindow", "Motion"),
         hint=QT_TRANSLATE_NOOP("SettingsWindow", "Reduced: nothing fades."), title=_title(LOOKS)),
-    Setting(APPEARANCE, "text_percent", QT_TRANSLATE_NOOP("SettingsWindow", "Text size"),
+    SettingRow(APPEARANCE, "text_percent", QT_TRANSLATE_NOOP("SettingsWindow", "Text size"),
         number=Number(_TEXT.most, least=_TEXT.least, step=10, unit="%")),
-    Setting(APPEARANCE, COLOURS, QT_TRANSLATE_NOOP("SettingsWindow", "Colour tokens by"),
+    SettingRow(APPEARANCE, COLOURS, QT_TRANSLATE_NOOP("SettingsWindow", "Colour tokens by"),
         title=lambda name: name_of(Measure(name))),
-    Setting(APPEARANCE, "own_colours", QT_TRANSLATE_NOOP("SettingsWindow", "Colours in your own text"), title=_title(LOOKS)),
-    Setting(APPEARANCE, "developer", QT_TRANSLATE_NOOP("SettingsWindow", "Developer view"),
+    SettingRow(APPEARANCE, "own_colours", QT_TRANSLATE_NOOP("SettingsWindow", "Colours in your own text"), title=_title(LOOKS)),
+    SettingRow(APPEARANCE, "developer", QT_TRANSLATE_NOOP("SettingsWindow", "Developer view"),
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "Adds the inspector's Cache tab, Session > Clear Cache, and under every answer the tokens reused and computed."),
         title=_title(LOOKS)),
@@ -171,7 +173,7 @@ SETTINGS = (
 # fmt: on
 
 
-class Rows(QWidget):
+class SettingRows(QWidget):
     """The rows of one page in three columns: name, value, *now* or *after reload*; a line below may say more.
 
     Args:
@@ -183,10 +185,7 @@ class Rows(QWidget):
         super().__init__()
         self._changed = changed
         self._settings = [setting for setting in SETTINGS if setting.page == page]
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(14)
-        self._grid.setVerticalSpacing(7)
+        self._grid = grid(14, 7, self)
         self._grid.setColumnStretch(1, 1)
         self._line = 0
         self.when: dict[str, Label] = {}
@@ -215,7 +214,7 @@ class Rows(QWidget):
         setting = next(setting for setting in self._settings if setting.name == COLOURS)
         self._show_choice(setting, [each.value for each in Measure], measure.value)
 
-    def _show_choice(self, setting: Setting, offered: Sequence[str], held: str) -> None:
+    def _show_choice(self, setting: SettingRow, offered: Sequence[str], held: str) -> None:
         """Shows a choice; it is listed even if it is not offered (any more)."""
         combo = self.combos[setting.name]
         with QSignalBlocker(combo):
@@ -225,7 +224,7 @@ class Rows(QWidget):
             combo.setCurrentIndex(combo.findData(held))
         combo.setToolTip(plain_tooltip(held if Path(held).is_absolute() else ""))
 
-    def _add(self, setting: Setting) -> None:
+    def _add(self, setting: SettingRow) -> None:
         label = translate("SettingsWindow", setting.label)
         editor: QWidget
         if setting.number is not None:

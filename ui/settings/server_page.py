@@ -39,20 +39,13 @@ class ServerPage(Page):
         self.address = words("", "")
         self.switch.clicked.connect(lambda: run(self._switch(stop=self._offers_stop)))
         self.copy_button.clicked.connect(lambda: QGuiApplication.clipboard().setText(self._server.address))
-        self.head(self.tr("Server"))
-        self.column.addWidget(
-            words(
-                self.tr(
-                    "Other programs on this computer can ask the model that is loaded here, through OpenAI's API. "
-                    "Nothing listens until you start the server, no other computer can reach it, and it stops when Elsewise "
-                    "is closed. It asks for no key: any program on this computer can use it. Your own answers go first."
-                )
-            )
+        hint = self.tr(
+            "Other programs on this computer can ask the model that is loaded here, through OpenAI's API. "
+            "Nothing listens until you start the server, no other computer can reach it, and it stops when Elsewise "
+            "is closed. It asks for no key: any program on this computer can use it. Your own answers go first."
         )
-        self.column.addLayout(row(self.port, self.switch, 1))
-        self.column.addWidget(self.address)
-        self.column.addLayout(row(self.copy_button, 1))
-        self.column.addStretch(1)
+        start, copy = row(self.port, self.switch, 1), row(self.copy_button, 1)
+        self.section(self.tr("Server"), words(hint), start, self.address, copy, 1)
         self.show_state()
 
     def show_state(self) -> None:

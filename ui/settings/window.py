@@ -8,16 +8,17 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QComboBox, QFileDialog, QSpinBox, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QSpinBox, QWidget
 
 from ui.controller import Controller
 from ui.models.page import ModelsPage
 from ui.port import SettingsView
 from ui.settings.data_page import DataPage
-from ui.settings.rows import COLOURS, OWN_TEMPLATE, PAGES, Rows
+from ui.settings.rows import COLOURS, OWN_TEMPLATE, PAGES, SettingRows
 from ui.settings.server_page import ServerPage
 from ui.transcript.measure import Measure
-from ui.widgets.controls import Page
+from ui.widgets.controls import Page, column_in
+from ui.widgets.fields import ask_for_file
 from ui.widgets.labels import Notice
 from ui.widgets.tabs import Tabs
 
@@ -48,7 +49,7 @@ class SettingsWindow(QWidget):
         self._needs_reload = False  # as last shown
         self.reload.acted.connect(lambda: self._run(self._reload()))
         self.models = ModelsPage(controller.shelf)
-        self.engine, self.memory, self.generation, self.appearance = (Rows(page, self._change) for page in PAGES)
+        self.engine, self.memory, self.generation, self.appearance = (SettingRows(page, self._change) for page in PAGES)
         self.data = DataPage(self._workbench, self._run)
         self.data.refused.connect(self.notice.say)
         self.server = ServerPage(self._workbench, self._run)
@@ -102,11 +103,9 @@ class SettingsWindow(QWidget):
 
     # ---- pages --------------------------------------------------------------------------------------------------------
 
-    def _page(self, title: str, rows: Rows) -> Page:
+    def _page(self, title: str, rows: SettingRows) -> Page:
         page = Page()
-        page.head(title)
-        page.column.addWidget(rows)
-        page.column.addStretch(1)
+        page.section(title, rows, 1)
         return page
 
     def _lay_out(self) -> None:
@@ -120,24 +119,15 @@ class SettingsWindow(QWidget):
             (self.tr("Server"), self.server),
         ):
             self._pages.add(title, page)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self._pages)
-        column.addWidget(self._pages.stack, 1)
-        column.addWidget(self.reload)
-        column.addWidget(self.notice)
+        column_in(self, self._pages, (self._pages.stack, 1), self.reload, self.notice, spacing=0)
 
     # ---- changes ------------------------------------------------------------------------------------------------------
 
     def _choose_template(self) -> None:
         """Opens the dialogue for a template file; the row shows the setting in force until one is chosen."""
         self._run(self._show(None))
-        dialog = QFileDialog(self, self.tr("Choose a chat template (jinja2)"))
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(lambda path: self._change("chat_template_file", path))
-        dialog.open()
+        title = self.tr("Choose a chat template (jinja2)")
+        ask_for_file(self, title, lambda path: self._change("chat_template_file", path))
 
     def _change(self, name: str, value: object) -> None:
         if name == "chat_format" and value == OWN_TEMPLATE:

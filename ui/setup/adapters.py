@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
-from PySide6.QtWidgets import QDoubleSpinBox, QSlider, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDoubleSpinBox, QSlider, QWidget
 
 from ui.models.bars import ThinBar
-from ui.port import AdapterChoice, AdapterLine, Download, DownloadState
+from ui.port import AdapterChoice, AdapterLine, DownloadState, DownloadView
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
-from ui.widgets.controls import LINE_PX, Check, button, drop, row, words
-from ui.widgets.fields import LineEdit
+from ui.widgets.controls import LINE_PX, Check, button, column_in, drop, line_edit, row, words
 from ui.widgets.labels import ElidedLabel, IconButton, plain_tooltip
 from ui.widgets.visible import one_line
 
@@ -30,9 +29,7 @@ class AdapterRows(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(10)
+        self._column = column_in(self, spacing=10)
         self.rows: list[AdapterRow] = []
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._settle.timeout.connect(self._emit)
@@ -114,12 +111,13 @@ class AdapterRow(QWidget):
         fix_width(self.scale, 76)
         self.scale.lineEdit().setTextMargins(5, 0, 0, 0)
         self.scale.setAccessibleName(self.tr("Scale of {0}, as a number").format(name))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(2)
-        column.addLayout(row(self.on, 1, self.up, self.down, self.remove, spacing=2))
-        column.addLayout(row(self.slider, self.scale))
-        column.addWidget(self.detail)
+        column_in(
+            self,
+            row(self.on, 1, self.up, self.down, self.remove, spacing=2),
+            row(self.slider, self.scale),
+            self.detail,
+            spacing=2,
+        )
         self.on.toggled.connect(self.changed)
         self.slider.valueChanged.connect(lambda value: self.scale.setValue(value / 100))
         self.scale.valueChanged.connect(self._scaled)
@@ -155,27 +153,18 @@ class AdapterField(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._getting = ""
-        self.field = LineEdit()
-        self.field.setProperty("kind", "field")
-        self.field.setFont(interface_font(12.5))
-        self.field.setPlaceholderText("org/name, org/name@revision")
-        self.field.setAccessibleName(self.tr("Adapter by its name"))
+        self.field = line_edit(self.tr("Adapter by its name"), "org/name, org/name@revision")
         self.get_button = button(self.tr("Get"))
         self.get_button.setAccessibleName(self.tr("Get the adapter"))
-        self.bar, self.state = ThinBar(self.tr("Download of the adapter")), words("", "soft")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(5)
-        column.addLayout(row(self.field, self.get_button))
-        column.addWidget(self.bar)
-        column.addWidget(self.state)
+        self.bar, self.state = ThinBar(self.tr("Download of the adapter")), words()
+        column_in(self, row(self.field, self.get_button), self.bar, self.state, spacing=5)
         self.get_button.clicked.connect(self._get)
         self.field.returnPressed.connect(self._get)
         self.field.textEdited.connect(lambda _text: self.state.setVisible(bool(self._getting)))
         for part in (self.bar, self.state):
             part.hide()
 
-    def show_downloads(self, downloads: Sequence[Download]) -> None:
+    def show_downloads(self, downloads: Sequence[DownloadView]) -> None:
         """Shows the progress of the requested adapter."""
         repository = self._getting.partition("@")[0]
         view = next((each for each in downloads if each.repository == repository), None)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QGridLayout, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QWidget
 
 from ui.models.wording import FINGERPRINT_SHOWN
 from ui.port import EngineState, Guess, ModelFacts, SessionSetup, StatusView
 from ui.setup.adapters import AdapterField, AdapterRows
 from ui.theme.fonts import interface_font, mono_font
-from ui.widgets.controls import LINE_PX, Choice, Page, button, row, words
+from ui.widgets.controls import LINE_PX, Choice, Page, button, fill, grid, row, words
+from ui.widgets.fields import ask_for_file
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import count, size
 
@@ -19,60 +20,34 @@ GUESSES = (Guess.OFF, Guess.PROMPT_LOOKUP, Guess.DRAFT)
 class ModelPage(Page):
     """Shows `SessionSetup.model`, `adapters` and `guess`."""
 
-    models_wanted = Signal()
-    more_wanted = Signal()  # models than are on the shelf
-    comparison_wanted = Signal()
     adapter_wanted = Signal(str)  # a folder
-    adapter_id_wanted = Signal(str)  # ORG/NAME
-    stack_wanted = Signal(object)  # list[AdapterChoice]
     guess_wanted = Signal(object)  # Guess
 
     def __init__(self) -> None:
         super().__init__()
         self.name = ElidedLabel("", "", interface_font(15))
         self.change_button = button(self.tr("Choose a model…"), "link")
-        self.change_button.clicked.connect(self.models_wanted)
         self.more_button = button(self.tr("More models…"), "plain")
-        self.more_button.clicked.connect(self.more_wanted)
         self.compare_button = button(self.tr("Compare with…"), "link")
-        self.compare_button.clicked.connect(self.comparison_wanted)
-        self.column.addLayout(row(self.name, 1, self.change_button))
-        self.column.addLayout(row(self.more_button, 1, self.compare_button))
-        self.state = words()
-        self.column.addWidget(self.state)
+        self.state, self.warnings = words(), words()
         self._facts = QWidget()
-        self._grid = QGridLayout(self._facts)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(12)
-        self._grid.setVerticalSpacing(3)
+        self._grid = grid(12, 3, self._facts)
         self._grid.setColumnStretch(1, 1)
         self.facts: dict[str, Label] = {}
         self._captions: dict[str, Label] = {}
-        self.column.addWidget(self._facts)
-        self.warnings = words("", "soft")
-        self.column.addWidget(self.warnings)
-        self.head(self.tr("Adapters"))
-        self.no_adapters = words(self.tr("none"))
-        self.column.addWidget(self.no_adapters)
-        self.no_adapters_there = words("", "soft")
-        self.column.addWidget(self.no_adapters_there)
-        self.adapters = AdapterRows()
-        self.adapters.wanted.connect(self.stack_wanted)
-        self.column.addWidget(self.adapters)
-        self.adapter_field = AdapterField()
-        self.adapter_field.wanted.connect(self.adapter_id_wanted)
-        self.column.addWidget(self.adapter_field)
+        top = row(self.name, 1, self.change_button), row(self.more_button, 1, self.compare_button)
+        fill(self.column, *top, self.state, self._facts, self.warnings)
+        self.no_adapters, self.no_adapters_there = words(self.tr("none")), words()
+        self.adapters, self.adapter_field = AdapterRows(), AdapterField()
         self.add_button = button(self.tr("Add a folder…"))
         self.add_button.clicked.connect(self._choose_folder)
-        self.column.addLayout(row(self.add_button, 1))
-        self.head(self.tr("Speculation"))
+        none = self.no_adapters, self.no_adapters_there
+        self.section(self.tr("Adapters"), *none, self.adapters, self.adapter_field, row(self.add_button, 1))
         self.guess = Choice(self.tr("Speculation"), (self.tr("off"), self.tr("prompt lookup"), self.tr("draft model")))
         self.guess.chosen.connect(lambda place: self.guess_wanted.emit(GUESSES[place]))
-        self.column.addLayout(row(self.guess, 1))
         self.guess_words = words()
         self._status, self._setup = StatusView(EngineState.NONE), SessionSetup(0)
-        self.column.addWidget(self.guess_words)
-        self.column.addStretch(1)
+        self.section(self.tr("Speculation"), row(self.guess, 1), self.guess_words, 1)
 
     def show_setup(self, setup: SessionSetup) -> None:
         model, self._setup = setup.model, setup
@@ -136,9 +111,4 @@ class ModelPage(Page):
             self.facts[name].setAccessibleName(f"{name}: {value}")
 
     def _choose_folder(self) -> None:
-        dialog = QFileDialog(self.window(), self.tr("Add an adapter"))
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
-        dialog.setOption(QFileDialog.Option.ShowDirsOnly)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(self.adapter_wanted)
-        dialog.open()
+        ask_for_file(self.window(), self.tr("Add an adapter"), self.adapter_wanted.emit, folder=True)

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLineEdit, QWidget
 
 from ui.port import EngineState, OptionView, StatusView, translate
 from ui.setup.option_names import LABELS, MORE, Bytes, is_no_number, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
-from ui.widgets.controls import LINE_PX, button, row, words
+from ui.widgets.controls import LINE_PX, button, column_in, grid, line_edit, row, words
 from ui.widgets.dials import DIALS, DialSlider
-from ui.widgets.fields import LineEdit
 from ui.widgets.labels import IconButton, Label, plain_tooltip, set_kind
 
 SHORT = 20  # characters that fit into a field
@@ -35,9 +34,7 @@ class OptionRows(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._grid = QGridLayout()
-        self._grid.setHorizontalSpacing(8)
-        self._grid.setVerticalSpacing(4)
+        self._grid = grid(8, 4)
         self._grid.setColumnStretch(1, 1)
         self.fields: dict[str, QLineEdit] = {}
         self.sliders: dict[str, DialSlider] = {}
@@ -49,17 +46,12 @@ class OptionRows(QWidget):
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._settle.timeout.connect(self.flush)
         self._status = StatusView(EngineState.NONE)
-        self.lacking = words("", "soft")  # the settings that the running model does not have
+        self.lacking = words()  # the settings that the running model does not have
         self.bytes_of: Bytes = unknown  # to show the text of token ids
         self.more = button("", "link")
         self.more.setCheckable(True)
         self.more.toggled.connect(self._fold)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(6)
-        column.addWidget(self.lacking)
-        column.addLayout(self._grid)
-        column.addLayout(row(self.more, 1))
+        column_in(self, self.lacking, self._grid, row(self.more, 1), spacing=6)
         self._fold()
 
     def show_options(self, options: Sequence[OptionView]) -> None:
@@ -116,10 +108,7 @@ class OptionRows(QWidget):
         label, hint = (translate("Options", words) for words in LABELS.get(name) or MORE.get(name, (name, "")))
         line = len(self.fields)
         caption = Label(label, "soft", interface_font(LINE_PX))
-        field = LineEdit()
-        field.setProperty("kind", "field")
-        field.setFont(interface_font(LINE_PX))
-        field.setAccessibleName(label)
+        field = line_edit(label)
         field.setAccessibleDescription(hint)
         caption.setToolTip(plain_tooltip(hint))
         field.editingFinished.connect(lambda: self._finished(name))

@@ -17,6 +17,7 @@ from ui.setup.system_page import SystemPage
 from ui.setup.tools_page import ToolsPage
 from ui.theme.fonts import scaled
 from ui.theme.text_size import panel_width
+from ui.widgets.controls import column_in
 from ui.widgets.labels import Notice
 from ui.widgets.tabs import Tabs
 
@@ -143,12 +144,7 @@ class SetupPopover(QFrame):
         foot = QVBoxLayout()
         foot.setContentsMargins(12, 0, 12, 12)
         foot.addWidget(self.notice)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(1, 1, 1, 1)
-        column.setSpacing(0)
-        column.addWidget(self._pages)
-        column.addWidget(self._pages.stack, 1)
-        column.addLayout(foot)
+        column_in(self, self._pages, (self._pages.stack, 1), foot, spacing=0, margins=(1, 1, 1, 1))
 
     def _connect(self) -> None:
         controller = self._controller
@@ -159,12 +155,12 @@ class SetupPopover(QFrame):
         controller.tools_checked.connect(self.tools.show_checked)
         change = self._change
         self.model.adapter_wanted.connect(lambda folder: change(lambda c, s: c.add_adapter(s, folder)))
-        self.model.adapter_id_wanted.connect(self._get_adapter)
-        self.model.stack_wanted.connect(lambda stack: change(lambda c, s: c.set_adapters(s, stack)))
+        self.model.adapter_field.wanted.connect(self._get_adapter)
+        self.model.adapters.wanted.connect(lambda stack: change(lambda c, s: c.set_adapters(s, stack)))
         self.model.guess_wanted.connect(lambda guess: change(lambda c, s: c.set_guess(s, guess)))
         self.system.system_wanted.connect(lambda text: change(lambda c, s: c.set_system(s, text)))
-        self.system.files_wanted.connect(lambda files: change(lambda c, s: c.pin_files(s, files)))
-        self.sampling.option_wanted.connect(lambda name, value: change(lambda c, s: c.set_option(s, name, value)))
+        self.system.pinned.dropped.connect(lambda files: change(lambda c, s: c.pin_files(s, files)))
+        self.sampling.options.wanted.connect(lambda name, value: change(lambda c, s: c.set_option(s, name, value)))
         self.sampling.preset_wanted.connect(lambda name: change(lambda c, s: c.choose_preset(s, name)))
         self.sampling.save_wanted.connect(lambda name: change(lambda c, s: c.save_preset(s, name)))
         self.sampling.delete_wanted.connect(lambda name: change(lambda c, s: c.delete_preset(s, name)))

@@ -7,9 +7,7 @@ from PySide6.QtWidgets import QSizePolicy
 
 from ui.port import SessionSetup, translate
 from ui.setup.option_rows import OptionRows
-from ui.theme.fonts import interface_font
-from ui.widgets.controls import LINE_PX, Combo, Page, button, row, words
-from ui.widgets.fields import LineEdit
+from ui.widgets.controls import Combo, Page, button, line_edit, row, words
 from ui.widgets.visible import one_line
 
 DEFAULT = ""  # stands for the preset of the app's settings
@@ -18,37 +16,27 @@ DEFAULT = ""  # stands for the preset of the app's settings
 class SamplingPage(Page):
     """Shows `SessionSetup.options` and `preset`."""
 
-    option_wanted = Signal(str, object)
     preset_wanted = Signal(str)
     save_wanted = Signal(str)
     delete_wanted = Signal(str)
 
     def __init__(self) -> None:
         super().__init__()
-        self.head(self.tr("Preset"))
         self.presets = Combo(self.tr("Preset"))
         self.presets.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.presets.activated.connect(lambda place: self.preset_wanted.emit(self.presets.itemData(place)))
         self.delete_button = button(self.tr("Delete"))
         self.delete_button.clicked.connect(lambda: self.delete_wanted.emit(self.presets.currentData()))
-        self.column.addLayout(row(self.presets, self.delete_button))
-        self.preset_name = LineEdit()
-        self.preset_name.setProperty("kind", "field")
-        self.preset_name.setFont(interface_font(LINE_PX))
-        self.preset_name.setPlaceholderText(self.tr("save as…"))
-        self.preset_name.setAccessibleName(self.tr("Name of a preset to save"))
+        self.preset_name = line_edit(self.tr("Name of a preset to save"), self.tr("save as…"))
         self.preset_name.returnPressed.connect(self._save)
         self.save_button = button(self.tr("Save"))
         self.save_button.clicked.connect(self._save)
         self.preset_name.textChanged.connect(lambda text: self.save_button.setEnabled(bool(text.strip())))
         self.save_button.setEnabled(False)
-        self.column.addLayout(row(self.preset_name, self.save_button))
-        self.head(self.tr("Sampling"))
+        own = row(self.preset_name, self.save_button)
+        self.section(self.tr("Preset"), row(self.presets, self.delete_button), own)
         self.options = OptionRows()
-        self.options.wanted.connect(self.option_wanted)
-        self.column.addWidget(self.options)
-        self.column.addWidget(words(self.tr("Changes apply from the next answer"), "faint"))
-        self.column.addStretch(1)
+        self.section(self.tr("Sampling"), self.options, words(self.tr("Changes apply from the next answer"), "faint"), 1)
 
     def show_setup(self, setup: SessionSetup) -> None:
         self._show_presets(setup)

@@ -13,25 +13,19 @@ class SystemPage(Page):
     """Shows `SessionSetup.system` and `files`."""
 
     system_wanted = Signal(str)
-    files_wanted = Signal(object)  # tuple[TextFile, ...]
 
     def __init__(self) -> None:
         super().__init__()
-        self.head(self.tr("System prompt"))
         self.system = SourceField(
             self.tr("System prompt"), self.tr("empty: as in the model's template"), mono=False, height=220
         )
-        self.column.addWidget(self.system)
         self.system_button = button(self.tr("Start a branch with this system prompt"))
         self.system_button.clicked.connect(lambda: self.system_wanted.emit(self.system.toPlainText()))
-        self.column.addLayout(row(self.system_button, 1))
-        self.column.addWidget(words(self.tr("the conversation so far stays as another branch"), "faint"))
+        hint = words(self.tr("the conversation so far stays as another branch"), "faint")
         self.pinned_words = words(self.tr("pinned files, sent after the system prompt:"), "faint")
         self.pinned = FileChips(can_pin=False)
-        self.pinned.dropped.connect(self.files_wanted)
-        self.column.addWidget(self.pinned_words)
-        self.column.addWidget(self.pinned)
-        self.column.addStretch(1)
+        begin = row(self.system_button, 1)
+        self.section(self.tr("System prompt"), self.system, begin, hint, self.pinned_words, self.pinned, 1)
         self._system = ""  # in force
         self._drafts = PageDrafts[str]()
         self.system.textChanged.connect(self._offer)

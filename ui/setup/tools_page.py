@@ -27,25 +27,16 @@ class ToolsPage(Page):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head(self.tr("Tools"))
         self.source = SourceField(self.tr("Definitions of tools, as JSON"), EXAMPLE, height=210)
         self.source.textChanged.connect(self._typed)
-        self.column.addWidget(self.source)
         self.state = words()
-        self.column.addWidget(self.state)
         self.offer_button = button(self.tr("Start a branch with these tools"))
         self.offer_button.clicked.connect(lambda: self.tools_wanted.emit(self.source.toPlainText()))
-        self.column.addLayout(row(self.offer_button, 1))
-        self.column.addWidget(
-            words(
-                self.tr(
-                    "Tools are part of the system prompt, so this starts a branch. A call is shown under its answer and "
-                    "waits for a result that you type; nothing is executed."
-                ),
-                "faint",
-            )
+        hint = self.tr(
+            "Tools are part of the system prompt, so this starts a branch. A call is shown under its answer and "
+            "waits for a result that you type; nothing is executed."
         )
-        self.column.addStretch(1)
+        self.section(self.tr("Tools"), self.source, self.state, row(self.offer_button, 1), words(hint, "faint"), 1)
         self._held = ""
         self._drafts = PageDrafts[str]()
         self._checked: tuple[Sequence[str], str] | None = ((), "")  # names and problem of the draft; None while it is checked

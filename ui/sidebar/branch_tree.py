@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QFont, QFontMetrics, QKeyEvent, QPainter, QPen
-from PySide6.QtWidgets import QDialog, QListView, QMenu, QStyledItemDelegate, QStyleOptionViewItem, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QListView, QMenu, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from ui.port import BranchRow, TreeRow
 from ui.sidebar.session_list import paint_row_ground, set_up_rows
 from ui.sidebar.session_rows import Index, replace_rows
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, column_in, row
 from ui.widgets.fields import LineEdit
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.numbers import probability, signed
@@ -172,12 +172,7 @@ class NameBox(QDialog):
         cancel.clicked.connect(self.reject)
         rename.clicked.connect(self.accept)
         rename.setDefault(True)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(20, 16, 20, 16)
-        column.setSpacing(10)
-        column.addWidget(label)
-        column.addWidget(self.field)
-        column.addLayout(row(1, cancel, rename))
+        column_in(self, label, self.field, row(1, cancel, rename), spacing=10, margins=(20, 16, 20, 16))
 
 
 class _BranchDelegate(QStyledItemDelegate):

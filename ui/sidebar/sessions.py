@@ -9,13 +9,13 @@ from functools import partial
 
 from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QMenu, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QMenu, QSizePolicy, QWidget
 
 from ui.port import FolderView, SessionSummary, TrashedSession
 from ui.sidebar.session_list import SessionsView
 from ui.sidebar.session_rows import IS_OPEN, SUMMARY, Found, Head, SessionRows
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, column_in, column_of, row
 from ui.widgets.fields import LineEdit
 from ui.widgets.labels import Label, Notice
 from ui.widgets.visible import one_line
@@ -31,16 +31,11 @@ class SessionPanel(QWidget):
 
     chosen = Signal(int)
     found_chosen = Signal(int, object)  # a session, and the Hit to scroll to
-    renamed = Signal(int, str)
     pinned = Signal(int, bool)  # True: pin, False: unpin
     trashed = Signal(int)
     restored = Signal(int)  # out of the trash
     searched = Signal(str)
-    tagged = Signal(int, list)
-    arranged = Signal(list)  # ids of a group in their new order
-    moved = Signal(int, object)  # a session into a folder, or (None) back to the list
     folder_wanted = Signal(str, object)  # name of a new folder, and the session to move into it or None
-    folder_renamed = Signal(int, str)
     folder_removed = Signal(int)
     trash_wanted = Signal(bool)  # True: show the trash, False: show the sessions
     emptied = Signal(list)  # sessions to delete for good
@@ -75,20 +70,11 @@ class SessionPanel(QWidget):
         self.clear_button.clicked.connect(self.search.clear)
         self.clear_button.hide()
 
-        listed = QVBoxLayout()
-        listed.setSpacing(0)
-        listed.addWidget(self.search)
-        listed.addWidget(self.view)
-        listed.addWidget(self.nothing)
         way_out = row(self.clear_button, 1)
         way_out.setContentsMargins(8, 0, 0, 0)
-        listed.addLayout(way_out)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(6)  # visible only beside the undo bar and the question
-        column.addLayout(listed)
-        column.addWidget(self.undo_bar)
-        column.addWidget(self.question)
+        listed = column_of(self.search, self.view, self.nothing, way_out, spacing=0)
+        # the space is visible only beside the undo bar and the question
+        column_in(self, listed, self.undo_bar, self.question, spacing=6)
 
         self._delay = QTimer(self, singleShot=True, interval=SEARCH_DELAY_MS)
         self._delay.timeout.connect(lambda: self.searched.emit(self.search.text()))
@@ -99,11 +85,6 @@ class SessionPanel(QWidget):
         self.view.clicked.connect(self._choose)
         self.view.activated.connect(self._choose)
         self.view.customContextMenuRequested.connect(self._menu)
-        self.rows.renamed.connect(self.renamed)
-        self.rows.tagged.connect(self.tagged)
-        self.rows.arranged.connect(self.arranged)
-        self.rows.moved.connect(self.moved)
-        self.rows.folder_renamed.connect(self.folder_renamed)
         self.view.itemDelegate().closeEditor.connect(self._edited)
         self.rows.layoutChanged.connect(self.view.updateGeometry)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
@@ -284,10 +265,10 @@ class SessionPanel(QWidget):
         into = menu.addMenu(self.tr("Move to Folder"))
         for folder in self._folders:
             name = one_line(folder.name).replace("&", "&&")
-            chosen = into.addAction(name, partial(self.moved.emit, number, folder.folder_id))
+            chosen = into.addAction(name, partial(self.rows.moved.emit, number, folder.folder_id))
             chosen.setCheckable(True)
             chosen.setChecked(folder.folder_id == row.folder_id)
         into.addSeparator()
         into.addAction(self.tr("New Folder"), lambda: self.folder_wanted.emit(self.tr("New folder"), number))
-        into.addAction(self.tr("None"), lambda: self.moved.emit(number, None)).setEnabled(row.folder_id is not None)
+        into.addAction(self.tr("None"), lambda: self.rows.moved.emit(number, None)).setEnabled(row.folder_id is not None)
         menu.addAction(self.tr("Move to Trash"), lambda: self.trashed.emit(number))

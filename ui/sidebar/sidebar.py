@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QAbstractButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QAbstractButton, QWidget
 
 from ui.port import SessionView
 from ui.sidebar.branch_tree import BranchTree
@@ -12,7 +12,7 @@ from ui.sidebar.sessions import SessionPanel
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_width, panel_width
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, column_in, row
 from ui.widgets.labels import Caption, Hairline, plain_tooltip
 
 WIDTH, LEAST, MOST = 248, 180, 520  # pixels at 100 % text
@@ -71,26 +71,16 @@ class Sidebar(QWidget):
         self.tree = BranchTree()
         self._branches = QWidget()
         self._has_branches, self._shows_outline = False, True
-        lower = QVBoxLayout(self._branches)
-        lower.setContentsMargins(0, 14, 0, 0)
-        lower.setSpacing(0)
         caption = self.caption = Caption(self.tr("Branches"))
         caption.setContentsMargins(8, 16, 8, 6)
-        lower.addWidget(Hairline())
-        lower.addWidget(caption)
-        lower.addWidget(self.tree, 1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(10, 10, 11, 8)  # the hairline at the right is inside
-        column.setSpacing(0)
-        column.addWidget(self.sessions)
-        column.addWidget(self._branches, 1)
-        column.addStretch(0)
+        column_in(self._branches, Hairline(), caption, (self.tree, 1), spacing=0, margins=(0, 14, 0, 0))
         self.trash_shown = False  # instead of the sessions
         self.trash = button(self.tr("Trash"), "plain")
         self.trash.setFont(interface_font(12.5))
         place = row(self.trash, 1)
         place.setContentsMargins(8, 6, 0, 0)
-        column.addLayout(place)
+        # the hairline at the right is inside
+        column_in(self, self.sessions, (self._branches, 1), 0, place, spacing=0, margins=(10, 10, 11, 8))
 
     def set_width(self, px: int) -> None:
         """Sets the width within its bounds, in pixels at 100 % text."""

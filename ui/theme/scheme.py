@@ -9,10 +9,7 @@ import sys
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QApplication, QStyle
 
-from ui.port.settings import Contrast as Contrast
-from ui.port.settings import Motion as Motion
-from ui.port.settings import OwnColours as OwnColours
-from ui.port.settings import Scheme as Scheme
+from ui.port import Contrast, Motion, OwnColours, Scheme
 from ui.theme.fonts import interface_font, register_fonts
 from ui.theme.palette import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette
 from ui.theme.style import qt_palette, style_sheet

@@ -35,7 +35,7 @@ class Measure(StrEnum):
     LAYER = "layer"  # known only for turns for which it was requested, see `layer_steps`
 
 
-class Scale(Struct, frozen=True):
+class ColourScale(Struct, frozen=True):
     """The borders of the five colour steps of a measure, from the weakest to the strongest."""
 
     borders: tuple[float, float, float, float, float]
@@ -45,12 +45,12 @@ class Scale(Struct, frozen=True):
 
 
 SCALES: Final = {
-    Measure.SURPRISAL: Scale(STEPS_BITS, "bits"),
-    Measure.PROBABILITY: Scale((0.9, 0.5, 0.2, 0.05, 0.01), falls=True),
-    Measure.RANK: Scale((2, 3, 6, 11, 101), counts=True),
-    Measure.ENTROPY: Scale((0.5, 1.5, 2.5, 4.0, 6.0), "bits"),
-    Measure.MARGIN: Scale((4.0, 2.0, 1.0, 0.5, 0.2), "bits", falls=True),  # between the two likeliest tokens
-    Measure.LAYER: Scale((40, 60, 80, 95, 101)),  # per cent of the layers; 101: not even after the last layer
+    Measure.SURPRISAL: ColourScale(STEPS_BITS, "bits"),
+    Measure.PROBABILITY: ColourScale((0.9, 0.5, 0.2, 0.05, 0.01), falls=True),
+    Measure.RANK: ColourScale((2, 3, 6, 11, 101), counts=True),
+    Measure.ENTROPY: ColourScale((0.5, 1.5, 2.5, 4.0, 6.0), "bits"),
+    Measure.MARGIN: ColourScale((4.0, 2.0, 1.0, 0.5, 0.2), "bits", falls=True),  # between the two likeliest tokens
+    Measure.LAYER: ColourScale((40, 60, 80, 95, 101)),  # per cent of the layers; 101: not even after the last layer
 }
 
 

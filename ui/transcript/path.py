@@ -29,7 +29,7 @@ def has_own_words(run: TokenRun) -> bool:
     return bool((run.origin != int(Origin.TEMPLATE)).any())
 
 
-class Turn:
+class TranscriptTurn:
     """A turn whose tokens grow. `version` counts changes of the tokens other than appends, `revision` those of the numbers."""
 
     def __init__(self, view: TurnView, measure: Measure = Measure.SURPRISAL) -> None:
@@ -120,13 +120,12 @@ class Turn:
         return False
 
     def colour_by(self, measure: Measure, over: ColourOverride | None = None) -> None:
-        """See `Tokens.colour_by`."""
         self._measure, self._over = measure, over
         if self._tokens is not None:
             self._tokens.colour_by(measure, over)
 
 
-def is_same(turn: Turn, new: TurnView) -> bool:
+def is_same(turn: TranscriptTurn, new: TurnView) -> bool:
     """Whether a turn already shows `new`. Runs hold arrays, which `==` does not compare."""
     old = turn.view
     if turn.count != len(new.run):
@@ -139,7 +138,7 @@ def _same_run(a: TokenRun, b: TokenRun) -> bool:
     return len(a) == len(b) and np.array_equal(a.ids, b.ids) and np.array_equal(a.logprob, b.logprob, equal_nan=True)
 
 
-class Path:
+class TranscriptPath:
     """The turns of the shown path; those that stay on it keep their objects, and so their layout.
 
     Attributes:
@@ -153,7 +152,7 @@ class Path:
     """
 
     def __init__(self) -> None:
-        self.turns: list[Turn] = []
+        self.turns: list[TranscriptTurn] = []
         self.view: SessionView | None = None
         self.measure = Measure.SURPRISAL
         self.template = False
@@ -164,14 +163,14 @@ class Path:
     def take(self, view: SessionView) -> Sequence[int]:
         """Takes a session, or another path of it; returns the places of known turns that changed."""
         held = {turn.node_id: turn for turn in self.turns} if self.is_of(view) else {}
-        turns: list[Turn] = []
+        turns: list[TranscriptTurn] = []
         changed: list[int] = []
         for turn_view in view.turns:
             if turn_view.role == "system" and not self.template and not has_own_words(turn_view.run):
                 continue
             turn = held.get(turn_view.node_id)
             if turn is None:
-                turn = Turn(turn_view)
+                turn = TranscriptTurn(turn_view)
                 self._colour(turn)
             elif not is_same(turn, turn_view):
                 turn.take(turn_view)
@@ -207,7 +206,7 @@ class Path:
         for turn in self.turns:
             self._colour(turn)
 
-    def _colour(self, turn: Turn) -> None:
+    def _colour(self, turn: TranscriptTurn) -> None:
         over: ColourOverride | None = None
         if self.compared is not None and self.shows_difference:
             over = self.compared.marks(turn.node_id)

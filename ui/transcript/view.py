@@ -13,15 +13,15 @@ from ui.transcript.measure import Measure, Mode
 from ui.transcript.overlay.card import Card
 from ui.transcript.overlay.pointing import Colouring, Pointing, Resolver
 from ui.transcript.overlay.strip import EntropyStrip
-from ui.transcript.pane.find import Finder, Match, beginning
+from ui.transcript.pane.find import Finder, TextMatch, beginning
 from ui.transcript.pane.pane import OF_TURNS, Lacking, nothing_lacking
 from ui.transcript.pane.selection import Veil
-from ui.transcript.path import Path, Turn
+from ui.transcript.path import TranscriptPath, TranscriptTurn
 from ui.transcript.read_mode.read_pane import ReadPane
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode.tokens_pane import TokensPane
-from ui.widgets.controls import button
+from ui.widgets.controls import button, column_in
 
 _FAR = 0.5  # of the viewport's height: farther above the end, a button leads to it
 
@@ -35,15 +35,8 @@ class TranscriptView(QWidget):
 
     token_clicked = Signal(int, int)
     token_pinned = Signal(object)  # (node_id, index) or None
-    card_wanted = Signal()  # the pinned token was clicked, or Return was pressed
-    words_begun = Signal(str)  # first letter of a text to replace the pinned token
     words_typed = Signal(str)  # first letter of a text, without a pinned token that it could replace
-    why_wanted = Signal()  # show how the pinned token was drawn
-    columns_wanted = Signal(int, int, int, bool)  # node_id, index, how many continuations, whether by a beam search
-    range_selected = Signal(object)  # in Tokens: ((node_id, first token, behind the last one), ...); (): none
-    alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
     preview_wanted = Signal(int, int, int)  # node_id, index, token_id; `show_preview` answers
-    preview_left = Signal()  # the answer to `preview_wanted` is no longer needed
     variant_requested = Signal(int)
     edit_requested = Signal(int)  # another version of a turn
     regenerate_requested = Signal(int)
@@ -56,16 +49,15 @@ class TranscriptView(QWidget):
     earlier_requested = Signal()  # scrolled near to the first loaded turn of a long path
     earlier_texts_wanted = Signal()  # the texts of the turns before the loaded ones, for `take_earlier_texts`
     earlier_turn_wanted = Signal(int)  # load the path from this turn on: it contains a match
-    link_requested = Signal(str)  # a web or mail address clicked in Read mode; nothing is opened, the receiver asks first
     found_changed = Signal(object, int)  # number of the shown match (from 0) or None, and the count of all matches
     column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
 
     def __init__(self) -> None:
         super().__init__()
-        self._path = Path()
+        self._path = TranscriptPath()
         self.lacking: Lacking = nothing_lacking
         self._under: dict[int, QWidget] = {}
-        self._mode = Mode.TOKENS
+        self.mode = Mode.TOKENS
         ink, faces = Ink(LIGHT), Faces()
         self.tokens = TokensPane(ink, faces, self)
         self.read = ReadPane(ink, faces, self)
@@ -94,21 +86,13 @@ class TranscriptView(QWidget):
         self._strip_row = QVBoxLayout(self._below)
         self._strip_row.setContentsMargins(0, 0, 0, 0)
         self._strip_row.addWidget(self.strip)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self._stack, 1)
-        column.addWidget(self._below)
+        column_in(self, (self._stack, 1), self._below, spacing=0)
 
     def _connect(self) -> None:
-        self._pass_on(
-            self.tokens, "token_clicked", "token_pinned", "card_wanted", "words_begun", "range_selected", "alternative_chosen"
-        )
-        self._pass_on(self.tokens, "why_wanted", "columns_wanted")
+        self.tokens.token_clicked.connect(self.token_clicked)
+        self.tokens.token_pinned.connect(self.token_pinned)
         self.tokens.preview_wanted.connect(self.preview)
-        self.tokens.ghost_left.connect(self.preview_left)
         self.strip.token_clicked.connect(self._strip_clicked)
-        self._pass_on(self.read, "link_requested")
         self.latest.clicked.connect(self._go_down)
         self._stack.installEventFilter(self)
         for pane in self._panes():
@@ -116,12 +100,8 @@ class TranscriptView(QWidget):
             pane.verticalScrollBar().rangeChanged.connect(lambda _least, _most: self._latest_timer.start())
             pane.column_changed.connect(self._align)
             pane.beginning_near.connect(self._near_beginning)
-            self._pass_on(pane, *OF_TURNS)
-
-    def _pass_on(self, pane: QWidget, *signals: str) -> None:
-        """Connects signals of a pane to those of the same names here."""
-        for name in signals:
-            getattr(pane, name).connect(getattr(self, name))
+            for name in OF_TURNS:
+                getattr(pane, name).connect(getattr(self, name))
 
     def _near_beginning(self) -> None:
         if self._path.view is not None and self._path.view.earlier:
@@ -131,7 +111,7 @@ class TranscriptView(QWidget):
         return self.tokens, self.read
 
     @property
-    def turns(self) -> Sequence[Turn]:
+    def turns(self) -> Sequence[TranscriptTurn]:
         return self._path.turns
 
     @property
@@ -182,18 +162,13 @@ class TranscriptView(QWidget):
         if self._below.isHidden():
             self._show_strip()
 
-    @property
-    def mode(self) -> Mode:
-        """How the conversation is rendered."""
-        return self._mode
-
     def set_mode(self, mode: Mode) -> None:
         """Changes the mode; the same token stays at the top."""
-        if mode is self._mode:
+        if mode is self.mode:
             return
         old, new = (self.tokens, self.read) if mode is Mode.READ else (self.read, self.tokens)
         focused, held, anchor = old.hasFocus(), QApplication.focusWidget(), old.anchor()
-        self._mode, self._finder.typeset = mode, mode is Mode.READ
+        self.mode, self._finder.typeset = mode, mode is Mode.READ
         self.card.leave()
         self._stack.setCurrentWidget(new)
         old.suspend()
@@ -286,7 +261,7 @@ class TranscriptView(QWidget):
             pane.show_hits(self._finder.found)
         self.found_changed.emit(self._finder.place, self._finder.total)
 
-    def _show_match(self, match: Match | None) -> None:
+    def _show_match(self, match: TextMatch | None) -> None:
         self._pane().show_match(match)
 
     def scroll_to_end(self) -> None:
@@ -319,7 +294,7 @@ class TranscriptView(QWidget):
     @property
     def pinned(self) -> tuple[int, int] | None:
         """The pinned token: node_id and index."""
-        return self.tokens.pin
+        return self.tokens.pinned
 
     def set_pinned(self, node_id: int, index: int) -> None:
         """Pins a token and scrolls to it without a signal; a token that is not on the path is ignored."""
@@ -342,7 +317,7 @@ class TranscriptView(QWidget):
         return self._path.record(node_id, index)
 
     def _pane(self) -> TokensPane | ReadPane:
-        return self.tokens if self._mode is Mode.TOKENS else self.read
+        return self.tokens if self.mode is Mode.TOKENS else self.read
 
     def _strip_clicked(self, node_id: int, index: int) -> None:
         self.tokens.set_pin(node_id, index)
@@ -350,7 +325,7 @@ class TranscriptView(QWidget):
         self.token_clicked.emit(node_id, index)
 
     def _show_strip(self) -> None:
-        self._below.setVisible(self._mode is Mode.TOKENS and not self.strip.is_empty)
+        self._below.setVisible(self.mode is Mode.TOKENS and not self.strip.is_empty)
 
     def _align(self, left: int, width: int) -> None:
         if self.sender() is not self._pane():

@@ -7,7 +7,7 @@ from functools import partial
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QMenu, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QMenu, QPushButton, QWidget
 
 from ui.comparison.model_facts import LEFT, RIGHT
 from ui.port import RowText, TreeRow
@@ -15,7 +15,7 @@ from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
 from ui.tree.rows import Key
 from ui.tree.view import TreeView
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, column_in, row
 from ui.widgets.labels import ElidedLabel, Hairline, Label, native, plain_tooltip
 from ui.window.bars import FindBar
 
@@ -27,7 +27,6 @@ ROOM = 760  # panels of less width, pixels, have narrow margins
 class TreePanel(QWidget):
     """Replaces the conversation and the inspector."""
 
-    closed = Signal()  # by its button
     search_wanted = Signal(str)  # the words to find; "": none
     compare_wanted = Signal(int, int)  # node ids of two branches
     refused = Signal(str)  # why an action is impossible, and what to do instead
@@ -70,7 +69,6 @@ class TreePanel(QWidget):
         self.hoisted = ElidedLabel("", "soft", interface_font(12.5))
         self.back = button(self.tr("Back to the text"), "plain")
         self.back.setToolTip(plain_tooltip(self.tr("Close the tree ({0})").format(native("Esc"))))
-        self.back.clicked.connect(self.closed)
         self.view.typed.connect(self._begin_search)
         self.finder.wanted.connect(self._look)
         self.finder.step_wanted.connect(self.step)
@@ -278,14 +276,6 @@ class TreePanel(QWidget):
 
     def _lay_out(self) -> None:
         acts = self.bookmarks, self.compare_button, self.hoist_button, self.bookmark_button, self.prune_button, self.back
-        self._head = row(self.title, self.facts, *acts, spacing=14)
-        self._head.setStretch(1, 1)
-        base = row(self.whole, self.hoisted, spacing=10)
-        base.setStretch(1, 1)
-        self._column = QVBoxLayout(self)
-        self._column.setSpacing(8)
-        self._column.addLayout(self._head)
-        self._column.addWidget(Hairline())
-        self._column.addWidget(self.finder)
-        self._column.addLayout(base)
-        self._column.addWidget(self.view, 1)
+        self._head = row(self.title, (self.facts, 1), *acts, spacing=14)
+        base = row(self.whole, (self.hoisted, 1), spacing=10)
+        self._column = column_in(self, self._head, Hairline(), self.finder, base, (self.view, 1), spacing=8)

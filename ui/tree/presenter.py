@@ -39,7 +39,7 @@ class TreePresenter(QObject):
         panel.view.rows.texts_wanted.connect(tree.read_texts)
         panel.view.opened.connect(self._open_row)
         panel.search_wanted.connect(tree.find_rows)
-        panel.closed.connect(self.close)
+        panel.back.clicked.connect(self.close)
         panel.compare_wanted.connect(tree.compare_two)
         panel.refused.connect(parts.toast.say)
         panel.view.bookmark_wanted.connect(lambda row: self._change(row, tree.bookmark))

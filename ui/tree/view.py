@@ -116,7 +116,6 @@ class TreeView(QListView):
         menu.popup(self.viewport().mapToGlobal(event.pos() if by_mouse else self.visualRect(index).center()))
 
     def fill_menu(self, menu: QMenu, row: TreeRow) -> None:
-        """Adds the actions of a row."""
         menu.addAction(self.tr("Show"), lambda: self.opened.emit(row))
         if self.rows.is_parent(row):
             is_open = self.rows.is_open(row)

@@ -8,10 +8,12 @@ from typing import Generic, TypeVar
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QFont, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
+    QBoxLayout,
     QButtonGroup,
     QCheckBox,
     QComboBox,
     QFrame,
+    QGridLayout,
     QHBoxLayout,
     QLayout,
     QPushButton,
@@ -26,20 +28,30 @@ from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
-from ui.widgets.fields import TextField
+from ui.widgets.fields import LineEdit, TextField
 from ui.widgets.labels import Caption, Label, plain_tooltip, set_kind
 
 T = TypeVar("T")
+BoxT = TypeVar("BoxT", bound=QBoxLayout)
 LINE_PX = 12.5
 
 
-def words(text: str = "", kind: str = "soft") -> Label:
+def words(text: str = "", kind: str = "soft", px: float = LINE_PX) -> Label:
     """A label whose text wraps and can be selected."""
-    label = Label(text, kind, interface_font(LINE_PX))
-    label.setWordWrap(True)
+    label = Label(text, kind, interface_font(px), wraps=True)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
     return label
+
+
+def line_edit(name: str, hint: str = "", px: float = LINE_PX) -> LineEdit:
+    """A field of one line; `name` is for screen readers, `hint` is shown while it is empty."""
+    made = LineEdit()
+    made.setProperty("kind", "field")
+    made.setFont(interface_font(px))
+    made.setAccessibleName(name)
+    made.setPlaceholderText(hint)
+    return made
 
 
 def button(text: str, kind: str = "quiet") -> QPushButton:
@@ -80,15 +92,58 @@ def allow(part: QAction | QWidget, possible: bool, problem: str, tip: str = "") 
     part.setStatusTip(problem)
 
 
-def row(*parts: QWidget | int, spacing: int = 8) -> QHBoxLayout:
-    """Parts beside each other; a number is a stretch."""
+Part = QWidget | QLayout | tuple[QWidget | QLayout, int] | int  # a number is a stretch, beside a part that of the part
+
+
+def fill(layout: BoxT, *parts: Part) -> BoxT:
+    """Adds parts to a row or a column."""
+    for each in parts:
+        part, stretch = each if isinstance(each, tuple) else (each, 0)
+        if isinstance(part, int):
+            layout.addStretch(part)
+        elif isinstance(part, QLayout):
+            layout.addLayout(part, stretch)
+        else:
+            layout.addWidget(part, stretch)
+    return layout
+
+
+def row(*parts: Part, spacing: int = 8) -> QHBoxLayout:
+    """Parts beside each other."""
     made = QHBoxLayout()
     made.setSpacing(spacing)
-    for part in parts:
-        if isinstance(part, int):
-            made.addStretch(part)
-        else:
-            made.addWidget(part)
+    return fill(made, *parts)
+
+
+def column_of(*parts: Part, spacing: int) -> QVBoxLayout:
+    """Parts below each other."""
+    made = QVBoxLayout()
+    made.setSpacing(spacing)
+    return fill(made, *parts)
+
+
+def row_in(widget: QWidget, *parts: Part, spacing: int, margins: tuple[int, int, int, int] = (0, 0, 0, 0)) -> QHBoxLayout:
+    """Parts beside each other as the layout of a widget; margins are left, top, right and bottom."""
+    made = QHBoxLayout(widget)
+    made.setSpacing(spacing)
+    made.setContentsMargins(*margins)
+    return fill(made, *parts)
+
+
+def column_in(widget: QWidget, *parts: Part, spacing: int, margins: tuple[int, int, int, int] = (0, 0, 0, 0)) -> QVBoxLayout:
+    """Parts below each other as the layout of a widget; margins are left, top, right and bottom."""
+    made = QVBoxLayout(widget)
+    made.setSpacing(spacing)
+    made.setContentsMargins(*margins)
+    return fill(made, *parts)
+
+
+def grid(across: int, down: int, widget: QWidget | None = None) -> QGridLayout:
+    """A grid with these gaps and no margins, as the layout of a widget if one is given."""
+    made = QGridLayout(widget) if widget is not None else QGridLayout()
+    made.setContentsMargins(0, 0, 0, 0)
+    made.setHorizontalSpacing(across)
+    made.setVerticalSpacing(down)
     return made
 
 
@@ -98,9 +153,7 @@ class Page(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.setObjectName("page")
-        self.column = QVBoxLayout(self)
-        self.column.setContentsMargins(16, 14, 16, 16)
-        self.column.setSpacing(8)
+        self.column = column_in(self, spacing=8, margins=(16, 14, 16, 16))
 
     def minimumSizeHint(self) -> QSize:
         """Without a minimum height if the height depends on the width, so that a scroll area uses that for its width."""
@@ -109,10 +162,11 @@ class Page(QWidget):
         hint = super().minimumSizeHint()
         return QSize(hint.width(), 0 if layout.hasHeightForWidth() else hint.height())
 
-    def head(self, text: str) -> None:
+    def section(self, caption: str, *parts: Part) -> None:
+        """Adds a caption and the parts under it."""
         if self.column.count():
             self.column.addSpacing(10)
-        self.column.addWidget(Caption(text))
+        fill(self.column, Caption(caption), *parts)
 
 
 class SourceField(TextField):
@@ -220,9 +274,7 @@ class Choice(QWidget):
         self.setAccessibleName(name)
         self._group = QButtonGroup(self)
         self.buttons: list[QPushButton] = []
-        line = QHBoxLayout(self)
-        line.setContentsMargins(0, 0, 0, 0)
-        line.setSpacing(0)
+        line = row_in(self, spacing=0)
         for place, label in enumerate(labels):
             part = QPushButton(label)
             part.setCheckable(True)

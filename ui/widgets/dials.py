@@ -15,7 +15,7 @@ from ui.port import SAMPLER_STAGES
 STEPS = 1000
 
 
-class Scale(Struct, frozen=True):
+class SliderScale(Struct, frozen=True):
     """Maps a slider's position (0 to 1) to a setting and back."""
 
     to_value: Callable[[float], float]
@@ -30,31 +30,31 @@ class Dial(Struct, frozen=True):
     stage: str
     words: str
     off: float
-    scale: Scale
+    scale: SliderScale
     always: bool  # shown even while it is off
     draws: bool  # its stage needs a random number
 
 
-def linear(low: float, high: float) -> Scale:
+def linear(low: float, high: float) -> SliderScale:
     """A linear scale."""
-    return Scale(lambda x: low + (high - low) * x, lambda value: (value - low) / (high - low))
+    return SliderScale(lambda x: low + (high - low) * x, lambda value: (value - low) / (high - low))
 
 
-def squared(high: float) -> Scale:
+def squared(high: float) -> SliderScale:
     """A square scale, finer towards 0."""
-    return Scale(lambda x: high * x * x, lambda value: math.sqrt(max(value, 0.0) / high), digits=3)
+    return SliderScale(lambda x: high * x * x, lambda value: math.sqrt(max(value, 0.0) / high), digits=3)
 
 
-def counts(most: int) -> Scale:
+def counts(most: int) -> SliderScale:
     """A logarithmic scale of whole numbers; its right end is 0, "off"."""
 
     def count_of(x: float) -> float:
         return 0.0 if x >= 1 else round(math.exp(x * math.log(most)))
 
-    return Scale(count_of, lambda k: 1.0 if k == 0 else math.log(max(k, 1)) / math.log(most), digits=0)
+    return SliderScale(count_of, lambda k: 1.0 if k == 0 else math.log(max(k, 1)) / math.log(most), digits=0)
 
 
-_SCALES: dict[str, Callable[[float, float], Scale]] = {
+_SCALES: dict[str, Callable[[float, float], SliderScale]] = {
     "linear": linear,
     "square": lambda _low, high: squared(high),
     "count": lambda _low, high: counts(int(high)),

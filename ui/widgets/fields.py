@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +17,7 @@ from PySide6.QtGui import (
     QKeySequence,
     QMouseEvent,
 )
-from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QPlainTextEdit, QWidget
 
 
 @runtime_checkable
@@ -51,6 +51,21 @@ def _is_left(event: QEvent, *, can_undo: bool, can_redo: bool) -> bool:
     if left:
         event.ignore()
     return left
+
+
+def ask_for_file(owner: QWidget, title: str, chosen: Callable[[str], object], *, names: str = "", folder: bool = False) -> None:
+    """Opens a dialogue for an existing file (`names`: filters of names) or a folder; `chosen` gets the path.
+
+    The dialogue does not block the window, and deletes itself.
+    """
+    dialog = QFileDialog(owner, title)
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.setFileMode(QFileDialog.FileMode.Directory if folder else QFileDialog.FileMode.ExistingFile)
+    dialog.setOption(QFileDialog.Option.ShowDirsOnly, folder)
+    if names:
+        dialog.setNameFilter(names)
+    dialog.fileSelected.connect(chosen)
+    dialog.open()
 
 
 class TextField(QPlainTextEdit):

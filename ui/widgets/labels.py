@@ -27,16 +27,18 @@ class Label(QLabel):
         text: What to show.
         kind: The colour: "" (main), "soft", "faint" or "accent".
         font: The interface font at 13 px unless given.
+        wraps: Whether a long text continues on the next line.
     """
 
-    def __init__(self, text: str = "", kind: str = "", font: QFont | None = None, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, text: str = "", kind: str = "", font: QFont | None = None, *, wraps: bool = False) -> None:
+        super().__init__()
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setProperty("kind", kind)
         self.setFont(font or interface_font())
         self._alignment = self.alignment()
         self.setAlignment(self._alignment)
         self.setText(text)
+        self.setWordWrap(wraps)
 
     def setText(self, text: str) -> None:
         super().setText(seen(text))
@@ -167,8 +169,7 @@ class Notice(QFrame):
         self.setProperty("kind", kind)
         self._time = QTimer(self, singleShot=True)
         self._time.timeout.connect(self.hide)
-        self._words = Label(font=interface_font(12.5))
-        self._words.setWordWrap(True)
+        self._words = Label(font=interface_font(12.5), wraps=True)
         self._words.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self._action = QPushButton()

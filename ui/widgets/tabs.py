@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QPushButton, QScrollArea, QStackedWidget, QWidget
+from PySide6.QtWidgets import QButtonGroup, QFrame, QPushButton, QScrollArea, QStackedWidget, QWidget
 
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button
+from ui.widgets.controls import button, row_in
 
 
 def tab(text: str) -> QPushButton:
@@ -48,10 +48,7 @@ class Tabs(QWidget):
         self.buttons: list[QPushButton] = []
         self._make, self._sideways = make, sideways
         self._group = QButtonGroup(self)
-        self._row = QHBoxLayout(self)
-        self._row.setContentsMargins(*margins)
-        self._row.setSpacing(spacing)
-        self._row.addStretch(1)
+        self._row = row_in(self, 1, spacing=spacing, margins=margins)
 
     def add(self, words: str, page: QWidget) -> None:
         """Adds a page after the others; the first one is shown."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, QUrl, Signal
 from PySide6.QtGui import QFont, QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QSizePolicy
 
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, column_in, fill, row, row_in, words
 from ui.widgets.fields import LineEdit
 from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton, announce, native, plain_tooltip
 from ui.widgets.visible import place_of, safe_url, spelled
@@ -35,14 +35,8 @@ class LinkBar(QFrame):
         self.copy_button.clicked.connect(self._copy)
         self.dismiss_button = IconButton("x", self.tr("Dismiss"))
         self.dismiss_button.clicked.connect(self.hide)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(12, 6, 6, 6)
-        row.setSpacing(12)
-        row.addWidget(self.place)
-        row.addWidget(self.address, 1)
-        row.addWidget(self.open_button)
-        row.addWidget(self.copy_button)
-        row.addWidget(self.dismiss_button)
+        row = row_in(self, self.place, spacing=12, margins=(12, 6, 6, 6))
+        fill(row, (self.address, 1), self.open_button, self.copy_button, self.dismiss_button)
         self.hide()
 
     def ask(self, address: str) -> None:
@@ -96,14 +90,7 @@ class FindBar(QFrame):
         close = IconButton("x", self.tr("Close"))
         close.setToolTip(plain_tooltip(self.tr("Close ({0})").format(native("Esc"))))
         close.clicked.connect(self.dismiss)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(12, 6, 12, 6)
-        row.setSpacing(8)
-        row.addWidget(self.field, 1)
-        row.addWidget(self.count)
-        row.addWidget(self.previous)
-        row.addWidget(self.next)
-        row.addWidget(close)
+        row_in(self, (self.field, 1), self.count, self.previous, self.next, close, spacing=8, margins=(12, 6, 12, 6))
         self.show_place(None, 0)
         self.hide()
 
@@ -174,11 +161,7 @@ class CoachMark(QFrame):
         self.done_button = button(self.tr("Got it"), "link")
         self.done_button.clicked.connect(self.dismiss)
         self.setAccessibleName(f"{title.text()}. {said}")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(14, 8, 10, 10)
-        column.setSpacing(4)
-        column.addLayout(row(title, 1, self.done_button))
-        column.addWidget(words(said))
+        column_in(self, row(title, 1, self.done_button), words(said), spacing=4, margins=(14, 8, 10, 10))
         self.hide()
 
     def dismiss(self) -> None:

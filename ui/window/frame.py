@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
 
 from ui.comparison.branches import ComparePane
 from ui.comparison.continuations import ColumnsPanel
@@ -23,6 +23,7 @@ from ui.transcript import TranscriptView
 from ui.transcript.overlay.pinned_card import PinnedCard
 from ui.transcript.overlay.tool_cards import ToolCards
 from ui.tree.panel import TreePanel
+from ui.widgets.controls import column_in, fill, row
 from ui.widgets.labels import Notice
 from ui.window.bars import CoachMark, FindBar, LinkBar
 from ui.window.status import StatusBar
@@ -113,9 +114,8 @@ class Frame(QWidget):
         self._foot.insertWidget(0, card)
         self._cards[card] = False
         before = self.composer.field.previousInFocusChain()
-        while (
-            before is not None and before.focusPolicy() is Qt.FocusPolicy.NoFocus
-        ):  # Qt ignores a tab order after one of these
+        # Qt ignores a tab order after a widget without focus
+        while before is not None and before.focusPolicy() is Qt.FocusPolicy.NoFocus:
             before = before.previousInFocusChain()
         assert before is not None  # the chain is a ring, and the field is on it
         for stop in card.findChildren(QPushButton):
@@ -193,46 +193,20 @@ class Frame(QWidget):
         column = self.column
         column.setObjectName("column")
         column.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        middle = QVBoxLayout(column)
-        middle.setContentsMargins(0, 0, 0, BELOW)
-        middle.setSpacing(0)
-        middle.addWidget(self.finder)
-        middle.addWidget(self.comparison)
-        middle.addWidget(self.similar)
-        middle.addWidget(self.transcript, 2)
-        middle.addWidget(self.columns, 3)
-        middle.addWidget(self.compare, 5)
+        middle = column_in(column, self.finder, self.comparison, self.similar, spacing=0, margins=(0, 0, 0, BELOW))
+        fill(middle, (self.transcript, 2), (self.columns, 3), (self.compare, 5))
         self._foot.setContentsMargins(LEFT, 0, RIGHT, 0)
         self._foot.setSpacing(8)
-        self._foot.addWidget(self.coach)
-        self._foot.addWidget(self.first)
-        self._foot.addWidget(self.writer)
-        self._foot.addWidget(self.link)
-        self._foot.addWidget(self.composer)
+        fill(self._foot, self.coach, self.first, self.writer, self.link, self.composer)
         middle.addLayout(self._foot)
         column.installEventFilter(self)
-        panels = QHBoxLayout()
-        panels.setSpacing(0)
-        panels.addWidget(self.sidebar)
-        panels.addWidget(column, 1)
-        panels.addWidget(self.tree, 1)
-        panels.addWidget(self.inspector)
-        rows = QVBoxLayout(self)
-        rows.setContentsMargins(0, 0, 0, 0)
-        rows.setSpacing(0)
-        rows.addLayout(panels, 1)
-        rows.addWidget(self.status)
+        panels = row(self.sidebar, (column, 1), (self.tree, 1), self.inspector, spacing=0)
+        column_in(self, (panels, 1), self.status, spacing=0)
 
     def _align(self, left: int, width: int) -> None:
         """Aligns composer and comparisons with the text; with the edges of a narrow column."""
         room = self.transcript.width()
-        if room < panel_width(NARROW):
-            self._foot.setContentsMargins(EDGE, 0, EDGE, 0)
-            self.comparison.align(EDGE)
-            self.similar.align(EDGE)
-            self.compare.align(EDGE, EDGE)
-            return
-        right = max(room - left - width, 0)
+        left, right = (EDGE, EDGE) if room < panel_width(NARROW) else (left, max(room - left - width, 0))
         self._foot.setContentsMargins(left, 0, right, 0)
         self.comparison.align(left)
         self.similar.align(left)

@@ -20,7 +20,7 @@ from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SetupController
 from ui.core.shown import typed_text
-from ui.core.undo import Step
+from ui.core.undo import UndoStep
 from ui.inspector.tab import Empty
 from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, SessionView, TextFile
@@ -206,7 +206,7 @@ class Intents(QObject):
                     return bans if token_id in bans else [*bans, token_id]
 
                 back, again = (partial(self._change_bans, setup.session_id, change) for change in (lifted, added))
-                self._controller.undo_stack.remember(Step(self.tr("Ban"), setup.session_id, back, again))
+                self._controller.undo_stack.remember(UndoStep(self.tr("Ban"), setup.session_id, back, again))
             words = self.tr("{0} is banned in this session; the list of bans is under Sampling").format(spoken_token(name))
             self._parts.toast.say(words)
             return setup
@@ -257,10 +257,10 @@ class Intents(QObject):
         comparison.failed.connect(lambda words, anyway: bar.say(words, anyway=anyway))
         bar.stopped.connect(comparison.stop)
         bar.closed.connect(shown.close)
-        bar.next_wanted.connect(shown.next_disagreement)
+        bar.next_button.clicked.connect(shown.next_disagreement)
         bar.again_wanted.connect(comparison.compare_again)
-        bar.all_wanted.connect(comparison.compare_all)
-        bar.keep_wanted.connect(comparison.keep)
+        bar.all_button.clicked.connect(comparison.compare_all)
+        bar.keep.clicked.connect(comparison.keep)
         controller.session_shown.connect(shown.leave)
         parts.status.legend.difference_chosen.connect(lambda: shown.colour(difference=True))
 
@@ -288,24 +288,23 @@ class Intents(QObject):
         panel.chosen.connect(controller.open)
         panel.found_chosen.connect(controller.tree.open_at)
         controller.tree.hit_shown.connect(self.show_hit)
-        renames = panel.renamed, panel.tagged, panel.folder_renamed
-        for asked in (*renames, panel.pinned, panel.trashed, panel.restored, panel.arranged, panel.moved, panel.folder_wanted):
+        rows = panel.rows
+        edits = rows.renamed, rows.tagged, rows.folder_renamed, rows.arranged, rows.moved
+        for asked in (*edits, panel.pinned, panel.trashed, panel.restored, panel.folder_wanted):
             asked.connect(lambda *_asked: parts.composer.notice.clear())  # with the previous refusal
-        panel.renamed.connect(controller.sessions.rename)
+        rows.renamed.connect(controller.sessions.rename)
         panel.pinned.connect(controller.sessions.pin)
         panel.trashed.connect(controller.sessions.trash)
         panel.restored.connect(controller.sessions.restore)
         panel.searched.connect(controller.sessions.search)
-        panel.tagged.connect(controller.sessions.tag)
-        panel.arranged.connect(controller.sessions.arrange)
-        panel.moved.connect(controller.sessions.move)
+        rows.tagged.connect(controller.sessions.tag)
+        rows.arranged.connect(controller.sessions.arrange)
+        rows.moved.connect(controller.sessions.move)
         panel.folder_wanted.connect(controller.sessions.create_folder)
-        panel.folder_renamed.connect(controller.sessions.rename_folder)
+        rows.folder_renamed.connect(controller.sessions.rename_folder)
         panel.folder_removed.connect(controller.sessions.remove_folder)
         panel.trash_wanted.connect(controller.sessions.show_trash)
-        parts.sidebar.trash.clicked.connect(
-            lambda _checked=False: controller.sessions.show_trash(not parts.sidebar.trash_shown)
-        )
+        parts.sidebar.trash.clicked.connect(lambda: controller.sessions.show_trash(not parts.sidebar.trash_shown))
         panel.emptied.connect(controller.sessions.empty)
 
     def _wire_tree(self) -> None:
@@ -338,18 +337,18 @@ class Intents(QObject):
         composer.settled.connect(controller.drafts.score)
         composer.attach_wanted.connect(controller.drafts.read_file)
         composer.leave_out_wanted.connect(controller.drafts.leave_out)
-        composer.larger_wanted.connect(controller.drafts.grow_context)
+        composer.overflow.larger.clicked.connect(controller.drafts.grow_context)
         composer.new_wanted.connect(self.new_session)
-        composer.pin_wanted.connect(self.pin_file)
+        composer.chips.pin_wanted.connect(self.pin_file)
         parts.cards.answered.connect(controller.answers.answer_call)
 
     def _wire_top(self) -> None:
         controller, parts, presenter = self._controller, self._parts, self._presenter
-        parts.top.mode_chosen.connect(presenter.set_mode)
-        parts.top.step_wanted.connect(controller.tree.step_variant)
-        parts.top.model_chosen.connect(controller.models.choose_model)
-        parts.top.backend_chosen.connect(controller.models.choose_backend)
-        parts.top.models_wanted.connect(controller.models.ask_menu)
+        parts.top.modes.chosen.connect(presenter.set_mode)
+        parts.top.branch.step_wanted.connect(controller.tree.step_variant)
+        parts.top.model.chosen.connect(controller.models.choose_model)
+        parts.top.model.backend_chosen.connect(controller.models.choose_backend)
+        parts.top.model.clicked.connect(controller.models.ask_menu)
         parts.writer.acted.connect(controller.models.ask_menu)
         parts.top.new_button.clicked.connect(self.new_session)
         parts.status.legend.measure_chosen.connect(presenter.colour_by)
@@ -358,12 +357,12 @@ class Intents(QObject):
         controller, parts, presenter = self._controller, self._parts, self._presenter
         view = parts.transcript
         view.token_pinned.connect(presenter.take_pin)
-        view.range_selected.connect(presenter.show_range)
-        view.alternative_chosen.connect(self.branch)
-        view.why_wanted.connect(self.show_why)
-        view.columns_wanted.connect(self.find_columns_at)
+        view.tokens.range_selected.connect(presenter.show_range)
+        view.tokens.alternative_chosen.connect(self.branch)
+        view.tokens.why_wanted.connect(self.show_why)
+        view.tokens.columns_wanted.connect(self.find_columns_at)
         view.preview_wanted.connect(controller.draws.ask_preview)
-        view.preview_left.connect(controller.draws.drop_preview)
+        view.tokens.ghost_left.connect(controller.draws.drop_preview)
         controller.draws.preview_found.connect(view.show_preview)
         view.variant_requested.connect(controller.tree.select)
         view.edit_requested.connect(self.edit)
@@ -376,7 +375,7 @@ class Intents(QObject):
         parts.status.choose.clicked.connect(lambda _checked=False: controller.models.ask_menu())
         view.copy_requested.connect(copy)
         view.earlier_requested.connect(controller.show_earlier)
-        view.link_requested.connect(parts.link.ask)
+        view.read.link_requested.connect(parts.link.ask)
         parts.link.copy_wanted.connect(copy)
         parts.link.open_wanted.connect(self.open_link)
 
@@ -420,8 +419,8 @@ class Intents(QObject):
         controller, parts = self._controller, self._parts
         card = parts.pinned
         card.find_tokens = controller.find_tokens
-        parts.transcript.card_wanted.connect(card.open)
-        parts.transcript.words_begun.connect(self._begin_words)
+        parts.transcript.tokens.card_wanted.connect(card.open)
+        parts.transcript.tokens.words_begun.connect(self._begin_words)
         parts.transcript.words_typed.connect(parts.composer.type_on)
         card.alternative_chosen.connect(self.branch)
         card.text_typed.connect(controller.answers.tokenise)
@@ -429,7 +428,7 @@ class Intents(QObject):
         card.preview_wanted.connect(parts.transcript.preview)
         card.columns_wanted.connect(self.find_columns_at)
         card.ban_wanted.connect(self.ban)
-        card.why_wanted.connect(self.show_why)
+        card.why.clicked.connect(self.show_why)
         card.row_wanted.connect(controller.draws.ask_row_quietly)
         controller.draws.row_found.connect(card.show_row)
 
@@ -442,7 +441,7 @@ class Intents(QObject):
         controller, parts = self._controller, self._parts
         parts.columns.kept.connect(lambda node_id: controller.tree.select(node_id, controller.draws.close_columns))
         parts.columns.kept.connect(lambda _node_id: parts.composer.setFocus())  # the next message can be written
-        parts.columns.stopped.connect(controller.answers.stop)
+        parts.columns.stop_button.clicked.connect(controller.answers.stop)
         parts.columns.closed.connect(controller.draws.close_columns)
 
 

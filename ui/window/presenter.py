@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
 from ui.commands.actions import Actions, CommandState
 from ui.comparison.presenters import ComparisonPresenter
 from ui.controller import Controller
-from ui.core.undo import Step
+from ui.core.undo import UndoStep
 from ui.port import (
     BUSY,
     Columns,
@@ -54,9 +54,8 @@ class Presenter(QObject):
         self._status = StatusView(EngineState.NONE)  # the last status, which disables commands
         self._offering = False  # the draft did not fit: ways to make room are offered once it is counted
         self._counted_at: tuple[EngineState, bool] | None = None
-        self._carried: tuple[Place | None, Place | None] | None = (
-            None  # pinned and followed places, in the copy that is shown next
-        )
+        # pinned and followed places, in the copy that is shown next
+        self._carried: tuple[Place | None, Place | None] | None = None
         self._refusal = ""  # the last refusal shown
         self._copied = False  # a copy of the session shown is shown next
         self._ran = False  # an answer was under way
@@ -139,7 +138,6 @@ class Presenter(QObject):
         self.measure_changed.emit(measure)
 
     def _show_turn_depth(self, node_id: int, depth: TurnDepth) -> None:
-        """Colours a turn by layer."""
         self._parts.transcript.colours.show_depth(node_id, depth)
         self.colour_by(Measure.LAYER)
 
@@ -222,11 +220,11 @@ class Presenter(QObject):
                 self._in_list = in_list
                 self.refresh()
 
-    def _show_undone(self, step: Step) -> None:
+    def _show_undone(self, step: UndoStep) -> None:
         steps, words = self._controller.undo_stack, self.tr("Undone: {0}").format(step.label)
         self._show_step(words, self.tr("Redo"), partial(steps.can_redo, step), partial(steps.redo, step))
 
-    def _show_redone(self, step: Step) -> None:
+    def _show_redone(self, step: UndoStep) -> None:
         steps, words = self._controller.undo_stack, self.tr("Done again: {0}").format(step.label)
         self._show_step(words, self.tr("Undo"), partial(steps.can_undo, step), partial(steps.undo, step))
 

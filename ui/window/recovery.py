@@ -9,6 +9,7 @@ from PySide6.QtGui import QCloseEvent, QFont
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from ui.theme.fonts import interface_font
+from ui.widgets.controls import column_of, fill, row
 from ui.widgets.labels import Label
 
 WIDTH = 560
@@ -89,8 +90,7 @@ class RecoveryPage(QWidget):
             button.setVisible(button in buttons)
 
     def _words(self, text: str, kind: str) -> Label:
-        words = Label(text, kind, interface_font(13))
-        words.setWordWrap(True)
+        words = Label(text, kind, interface_font(13), wraps=True)
         words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         return words
 
@@ -104,26 +104,14 @@ class RecoveryPage(QWidget):
         return button
 
     def _lay_out(self) -> None:
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        for button in (self.open_button, self.recover_button, self.fresh_button, self.stop_button):
-            row.addWidget(button)
-        row.addStretch(1)
-        column = QVBoxLayout()
-        column.setSpacing(12)
-        for label in (self.title, self.problem, self.hint, self.state):
-            column.addWidget(label)
+        column = column_of(self.title, self.problem, self.hint, self.state, spacing=12)
         column.addSpacing(8)
-        column.addLayout(row)
+        column.addLayout(row(self.open_button, self.recover_button, self.fresh_button, self.stop_button, 1))
         middle = QWidget()
         middle.setMaximumWidth(WIDTH)
         middle.setLayout(column)
         across = QHBoxLayout()
-        across.addStretch(1)
-        across.addWidget(middle, 20)
-        across.addStretch(1)
+        fill(across, 1, (middle, 20), 1)
         page = QVBoxLayout(self)
         page.setContentsMargins(24, 24, 24, 24)
-        page.addStretch(2)
-        page.addLayout(across)
-        page.addStretch(3)
+        fill(page, 2, across, 3)

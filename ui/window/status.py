@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QPoint, Qt, Signal
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QWidget
 
-from ui.inspector.tab import Facts
+from ui.inspector.tab import FactGrid
 from ui.models.bars import ThinBar
 from ui.models.downloads import DownloadsLink
-from ui.port import Download, EngineState, StatusView, Tier
+from ui.port import DownloadView, EngineState, StatusView, Tier
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, fix_width, panel_width
-from ui.widgets.controls import button
+from ui.widgets.controls import button, column_in, fill, row_in
 from ui.widgets.labels import Caption, ElidedLabel, IconButton, Label, plain_tooltip
 from ui.widgets.numbers import count, rate, size
 from ui.window.legend import Legend
@@ -55,24 +55,15 @@ class StatusBar(QWidget):
             fix_width(small, 20)
         self.figures_button.clicked.connect(lambda: self.figures.open(self.figures_button))
         self.legend = Legend()
-        row = QHBoxLayout(self)
-        row.setContentsMargins(MARGIN, 0, MARGIN, 0)
-        row.setSpacing(0)
-        row.addWidget(self._dot)
+        row = row_in(self, self._dot, spacing=0, margins=(MARGIN, 0, MARGIN, 0))
         row.addSpacing(6)
-        row.addWidget(self.engine)
-        row.addWidget(self.choose)
-        row.addWidget(self.loading)
-        row.addWidget(self.figures_button)
+        fill(row, self.engine, self.choose, self.loading, self.figures_button)
         for fact in (self.speed, self.disk):
             fact.setIndent(GAP)
             row.addWidget(fact)
         row.addWidget(self.transfer)
         row.addSpacing(GAP)
-        row.addWidget(self.downloads)
-        row.addWidget(self.server)
-        row.addStretch(1)
-        row.addWidget(self.legend)
+        fill(row, self.downloads, self.server, 1, self.legend)
         self._is_full = False
         current_theme().scaled.connect(self._fit)
 
@@ -98,7 +89,7 @@ class StatusBar(QWidget):
         self.server.setAccessibleDescription(words.format(address))
         self.server.setVisible(bool(address))
 
-    def show_downloads(self, downloads: Sequence[Download]) -> None:
+    def show_downloads(self, downloads: Sequence[DownloadView]) -> None:
         self.downloads.show_downloads(downloads)
         self._fit()
 
@@ -138,11 +129,7 @@ class LoadBar(QWidget):
         super().__init__()
         self.bar = ThinBar(self.tr("Weights read"))
         self.stop_button = IconButton("x", self.tr("Stop loading"))
-        row = QHBoxLayout(self)
-        row.setContentsMargins(10, 0, 0, 0)
-        row.setSpacing(4)
-        row.addWidget(self.bar)
-        row.addWidget(self.stop_button)
+        row_in(self, self.bar, self.stop_button, spacing=4, margins=(10, 0, 0, 0))
         fix_width(self.bar, 84)
         self.hide()
 
@@ -191,19 +178,12 @@ class EngineDot(QWidget):
 class TransferBar(QWidget):
     """The progress of a transfer; hidden while there is none."""
 
-    stopped = Signal()
-
     def __init__(self) -> None:
         super().__init__()
         self._words = ""
         self.label = Label("", "accent", interface_font(11.5))
         self.stop_button = IconButton("x", self.tr("Stop the transfer"))
-        self.stop_button.clicked.connect(self.stopped)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(22, 0, 0, 0)
-        row.setSpacing(2)
-        row.addWidget(self.label)
-        row.addWidget(self.stop_button)
+        row_in(self, self.label, self.stop_button, spacing=2, margins=(22, 0, 0, 0))
         self.hide()
 
     def begin(self, words: str) -> None:
@@ -226,11 +206,9 @@ class Figures(QFrame):
         super().__init__(parent, Qt.WindowType.Popup)
         self.setObjectName("popover")
         self.setAccessibleName(self.tr("Figures of the last answer"))
-        self.answer, self.held = Facts(columns=1), Facts(columns=1)
+        self.answer, self.held = FactGrid(columns=1), FactGrid(columns=1)
         self._answer_head, self._held_head = Caption(self.tr("Last answer")), Caption(self.tr("Memory"))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(14, 12, 14, 12)
-        column.setSpacing(6)
+        column = column_in(self, spacing=6, margins=(14, 12, 14, 12))
         for part in (self._answer_head, self.answer, self._held_head, self.held):
             column.addWidget(part)
 

@@ -7,7 +7,7 @@ from PySide6.QtGui import QEnterEvent, QFont, QHideEvent
 from PySide6.QtWidgets import QFrame, QWidget
 
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, row_in
 from ui.widgets.labels import ElidedLabel, announce
 
 SHOWN_MS = 5000
@@ -32,9 +32,7 @@ class Toast(QFrame):
         self.action = button("", "link")
         self.action.setFont(interface_font(12.5, QFont.Weight.Medium))
         self.action.clicked.connect(self._act)
-        line = row(self._words, self.action, spacing=14)
-        line.setContentsMargins(14, 7, 14, 7)
-        self.setLayout(line)
+        row_in(self, self._words, self.action, spacing=14, margins=(14, 7, 14, 7))
         self._time = QTimer(self, singleShot=True)
         self._time.timeout.connect(self.hide)
         self.float_over(over, parent)

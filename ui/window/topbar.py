@@ -17,6 +17,7 @@ from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, panel_width
 from ui.transcript import Mode
+from ui.widgets.controls import fill, row_in
 from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton, plain_tooltip
 from ui.widgets.visible import one_line
 
@@ -153,13 +154,6 @@ MODEL_FAIR, MODEL_LEAST = 150, 104  # with the arrow
 class TopBar(QWidget):
     """The unified bar over the whole window."""
 
-    mode_chosen = Signal(object)  # Mode
-    step_wanted = Signal(int)  # to the previous (-1) or next (+1) variant
-    models_wanted = Signal()  # the menu of models
-    setup_wanted = Signal()
-    model_chosen = Signal(str)  # source
-    backend_chosen = Signal(str)  # name
-
     def __init__(self) -> None:
         super().__init__()
         self.setObjectName("bar")
@@ -174,27 +168,15 @@ class TopBar(QWidget):
         self.inspector_button = IconButton("panel-right", self.tr("Show or hide the inspector"))
         self.title = ElidedLabel("", "", interface_font(weight=QFont.Weight.DemiBold))
         self.branch = BranchChip()
-        self.branch.step_wanted.connect(self.step_wanted)
         self.model = ModelChip()
-        self.model.clicked.connect(self.models_wanted)
-        self.model.setup_wanted.connect(self.setup_wanted)
-        self.model.chosen.connect(self.model_chosen)
-        self.model.backend_chosen.connect(self.backend_chosen)
         self.modes = ModeSwitch()
-        self.modes.chosen.connect(self.mode_chosen)
         row = self._row = QHBoxLayout(self)
         row.setContentsMargins(14, 0, 14, 0)
         row.setSpacing(10)
         self.title.fewest = FEWEST
         self._spare = (self.sidebar_button, self.new_button)  # also in the menu
         self._left_part = self._left()
-        row.addWidget(self._left_part)
-        row.addWidget(self.title)
-        row.addWidget(self.branch)
-        row.addStretch(1)
-        row.addWidget(self.model)
-        row.addWidget(self.modes)
-        row.addWidget(self.inspector_button)
+        fill(row, self._left_part, self.title, self.branch, 1, self.model, self.modes, self.inspector_button)
         self._over_sidebar, self._sidebar = False, SIDEBAR
         current_theme().scaled.connect(self._share_room)
 
@@ -285,13 +267,7 @@ class TopBar(QWidget):
 
     def _left(self) -> QWidget:
         left = QWidget()
-        row = QHBoxLayout(left)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(BUTTON_GAP)
-        row.addWidget(self.menu_button)
-        row.addWidget(self.sidebar_button)
-        row.addStretch(1)
-        row.addWidget(self.new_button)
+        row_in(left, self.menu_button, self.sidebar_button, 1, self.new_button, spacing=BUTTON_GAP)
         return left
 
 
@@ -359,9 +335,7 @@ class ModeSwitch(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, CHIP_HEIGHT)
         self._group = QButtonGroup(self)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(0)
+        row = row_in(self, spacing=0)
         self.buttons: dict[Mode, QPushButton] = {}
         for mode, name, words in (
             (Mode.READ, "segment_first", self.tr("Read")),

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QPlainTextEd
 from ui.controller import Controller
 from ui.core.tasks import StoppableTasks
 from ui.port import ExportFormat, ImportResult, translate
+from ui.widgets.fields import ask_for_file
 from ui.widgets.labels import Notice
 from ui.window.status import StatusBar
 from ui.window.toast import Toast
@@ -26,7 +27,7 @@ TRANSFER = "transfer"  # one key for all, so that one runs at a time
 Offer = tuple[tuple[int, ...], Path]  # imported sessions, and the file with their KV
 
 
-class Transfers(QObject):
+class TransferQueue(QObject):
     """Runs one transfer at a time; imports wait in a queue, which is dropped by `stop`.
 
     Args:
@@ -55,14 +56,16 @@ class Transfers(QObject):
         self._dropped = 0  # queued transfers that the last stop dropped
         self._offered: dict[str, Offer] = {}  # KV to be accepted, by the line of the notice
         notice.acted.connect(self._take_offered)
-        status.transfer.stopped.connect(self.stop)
+        status.transfer.stop_button.clicked.connect(self.stop)
 
     def ask_export(self, form: ExportFormat) -> None:
         """Asks for a file, then exports the session shown to it."""
         shown = self._controller.shown
         if shown is None:
             return
-        dialog = self._dialog(self.tr("Export Session"), form)
+        dialog = QFileDialog(self._window, self.tr("Export Session"))
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.setNameFilter(translate("Exports", form.files))
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.setDefaultSuffix(form.ending)
         name = file_name(shown.view.title) or self.tr("session")
@@ -72,11 +75,8 @@ class Transfers(QObject):
         dialog.open()
 
     def ask_import(self) -> None:
-        """Asks for a file, then imports it."""
-        dialog = self._dialog(self.tr("Import Sessions"), None)
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.fileSelected.connect(lambda name: self.take(Path(name)))
-        dialog.open()
+        names = self.tr("Sessions and messages (*.json *.jsonl *.elsewise);;All files (*)")
+        ask_for_file(self._window, self.tr("Import Sessions"), lambda name: self.take(Path(name)), names=names)
 
     def export(self, session_id: int, form: ExportFormat, path: Path) -> None:
         work = partial(self._workbench.transfers.export, session_id, form.name, path, self._status.transfer.show_progress)
@@ -214,13 +214,6 @@ class Transfers(QObject):
         count = len(result.sessions)
         words = self.tr("imported {0}") if count == 1 else self.tr("imported {1:,} sessions from {0}")
         return "; ".join((words.format(path.name, count), *result.notes))
-
-    def _dialog(self, title: str, form: ExportFormat | None) -> QFileDialog:
-        dialog = QFileDialog(self._window, title)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        everything = self.tr("Sessions and messages (*.json *.jsonl *.elsewise);;All files (*)")
-        dialog.setNameFilter(everything if form is None else translate("Exports", form.files))
-        return dialog
 
 
 def is_typing() -> bool:

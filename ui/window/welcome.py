@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QPlainTextEdit, QSizePolicy, QVBoxLayout
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QFrame, QSizePolicy
 
 from ui.controller import Controller
-from ui.port import Download, Offer, TurnStatus, TurnView
+from ui.port import DownloadView, Offer, TurnStatus, TurnView
 from ui.theme.fonts import interface_font
 from ui.transcript import Mode
-from ui.widgets.controls import allow, button, row
+from ui.widgets.controls import allow, button, column_in, row
 from ui.widgets.labels import Caption, Label
 from ui.window.frame import Frame
 from ui.window.presenter import Presenter
+from ui.window.transfers import is_typing
 
 TOKENS, MODELS = "tokens", "models"  # hints
 
@@ -40,8 +41,8 @@ class Welcome(QObject):
         controller.shelf.downloads_changed.connect(self._show_downloads)
         parts.coach.dismissed.connect(lambda: self._forget(TOKENS))
         parts.transcript.token_pinned.connect(lambda place: parts.coach.dismiss() if place is not None else None)
-        parts.first.wanted.connect(lambda offer: controller.shelf.download(offer.wanted))
-        parts.first.dismissed.connect(self._dismiss_models)
+        parts.first.offers.wanted.connect(lambda offer: controller.shelf.download(offer.wanted))
+        parts.first.dismiss_button.clicked.connect(self._dismiss_models)
 
     def show_mode(self, mode: Mode) -> None:
         """Takes the mode: tokens are explained only in Tokens mode."""
@@ -67,7 +68,7 @@ class Welcome(QObject):
         self._offers = offers
         self._show_downloads(self._controller.shelf.downloads)
 
-    def _show_downloads(self, downloads: Sequence[Download]) -> None:
+    def _show_downloads(self, downloads: Sequence[DownloadView]) -> None:
         self._parts.first.show_offers(self._offers, [view.repository for view in downloads])
         self._refresh()
 
@@ -105,10 +106,6 @@ ENDINGS = 8
 class StartersCard(QFrame):
     """Three buttons over the composer, each with an explanation."""
 
-    own_text_wanted = Signal()
-    endings_wanted = Signal()
-    unsure_wanted = Signal()
-
     def __init__(self) -> None:
         super().__init__()
         self.setProperty("kind", "card")
@@ -116,19 +113,14 @@ class StartersCard(QFrame):
         self.own_text = button(self.tr("Colour my own text"), "link")
         self.endings = button(self.tr("Eight endings of one sentence"), "link")
         self.unsure = button(self.tr("Where was it unsure?"), "link")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(14, 10, 14, 10)
-        column.setSpacing(1)
-        column.addWidget(Caption(self.tr("Three ways to begin")))
+        column = column_in(self, Caption(self.tr("Three ways to begin")), spacing=1, margins=(14, 10, 14, 10))
         column.addSpacing(4)
-        for part, words, wanted in (
-            (self.own_text, self.tr("type or paste it below: what surprises the model turns warm"), self.own_text_wanted),
-            (self.endings, self.tr("how the model goes on, eight times side by side"), self.endings_wanted),
-            (self.unsure, self.tr("an answer, and the token at which it hesitated most"), self.unsure_wanted),
+        for part, words in (
+            (self.own_text, self.tr("type or paste it below: what surprises the model turns warm")),
+            (self.endings, self.tr("how the model goes on, eight times side by side")),
+            (self.unsure, self.tr("an answer, and the token at which it hesitated most")),
         ):
-            part.clicked.connect(wanted)
-            said = Label(words, "soft", interface_font(12))
-            said.setWordWrap(True)
+            said = Label(words, "soft", interface_font(12), wraps=True)
             said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
             column.addLayout(row(part, 1))
             column.addWidget(said)
@@ -164,11 +156,11 @@ class Starters(QObject):
         controller.session_shown.connect(lambda _view: self._refresh())
         controller.activity_changed.connect(self._refresh)
         controller.status_changed.connect(lambda _status: self._refresh())
-        self.card.own_text_wanted.connect(self._colour_own)
-        self.card.endings_wanted.connect(
+        self.card.own_text.clicked.connect(self._colour_own)
+        self.card.endings.clicked.connect(
             lambda: self._ask(self.tr("Finish the sentence: The old lighthouse keeper opened the door and"), self._find_endings)
         )
-        self.card.unsure_wanted.connect(
+        self.card.unsure.clicked.connect(
             lambda: self._ask(self.tr("Tell me about a city by the sea in three sentences."), self._show_unsure)
         )
 
@@ -206,18 +198,8 @@ class Starters(QObject):
 
     def _show_unsure(self) -> None:
         self._parts.transcript.tokens.most_uncertain()
-        if not _is_typing():
-            self._parts.transcript.card_wanted.emit()
-
-
-def _is_typing() -> bool:
-    """Whether the focus is in a field with text, for which the keys are meant."""
-    match QApplication.focusWidget():
-        case QLineEdit() as field:
-            return bool(field.text())
-        case QPlainTextEdit() as field:
-            return bool(field.toPlainText())
-    return False
+        if not is_typing():
+            self._parts.transcript.tokens.card_wanted.emit()
 
 
 def _reached_its_end(answer: TurnView) -> bool:

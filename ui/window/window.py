@@ -20,10 +20,10 @@ from ui.commands.menu import come_forward, known_paths
 from ui.comparison.presenters import SimilarPresenter
 from ui.controller import Controller
 from ui.controller.setup import SAMPLING, SetupController
-from ui.port import SETTING_RULES, AppSettings, Workbench, translate_with
+from ui.port import SETTING_RULES, AppSettings, Contrast, Motion, OwnColours, Scheme, Workbench, translate_with
 from ui.sidebar.sidebar import WIDTH as SIDEBAR_WIDTH
 from ui.theme.fonts import FallbackFaces
-from ui.theme.scheme import Contrast, Motion, OwnColours, Scheme, apply_theme
+from ui.theme.scheme import apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
@@ -34,7 +34,7 @@ from ui.widgets.visible import one_line
 from ui.window.frame import Frame
 from ui.window.intents import Intents
 from ui.window.presenter import Presenter
-from ui.window.transfers import DroppedFiles, Transfers
+from ui.window.transfers import DroppedFiles, TransferQueue
 from ui.window.welcome import ENDINGS, Starters, Welcome
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
         status, notice = self.parts.status, self.parts.composer.notice
-        self.transfers = Transfers(self.controller, status, notice, self.parts.toast, self)
+        self.transfers = TransferQueue(self.controller, status, notice, self.parts.toast, self)
         self.transfers.recent += known_paths(state.recent)
         self.acts = Actions(self)
         self.welcome = Welcome(self.controller, self.parts, self)  # first: its cards take room from the transcript
@@ -199,10 +199,10 @@ class MainWindow(QMainWindow):
 
         made = SetupPopover(self.setup, self.parts.top.model, self.parts)
         self.escape.add(Closes.POPOVER, made, made.close_again)
-        made.model.models_wanted.connect(self.controller.models.ask_menu)
-        made.model.comparison_wanted.connect(made.close_again)
-        made.model.comparison_wanted.connect(self.controller.comparison.ask_menu)
-        made.model.more_wanted.connect(self._open_models)
+        made.model.change_button.clicked.connect(self.controller.models.ask_menu)
+        made.model.compare_button.clicked.connect(made.close_again)
+        made.model.compare_button.clicked.connect(self.controller.comparison.ask_menu)
+        made.model.more_button.clicked.connect(self._open_models)
         self.controller.shelf.downloads_changed.connect(made.model.adapter_field.show_downloads)
         made.model.adapter_field.show_downloads(self.controller.shelf.downloads)
         self.controller.status_changed.connect(made.show_status)
@@ -232,12 +232,12 @@ class MainWindow(QMainWindow):
 
     def _wire_setup(self) -> None:
         controller = self.controller
-        self.parts.top.setup_wanted.connect(lambda: self.popover.open())
+        self.parts.top.model.setup_wanted.connect(lambda: self.popover.open())
         new = self.acts.new_session.triggered, self.parts.top.new_button.clicked
-        for over in (self.parts.composer.sent, self.parts.top.model_chosen, *new):
+        for over in (self.parts.composer.sent, self.parts.top.model.chosen, *new):
             over.connect(lambda *_: self._close_popover())
-        self.parts.composer.format_wanted.connect(lambda: self.settings.open())
-        self.parts.composer.setup_wanted.connect(lambda: self.popover.toggle(SAMPLING))
+        self.parts.composer.roles.clicked.connect(lambda: self.settings.open())
+        self.parts.composer.setup_button.clicked.connect(lambda: self.popover.toggle(SAMPLING))
         self._wire_models()
         for news in (
             controller.session_shown,
@@ -270,9 +270,13 @@ class MainWindow(QMainWindow):
         self.dropped.take(paths)
 
     def _wire_models(self) -> None:
-        for wanted in (self.controller.models.none_here, self.parts.top.model.more_wanted, self.parts.first.more_wanted):
+        for wanted in (
+            self.controller.models.none_here,
+            self.parts.top.model.more_wanted,
+            self.parts.first.more_button.clicked,
+        ):
             wanted.connect(self._open_models)
-        self.parts.first.import_wanted.connect(self._import_model)
+        self.parts.first.import_button.clicked.connect(self._import_model)
         self.controller.models.does_not_fit.connect(self._show_load)
         shelf = self.controller.shelf
         for added in (shelf.import_ended, shelf.folder_added):
@@ -296,7 +300,7 @@ class MainWindow(QMainWindow):
         top.inspector_button.clicked.connect(self.acts.inspector.trigger)
         score, token = self.acts.score, self.parts.inspector.token
         score.enabledChanged.connect(token.score_button.setEnabled)
-        token.score_wanted.connect(score.trigger)
+        token.score_button.clicked.connect(score.trigger)
         for part, act in (
             (top.sidebar_button, self.acts.sidebar),
             (top.inspector_button, self.acts.inspector),
@@ -406,7 +410,6 @@ class MainWindow(QMainWindow):
         ShortcutsBox(self.acts.shortcuts_of(), self).open()
 
     def open_documentation(self) -> None:
-        """Shows the installed documentation."""
         from ui.commands.documentation import DocumentationBox
 
         DocumentationBox(self).open()

@@ -10,7 +10,7 @@ from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.values import DEFAULT, mapping_of, named_options, source_words, stored_sources
 from runtime import LanguageModel
 from storage import NodeRow
-from ui import QT_TRANSLATE_NOOP, Made, Setting, translate
+from ui import QT_TRANSLATE_NOOP, Made, ResolvedOption, translate
 
 NOT_KNOWN = QT_TRANSLATE_NOOP("Workbench", "the settings of this answer were not stored; regenerate it instead")
 FOUND = QT_TRANSLATE_NOOP(
@@ -131,7 +131,7 @@ def how_made(node: NodeRow) -> Made | None:
         translate("Workbench", "ended by"): _ended_by(str(node.finish_reason or "")),
         translate("Workbench", "repeats"): repeat_note(stats),
     }
-    settings = tuple(Setting(name, value, source_words(source)) for name, value, source in shown)
+    settings = tuple(ResolvedOption(name, value, source_words(source)) for name, value, source in shown)
     return Made({name: words for name, words in facts.items() if words}, settings)
 
 

@@ -16,7 +16,7 @@ from app.workbench.background import stoppable
 from app.workbench.refusals import refused
 from app.workbench.windows import Windows
 from runtime import DownloadError, RuntimeFault
-from ui import Download, DownloadsChanged, DownloadState, ModelsChanged, Refusal, in_window, translate
+from ui import DownloadsChanged, DownloadState, DownloadView, ModelsChanged, Refusal, in_window, translate
 
 log = logging.getLogger(__name__)
 FILE_SECONDS = 1.0  # a file is named at least this long before another one
@@ -35,7 +35,7 @@ class Downloads:
 
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
-        self._views: dict[str, Download] = {}
+        self._views: dict[str, DownloadView] = {}
         self._wanted: dict[str, str] = {}  # by repository: the requested `org/name[@revision]`
         self._tasks: dict[str, asyncio.Task[Fetched]] = {}
         self._shown_until: dict[str, float] = {}  # by repository: when another file may be named
@@ -47,7 +47,7 @@ class Downloads:
             if note.repository not in self._views:
                 self._wanted[note.repository] = f"{note.repository}@{note.commit}"
                 state = DownloadState.PAUSED
-                self._views[note.repository] = Download(note.repository, state, done=note.kept, total=note.total)
+                self._views[note.repository] = DownloadView(note.repository, state, done=note.kept, total=note.total)
         self._tell_all()
 
     def begin(self, wanted: str, *, adapter: bool = False) -> asyncio.Task[Fetched]:
@@ -65,7 +65,7 @@ class Downloads:
             raise Refusal(translate("Workbench", "the window is being closed"))
         wanted = self._wanted.get(repository, wanted) if wanted == repository else wanted
         self._wanted[repository] = wanted.strip()
-        before = self._views.get(repository, Download(repository))
+        before = self._views.get(repository, DownloadView(repository))
         self._show(replace(before, state=DownloadState.RUNNING, step="look up", note="", rate=0.0, eta=None))
         task = asyncio.create_task(self._fetch(repository, wanted.strip(), adapter=adapter), name=f"fetch {repository}")
         self._tasks[repository] = task
@@ -150,7 +150,7 @@ class Downloads:
         del self._tasks[repository]  # before the event: a listener may begin it again
         self._show(replace(self._views[repository], **changes))
 
-    def _show(self, view: Download) -> None:
+    def _show(self, view: DownloadView) -> None:
         self._views[view.repository] = view
         self._tell_all()
 

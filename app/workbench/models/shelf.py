@@ -30,7 +30,7 @@ from ui import (
     Offer,
     OnTransfer,
     Refusal,
-    Server,
+    ServerModel,
     ShelfModel,
     TokenView,
     in_window,
@@ -89,7 +89,7 @@ class Shelf:
         self._windows.tell(ModelsChanged())
         return name
 
-    async def connect(self, server: Server) -> str:
+    async def connect(self, server: ServerModel) -> str:
         """Connects to a server, and adds it to the shelf if it answers."""
         connection, arguments = await refused(asyncio.to_thread(_connection, server))
         return await refused(self._connect(connection, arguments, server.key))
@@ -181,7 +181,7 @@ def _remove(name: str) -> int:
     return runtime.ModelShelf().remove(name)
 
 
-def _connection(server: Server) -> tuple[Connection, dict[str, Any]]:
+def _connection(server: ServerModel) -> tuple[Connection, dict[str, Any]]:
     """The connection, by default named after model and host, and the arguments of `connect_async`."""
     from runtime import Connection, check_connection_name, connect_async  # noqa: F401  # imports HTTP here, not on the loop
 

@@ -162,7 +162,7 @@ def test_a_session_restored_by_another_window_is_no_longer_offered(play: Play, d
         second = await d.another()
         await until(lambda: one in second.controller.sessions.rows)
         panel, undo = second.parts.sidebar.sessions, second.acts.undo
-        panel.renamed.emit(one, "renamed")
+        panel.rows.renamed.emit(one, "renamed")
         await until(lambda: undo.text() == "Undo Rename")
         panel.trashed.emit(one)
         await until(lambda: undo.text() == "Undo Move to Trash")

@@ -13,7 +13,7 @@ from tests.app.workbench.scene import Scene, until
 from tests.runtime.adapters.toys import toy_adapter
 from tests.runtime.hub.local_hub import Files, LocalHub, for_file, held, running, status
 from tests.tiny_models import tiny_path
-from ui import Download, DownloadsChanged, DownloadState, ModelsChanged, Refusal
+from ui import DownloadsChanged, DownloadState, DownloadView, ModelsChanged, Refusal
 
 WEIGHTS = "model.safetensors"
 
@@ -33,7 +33,7 @@ def tiny() -> Files:
     return {path.name: path.read_bytes() for path in tiny_path("llama").iterdir() if path.is_file()} | {"README.md": b"# hi"}
 
 
-def told(s: Scene) -> list[Download]:
+def told(s: Scene) -> list[DownloadView]:
     """The last progress that the window received."""
     news = [event for event in s.events if isinstance(event, DownloadsChanged)]
     return list(news[-1].downloads) if news else []

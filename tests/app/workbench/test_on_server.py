@@ -17,7 +17,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, until
 from tests.app.workbench.test_scoring import imported
 from tests.tiny_models import tiny_path
-from ui import EngineState, Refusal, Server, Tier, TurnStatus, TurnView
+from ui import EngineState, Refusal, ServerModel, Tier, TurnStatus, TurnView
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 async def connected(s: Scene, served: Served) -> None:
-    said = await s.workbench.shelf.connect(Server(served.url, "big"))
+    said = await s.workbench.shelf.connect(ServerModel(served.url, "big"))
     assert said.startswith("big is on the list: ")
     await s.workbench.models.choose("big")
 
@@ -233,7 +233,7 @@ def test_a_cancelled_connection_is_not_saved(play: Play, tmp_path: Path, monkeyp
 
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            connecting = asyncio.create_task(s.workbench.shelf.connect(Server(url, "slow")))
+            connecting = asyncio.create_task(s.workbench.shelf.connect(ServerModel(url, "slow")))
             await asyncio.sleep(1.0)
             connecting.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -251,21 +251,21 @@ def test_an_unreachable_server_is_refused_and_not_saved(play: Play, tmp_path: Pa
 
     async def scene(s: Scene) -> None:
         with pytest.raises(Refusal, match=r"no connection to 127\.0\.0\.1:1: "):
-            await s.workbench.shelf.connect(Server("http://127.0.0.1:1"))
+            await s.workbench.shelf.connect(ServerModel("http://127.0.0.1:1"))
         with pytest.raises(Refusal, match="unencrypted"):
-            await s.workbench.shelf.connect(Server("http://vllm.example:8000"))
+            await s.workbench.shelf.connect(ServerModel("http://vllm.example:8000"))
         assert connections() == []
         # the name is made from the address; removing it from the list does not affect the server
-        await s.workbench.shelf.connect(Server(served.url))
+        await s.workbench.shelf.connect(ServerModel(served.url))
         name = served.url.partition("://")[2].replace(":", "-")  # "127.0.0.1-8000"
         assert [each.name for each in connections()] == [name]
         assert await s.workbench.shelf.remove(name) == 0
         assert connections() == []
         # a model of the shelf keeps its name, also if it was added later
-        await s.workbench.shelf.connect(Server(served.url, "big"))
+        await s.workbench.shelf.connect(ServerModel(served.url, "big"))
         (models_dir / "big").mkdir()
         with pytest.raises(Refusal, match="model of the shelf"):
-            await s.workbench.shelf.connect(Server(served.url, "big"))
+            await s.workbench.shelf.connect(ServerModel(served.url, "big"))
         assert find_connection("big") is None
         # a damaged list does not prevent loading other models
         (models_dir / "connections.json").write_text("{")

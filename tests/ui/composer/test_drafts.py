@@ -19,7 +19,7 @@ from tests.ui.sidebar.test_sidebar import make_sample
 from tests.ui.window.test_conversation import finish, turns
 from tests.ui.window.test_window import closed
 from ui import MainWindow, Refusal, SessionChanged, SessionCopied, SessionView, TextFile, WindowState
-from ui.composer.drafts import MOST_KEPT, NEW, Draft, Drafts
+from ui.composer.drafts import MOST_KEPT, NEW, MessageDraft, UnsentDrafts
 
 Play = Callable[[Scene], None]
 Arun = Callable[[Coroutine[object, object, object]], object]
@@ -39,19 +39,19 @@ def begin(window: MainWindow, index: int) -> None:
 
 
 def test_blank_drafts_are_not_saved_and_only_the_latest_are() -> None:
-    drafts = Drafts()
-    drafts.put(1, Draft(" \n"))
+    drafts = UnsentDrafts()
+    drafts.put(1, MessageDraft(" \n"))
     for key in range(2, MOST_KEPT + 4):
-        drafts.put(key, Draft(f"text {key}"))
-    drafts.put(5, Draft("again", files=(TextFile("a", "one"), TextFile("a", "two"))))
+        drafts.put(key, MessageDraft(f"text {key}"))
+    drafts.put(5, MessageDraft("again", files=(TextFile("a", "one"), TextFile("a", "two"))))
     kept = drafts.kept()
     assert len(kept) == MOST_KEPT
-    assert Drafts(json.loads(json.dumps(kept))).kept() == kept  # including the files
+    assert UnsentDrafts(json.loads(json.dumps(kept))).kept() == kept  # including the files
     assert kept[-1] == (5, "again", "a", "one", "a", "two")
     assert kept[0] == (4, "text 4")
     drafts.drop(5, "something else")
     assert drafts.take(5).text == "again"
-    assert drafts.take(5) == Draft("")
+    assert drafts.take(5) == MessageDraft("")
 
 
 def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -> None:

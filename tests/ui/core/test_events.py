@@ -13,8 +13,8 @@ from tests.ui.conftest import until
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.spoken import Vocabulary, run_of
 from ui import (
-    Download,
     DownloadsChanged,
+    DownloadView,
     EngineState,
     Event,
     SessionChanged,
@@ -56,7 +56,7 @@ def test_only_the_last_of_several_statuses_is_delivered() -> None:
 
 def test_only_the_last_download_event_is_delivered_and_tokens_around_it_are_joined() -> None:
     vocabulary = Vocabulary()
-    first, last = (DownloadsChanged((Download("org/tiny", done=done),)) for done in (1, 2))
+    first, last = (DownloadsChanged((DownloadView("org/tiny", done=done),)) for done in (1, 2))
     left = list(merged([tokens(vocabulary, 7, "a"), first, tokens(vocabulary, 7, "b"), last]))
     assert [event.run.text if isinstance(event, TokensArrived) else event for event in left] == [last, "ab"]
 

@@ -12,7 +12,7 @@ from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.spoken import OTHERS
 from tests.ui.window.test_conversation import Play, finish, turns
 from ui import MainWindow
-from ui.inspector.alternatives import Alternative, Alternatives
+from ui.inspector.alternatives import Alternative, AlternativeList
 from ui.transcript import Mode
 
 
@@ -36,7 +36,7 @@ def test_an_alternative_in_the_inspector_makes_a_branch(in_window: Play, bench: 
 
 
 def test_the_rank_of_a_token_is_not_cut_off(app: QApplication, qtbot: QtBot) -> None:
-    shown = Alternatives()
+    shown = AlternativeList()
     qtbot.addWidget(shown)
     pictures = []
     for rank in (45_123, 45_124):

@@ -13,9 +13,9 @@ from PySide6.QtWidgets import QMenu, QPushButton
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from ui import EngineState, MainWindow, StatusChanged, StatusView
+from ui import EngineState, MainWindow, OwnColours, StatusChanged, StatusView
 from ui.inspector.cache import CacheTab
-from ui.theme.scheme import OwnColours, current_theme
+from ui.theme.scheme import current_theme
 
 Play = Callable[[Scene], None]
 

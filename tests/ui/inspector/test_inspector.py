@@ -18,7 +18,7 @@ from runtime import Finish, Origin, Stage, TokenRun
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.spoken import Vocabulary, ended, run_of
 from tests.ui.transcript.conftest import PATIENCE_MS
-from ui import EngineState, Made, SessionView, Setting, StatusView, Tier
+from ui import EngineState, Made, ResolvedOption, SessionView, StatusView, Tier
 from ui.core.shown import Shown, Spot
 from ui.inspector import Inspector, words
 from ui.inspector.cache import CacheTab
@@ -189,7 +189,7 @@ def test_invisible_characters_of_tokens_are_shown(data: bytes, shown: str) -> No
 
 MADE = Made(
     {"model": "SmolLM2", "seed": "5 (drawn)", "generated": "12 tokens", "ended by": "length"},
-    (Setting("temperature", "0.8", "preset"), Setting("grammar", "none", "default")),
+    (ResolvedOption("temperature", "0.8", "preset"), ResolvedOption("grammar", "none", "default")),
 )
 
 

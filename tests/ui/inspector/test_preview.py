@@ -53,7 +53,7 @@ def test_space_previews_one_alternative_after_the_other(in_window: Play, idle: F
         # Escape removes it and keeps the token pinned
         QTest.keyClick(tokens, Qt.Key.Key_Escape)
         assert tokens.ghost is None
-        assert tokens.pin == (node_id, 3)
+        assert tokens.pinned == (node_id, 3)
 
     in_window(scene)
 

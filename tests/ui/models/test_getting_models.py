@@ -13,14 +13,14 @@ from PySide6.QtTest import QTest
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fake_state import FIT, PLAN
 from tests.ui.fakes import FakeWorkbench
-from ui import Download, DownloadState, MainWindow
+from ui import DownloadState, DownloadView, MainWindow
 from ui.models.page import ModelsPage
 from ui.settings import MODELS
 from ui.widgets.labels import ElidedLabel
 
 Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton
-BIG = Download(
+BIG = DownloadView(
     "org/big", DownloadState.RUNNING, "model.safetensors", 120_000_000, 4_000_000_000, 1_200_000_000, 8_000_000_000,
     rate=31e6, eta=220.0, step="fetch",
 )  # fmt: skip
@@ -175,7 +175,7 @@ def test_a_completed_download_can_be_opened(in_window: Play, bench: FakeWorkbenc
         page = await opened(window)
         done = replace(BIG, state=DownloadState.DONE, name="org/big@1", done=BIG.total)
         bench.show_download(done)
-        bench.show_download(Download("me/pirate", DownloadState.DONE, name="me/pirate@2", kind="adapter"))
+        bench.show_download(DownloadView("me/pirate", DownloadState.DONE, name="me/pirate@2", kind="adapter"))
         await until(lambda: "me/pirate" in page.downloads)
         row, adapter = page.downloads["org/big"], page.downloads["me/pirate"]
         assert (row.numbers.text(), window.parts.status.downloads.text()) == ("8 GB, ready", "pirate is ready")

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
-from ui import Download, DownloadState, MainWindow, ShelfModel
+from ui import DownloadState, DownloadView, MainWindow, ShelfModel
 from ui.models.page import ModelsPage
 from ui.models.shelf_row import ShelfRow
 from ui.settings import MODELS
@@ -23,7 +23,7 @@ from ui.settings import MODELS
 Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton
 QWEN, SMOL = "org/qwen@abc", "smollm2"
-BIG = Download(
+BIG = DownloadView(
     "org/big", DownloadState.RUNNING, "model.safetensors", 120_000_000, 4_000_000_000, 1_200_000_000, 8_000_000_000,
     rate=31e6, eta=220.0, step="fetch",
 )  # fmt: skip

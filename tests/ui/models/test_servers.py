@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 from tests.ui.conftest import until
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.models.test_models_page import Play, opened, pick
-from ui import LoadChoice, MainWindow, Server
+from ui import LoadChoice, MainWindow, ServerModel
 
 LEFT = Qt.MouseButton.LeftButton
 UNENCRYPTED = "http:// to vllm.example sends prompts, answers and the key unencrypted; use https://, or confirm it"
@@ -53,8 +53,8 @@ def test_a_server_is_connected_opened_and_removed_from_the_list(in_window: Play,
         assert page.notice.words == "big is on the list"
         asked = [call[0] for call in bench.asked("connect")]
         assert asked == [
-            *[Server("http://vllm.example:8000", "big", "", "sk-secret")] * 2,
-            Server("http://vllm.example:8000", "big", "", "sk-secret", plain_http=True),
+            *[ServerModel("http://vllm.example:8000", "big", "", "sk-secret")] * 2,
+            ServerModel("http://vllm.example:8000", "big", "", "sk-secret", plain_http=True),
         ]
         assert "sk-secret" not in repr(asked)
         # it has no files here: one press opens it

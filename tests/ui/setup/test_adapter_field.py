@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from ui import Download, MainWindow
+from ui import DownloadView, MainWindow
 
 Play = Callable[[Scene], None]
 
@@ -30,7 +30,7 @@ def test_an_adapter_is_fetched_by_its_name(in_window: Play, bench: FakeWorkbench
         await until(lambda: bench.asked("get_adapter") == [(TRIP, "me/pirate")])
         assert part.state.text() == "getting me/pirate…"
         QTest.mouseClick(part.get_button, Qt.MouseButton.LeftButton)  # a second click while it is fetched has no effect
-        bench.show_download(Download("me/pirate", done=1_000_000, total=4_000_000))
+        bench.show_download(DownloadView("me/pirate", done=1_000_000, total=4_000_000))
         await until(part.bar.isVisible)
         assert part.bar.accessibleDescription() == "25 %"
         bench.gate.release()  # type: ignore[union-attr]  # set above

@@ -134,7 +134,7 @@ def test_a_session_is_dropped_into_a_folder_and_taken_out_by_menu(in_window: Pla
 
 def test_pinned_sessions_are_dragged_into_an_order(app: QApplication) -> None:
     panel, told = SessionPanel(), list[list[int]]()
-    panel.arranged.connect(told.append)
+    panel.rows.arranged.connect(told.append)
     now = time.time()
     listed = [SessionSummary(n, f"s{n}", now, 1, pinned=n < 4, is_sample=False) for n in range(1, 6)]
     panel.show_sessions(listed, now)
@@ -155,7 +155,7 @@ def test_pinned_sessions_are_dragged_into_an_order(app: QApplication) -> None:
 
 def test_alt_and_an_arrow_move_a_session_within_its_group(app: QApplication) -> None:
     panel, told = SessionPanel(), list[list[int]]()
-    panel.arranged.connect(told.append)
+    panel.rows.arranged.connect(told.append)
     now = time.time()
     inside = [SessionSummary(n, f"s{n}", now, 1, pinned=False, is_sample=False, folder_id=7) for n in (1, 2, 3)]
     panel.show_sessions(inside, now, [FolderView(7, "f")])

@@ -114,7 +114,8 @@ def test_the_system_scheme_gives_the_light_or_the_dark_palette(
 def test_widgets_not_shown_yet_get_the_text_size_after_a_change_of_scheme_too(app: QApplication) -> None:
     window = QWidget()
     panel = QWidget(window)
-    label = Label("words", "soft", interface_font(12.5), panel)
+    label = Label("words", "soft", interface_font(12.5))
+    label.setParent(panel)
     at_100 = label.font().pointSizeF()
     panel.hide()
     apply_theme(app, Scheme.DARK)

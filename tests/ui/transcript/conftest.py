@@ -11,11 +11,9 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from tests.ui.transcript import samples
-from ui import Scheme, apply_theme
+from ui import OwnColours, Scheme, apply_theme
 from ui.port import SessionView
-from ui.theme.scheme import OwnColours
 from ui.transcript import TranscriptView
-from ui.transcript.pane import scroller
 
 Show = Callable[..., TranscriptView]
 PATIENCE_MS = 60_000  # how long a layout may take on a busy machine
@@ -48,8 +46,8 @@ def drawing(show: Show) -> TranscriptView:
 
 def lay_out_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine so slow that each slice lays out almost nothing."""
-    monkeypatch.setattr(scroller, "AT_ONCE_SECONDS", -1.0)
-    monkeypatch.setattr(scroller, "SLICE_SECONDS", -1.0)
+    monkeypatch.setattr("ui.transcript.pane.pane.AT_ONCE_SECONDS", -1.0)
+    monkeypatch.setattr("ui.transcript.pane.pane.SLICE_SECONDS", -1.0)
 
 
 def settle(qtbot: QtBot, transcript: TranscriptView) -> None:

@@ -18,12 +18,12 @@ from tests.ui.transcript.test_view import long_session
 from ui.transcript import Mode
 from ui.transcript.pane.find import matches
 from ui.transcript.pane.selection import Selection, TextPosition
-from ui.transcript.path import Turn
-from ui.transcript.text.compose import Place
+from ui.transcript.path import TranscriptTurn
+from ui.transcript.text.compose import TurnPlace
 
 
-def said(node_id: int, *pieces: str, role: str = "assistant") -> Turn:
-    return Turn(turn(node_id, role, run_of(list(pieces), [1.0] * len(pieces), Origin.SAMPLED)))
+def said(node_id: int, *pieces: str, role: str = "assistant") -> TranscriptTurn:
+    return TranscriptTurn(turn(node_id, role, run_of(list(pieces), [1.0] * len(pieces), Origin.SAMPLED)))
 
 
 def squeezed(text: str) -> str:
@@ -33,7 +33,7 @@ def squeezed(text: str) -> str:
 def test_a_match_begins_and_ends_inside_tokens_and_never_spans_turns() -> None:
     turns = [said(1, "The", " rai", "ny day"), said(2, "Rain", " y")]
     found = matches(turns, "RAINY", template=False)
-    assert [(one.turn, one.first, one.last, one.words) for one in found] == [(0, Place(1, 1), Place(2, 2), "rainy")]
+    assert [(one.turn, one.first, one.last, one.words) for one in found] == [(0, TurnPlace(1, 1), TurnPlace(2, 2), "rainy")]
     assert [one.turn for one in matches(turns, "rain", template=False)] == [0, 1]
     assert matches(turns, "dayRain", template=False) == []
     assert matches(turns, "", template=False) == []

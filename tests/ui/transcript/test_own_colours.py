@@ -7,8 +7,9 @@ from PySide6.QtGui import QColor
 
 from tests.ui.transcript.conftest import Show
 from tests.ui.transcript.samples import session, turn, written
+from ui import OwnColours
 from ui.theme import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette
-from ui.theme.scheme import HALF, OwnColours, current_theme
+from ui.theme.scheme import HALF, current_theme
 from ui.transcript import TranscriptView
 
 STRONGEST = "Zanzibar=e"

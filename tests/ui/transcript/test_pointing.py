@@ -58,7 +58,7 @@ def test_left_without_a_pin_starts_at_the_end_and_moves_stop_at_the_ends_of_the_
 
 def test_number_keys_choose_an_alternative_of_the_pinned_token(qtbot: QtBot, drawing: TranscriptView) -> None:
     chosen: list[tuple[int, int, int]] = []
-    drawing.alternative_chosen.connect(lambda *args: chosen.append(args))
+    drawing.tokens.alternative_chosen.connect(lambda *args: chosen.append(args))
     press(qtbot, drawing, Qt.Key.Key_1)
     assert not chosen, "nothing is pinned"
     drawing.set_pinned(*LISBON)

@@ -203,7 +203,7 @@ def test_a_link_is_only_reported_and_only_if_it_leads_to_the_web_or_to_mail(qtbo
     settle(qtbot, transcript)
     pane = transcript.read
     asked: list[str] = []
-    transcript.link_requested.connect(asked.append)
+    transcript.read.link_requested.connect(asked.append)
     for x in range(2, 160, 4):
         QTest.mouseClick(
             pane.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(pane.column()[0] + x, pane.page.boxes[0].top + 14)

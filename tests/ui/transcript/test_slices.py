@@ -14,7 +14,7 @@ from tests.ui.transcript.conftest import Show, settle
 from tests.ui.transcript.samples import run_of, session, turn
 from ui.port import SessionView
 from ui.transcript import Measure, Mode, TranscriptView
-from ui.transcript.pane.scroller import Scroller
+from ui.transcript.pane.pane import Pane
 
 TURNS = 60
 HUGE = 5  # a turn that is higher than the window
@@ -38,9 +38,9 @@ def many(session_id: int, first: int = 1) -> SessionView:
 @pytest.fixture(autouse=True)
 def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lays out the visible turns at once, then one turn per turn of the event loop, independent of the machine's speed."""
-    monkeypatch.setattr("ui.transcript.pane.scroller.AT_ONCE_SECONDS", LONG)
-    monkeypatch.setattr("ui.transcript.pane.scroller.SLICE_SECONDS", 0.0)
-    monkeypatch.setattr("ui.transcript.pane.scroller.SLICE_MS", 0)
+    monkeypatch.setattr("ui.transcript.pane.pane.AT_ONCE_SECONDS", LONG)
+    monkeypatch.setattr("ui.transcript.pane.pane.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("ui.transcript.pane.pane.SLICE_MS", 0)
     monkeypatch.setattr("ui.transcript.overlay.strip.AT_ONCE_SECONDS", 0.0)
     monkeypatch.setattr("ui.transcript.overlay.strip.SLICE_SECONDS", 0.0)
     monkeypatch.setattr("ui.transcript.overlay.strip.SLICE_MS", 0)
@@ -52,11 +52,11 @@ def transcript(show: Show) -> TranscriptView:
     return show(session(turn(1000, "assistant", run_of([" as", " before"], [1.0, 2.0], Origin.SAMPLED)), session_id=9))
 
 
-def laid_out(pane: Scroller) -> list[bool]:  # type: ignore[type-arg]  # of any body
+def laid_out(pane: Pane) -> list[bool]:  # type: ignore[type-arg]  # of any body
     return [box.done for box in pane.page.boxes]
 
 
-def in_sight(pane: Scroller) -> list[bool]:  # type: ignore[type-arg]  # likewise
+def in_sight(pane: Pane) -> list[bool]:  # type: ignore[type-arg]  # likewise
     top, bottom = pane.verticalScrollBar().value(), pane.verticalScrollBar().value() + pane.viewport().height()
     return [box.top + box.height > top and box.top < bottom for box in pane.page.boxes]
 

@@ -14,8 +14,9 @@ from runtime import Origin
 from tests.ui.transcript.conftest import PATIENCE_MS, Show, settle
 from tests.ui.transcript.samples import drawing as drawn
 from tests.ui.transcript.samples import run_of, session, template, turn, written
+from ui import OwnColours
 from ui.port import TurnStatus, TurnView
-from ui.theme.scheme import OwnColours, current_theme
+from ui.theme.scheme import current_theme
 from ui.transcript import Mode, TranscriptView
 from ui.transcript.pane.meta import READING, Action, MetaLine
 from ui.transcript.pane.pane import Pane

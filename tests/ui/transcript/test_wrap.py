@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QApplication
 
 from runtime import Origin, TokenRun
 from tests.ui.transcript.samples import run_of
-from ui.transcript.text.compose import Place, compose
+from ui.transcript.text.compose import TurnPlace, compose
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.shape import ShapedLine
 from ui.transcript.text.wrap import LineTable
@@ -179,7 +179,7 @@ def test_hidden_tokens_take_no_place(faces: Faces) -> None:
     assert lines_of(table_of(tokens, faces)) == ["Hi"]
     shown = LineTable(tokens, faces, WIDTH, template=True)
     shown.extend()
-    assert compose(tokens, Place(0), template=True, limit=99).text == "<|im_start|>Hi"
+    assert compose(tokens, TurnPlace(0), template=True, limit=99).text == "<|im_start|>Hi"
 
 
 CODE = [
@@ -217,9 +217,9 @@ def test_code_between_fences_has_letters_of_one_width_and_even_indentation(faces
     thin, wide = lines[3], lines[4]
     assert (thin.composed.text, wide.composed.text) == ("    iiii", "    WWWW")
     assert thin.end_x == wide.end_x
-    indentation = thin.x_at(Place(9))
-    assert indentation == wide.x_at(Place(12))
-    assert thin.x_at(Place(9, 2)) == indentation * 1.5  # four spaces are as wide as four letters
+    indentation = thin.x_at(TurnPlace(9))
+    assert indentation == wide.x_at(TurnPlace(12))
+    assert thin.x_at(TurnPlace(9, 2)) == indentation * 1.5  # four spaces are as wide as four letters
     assert lines[6].end_x < lines[7].end_x  # prose again
 
 

@@ -26,8 +26,8 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.visits import prepare, visit
 from tests.ui.window.test_conversation import finish
-from ui import EngineState, MainWindow, StatusChanged, StatusView
-from ui.theme.scheme import OwnColours, current_theme
+from ui import EngineState, MainWindow, OwnColours, StatusChanged, StatusView
+from ui.theme.scheme import current_theme
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
@@ -216,7 +216,7 @@ def test_the_card_the_starters_the_tree_and_a_load(in_window: Play, bench: FakeW
     async def scene(window: MainWindow) -> None:
         await ready(window)
         window.presenter.pin(bench.views[TRIP].turns[1].node_id, 3)
-        window.parts.transcript.card_wanted.emit()
+        window.parts.transcript.tokens.card_wanted.emit()
         await until(window.parts.pinned.isVisible)
         assert_named(window)
         window.parts.pinned.close_again()

@@ -14,10 +14,10 @@ from PySide6.QtWidgets import QLabel
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
-from ui import EngineState, MainWindow, StatusChanged, StatusView
+from ui import EngineState, MainWindow, OwnColours, StatusChanged, StatusView
 from ui.inspector.cache import CacheTab
 from ui.settings import APPEARANCE
-from ui.theme.scheme import OwnColours, current_theme
+from ui.theme.scheme import current_theme
 from ui.transcript.pane.meta import MetaLine
 
 Play = Callable[[Scene], None]

@@ -18,9 +18,9 @@ from tests.ui.transcript.test_tool_cards import CLOCK, calling, cards_of
 from tests.ui.visits import prepare, refused_for_length
 from tests.ui.window.test_accessibility import controls, named, ready, stop
 from tests.ui.window.test_conversation import finish
-from ui import MainWindow
+from ui import MainWindow, OwnColours
 from ui.controller.setup import FORM, MODEL, SAMPLING, SYSTEM, TOOLS
-from ui.theme.scheme import OwnColours, current_theme
+from ui.theme.scheme import current_theme
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
@@ -158,7 +158,7 @@ def bench_of(window: MainWindow) -> FakeWorkbench:
 
 
 async def card(window: MainWindow) -> QWidget:
-    window.parts.transcript.card_wanted.emit()
+    window.parts.transcript.tokens.card_wanted.emit()
     await until(window.parts.pinned.field.hasFocus)
     return window.parts.pinned
 
@@ -244,7 +244,7 @@ def test_the_focus_frame_of_the_transcript_is_drawn_only_after_tab(in_window: Pl
         tokens.setFocus(Qt.FocusReason.MouseFocusReason)
         await frames()
         plain = picture(tokens)
-        window.parts.transcript.card_wanted.emit()
+        window.parts.transcript.tokens.card_wanted.emit()
         await until(window.parts.pinned.field.hasFocus)
         QTest.keyClick(window.parts.pinned.field, Qt.Key.Key_Escape)
         assert tokens.hasFocus()

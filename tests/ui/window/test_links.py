@@ -77,7 +77,7 @@ def test_a_link_opens_only_after_confirmation_in_the_bar(in_window: Play, bench:
         bar, view = window.parts.link, window.parts.transcript
         assert not bar.isVisible()
         # when a link is clicked: the bar shows it, nothing is opened
-        view.link_requested.emit("https://bank.com@evil.org/<b>x</b>")
+        view.read.link_requested.emit("https://bank.com@evil.org/<b>x</b>")
         assert bar.isVisible()
         assert (bar.place.text(), bar.address.text()) == ("evil.org", "https://bank.com@evil.org/%3Cb%3Ex%3C/b%3E")
         assert {label.textFormat() for label in bar.findChildren(QLabel)} == {Qt.TextFormat.PlainText}
@@ -88,20 +88,20 @@ def test_a_link_opens_only_after_confirmation_in_the_bar(in_window: Play, bench:
         assert QApplication.clipboard().text() == "https://bank.com@evil.org/%3Cb%3Ex%3C/b%3E"
         assert not bar.isVisible()
         # a link is opened by a second click, on the button of the bar
-        view.link_requested.emit("mailto:a@example.org")
+        view.read.link_requested.emit("mailto:a@example.org")
         assert bar.open_button.text() == "Write mail"
         click(bar.open_button)
         assert browser.opened == ["mailto:a@example.org"]
         assert not bar.isVisible()
         # the bar is dismissed with the mouse, with Escape, and by opening another session
-        view.link_requested.emit("https://example.org")
+        view.read.link_requested.emit("https://example.org")
         click(bar.dismiss_button)
         assert not bar.isVisible()
-        view.link_requested.emit("https://example.org")
+        view.read.link_requested.emit("https://example.org")
         view.read.setFocus()
         QTest.keyClick(view, Qt.Key.Key_Escape)
         assert not bar.isVisible()
-        view.link_requested.emit("https://example.org")
+        view.read.link_requested.emit("https://example.org")
         window.controller.open(3)
         await until(lambda: not bar.isVisible())
         assert len(browser.opened) == 1

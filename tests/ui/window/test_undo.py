@@ -33,10 +33,10 @@ def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbenc
         panel = window.parts.sidebar.sessions
         await until(lambda: window.controller.sessions.rows)
         # two changes at once: undoing the second restores the result of the first
-        panel.tagged.emit(BOAT, ["sea", "draft"])
-        panel.tagged.emit(BOAT, ["done"])
-        panel.moved.emit(BOAT, WORK)
-        panel.renamed.emit(BOAT, "Names for a large boat")
+        panel.rows.tagged.emit(BOAT, ["sea", "draft"])
+        panel.rows.tagged.emit(BOAT, ["done"])
+        panel.rows.moved.emit(BOAT, WORK)
+        panel.rows.renamed.emit(BOAT, "Names for a large boat")
         await until(lambda: window.acts.undo.text() == "Undo Rename")
         undo(window, "Rename")
         await until(lambda: bench.summaries[BOAT].title == "Names for a small boat")
@@ -51,7 +51,7 @@ def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbenc
         # also for a session that a search hides, but not while the trash is shown
         window.controller.sessions.search("trip")
         await until(lambda: panel.rows.index_of(BOAT).row() < 0)
-        panel.renamed.emit(BOAT, "Boats")
+        panel.rows.renamed.emit(BOAT, "Boats")
         await until(lambda: window.acts.undo.text() == "Undo Rename")
         window.controller.sessions.show_trash(True)
         await until(lambda: not window.acts.undo.isEnabled())
@@ -69,7 +69,7 @@ def test_pins_and_their_order(in_window: Play, bench: FakeWorkbench) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: len(window.controller.sessions.rows) > 2)
         pinned = [each for each, row in window.controller.sessions.rows.items() if row.pinned]
-        panel.arranged.emit([*reversed(pinned)])
+        panel.rows.arranged.emit([*reversed(pinned)])
         await until(lambda: window.acts.undo.text() == "Undo Reorder")
         undo(window, "Reorder")
         await until(lambda: len(bench.asked("arrange_sessions")) == 2)
@@ -128,7 +128,7 @@ def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: window.controller.sessions.rows)
-        panel.folder_renamed.emit(WORK, "Office")
+        panel.rows.folder_renamed.emit(WORK, "Office")
         await until(lambda: window.acts.undo.text() == "Undo Rename Folder")
         panel.folder_removed.emit(WORK)
         await until(lambda: window.acts.undo.text() == "Undo Remove Folder")
@@ -156,11 +156,11 @@ def test_a_refused_change_leaves_no_undo_step(in_window: Play, bench: FakeWorkbe
         panel = window.parts.sidebar.sessions
         await until(lambda: window.controller.sessions.rows)
         bench.refusal = "a tag has at most 40 characters"
-        panel.tagged.emit(BOAT, ["x" * 50])
+        panel.rows.tagged.emit(BOAT, ["x" * 50])
         await until(lambda: window.parts.composer.notice.words == "a tag has at most 40 characters")
         assert not window.acts.undo.isEnabled()
         # the next change starts from the stored state, not from the refused one
-        panel.tagged.emit(BOAT, ["sea"])
+        panel.rows.tagged.emit(BOAT, ["sea"])
         await until(lambda: window.acts.undo.isEnabled())
         undo(window, "Tags")
         await until(lambda: bench.asked("tag_session")[-1] == (BOAT,))
@@ -265,7 +265,7 @@ def test_the_list_and_the_session_have_separate_undo_steps(in_window: Play, benc
     async def scene(window: MainWindow) -> None:
         panel, acts = window.parts.sidebar.sessions, window.acts
         await until(lambda: window.controller.sessions.rows)
-        panel.renamed.emit(BOAT, "Another name")
+        panel.rows.renamed.emit(BOAT, "Another name")
         await until(lambda: acts.undo.text() == "Undo Rename")
         window.controller.tree.prune(43, 0, True)
         window.controller.tree.select(41)  # at once: the previous step is still completed and can be undone
@@ -305,7 +305,7 @@ def test_the_button_of_the_message_acts_on_the_step_that_it_names(
     async def scene(window: MainWindow) -> None:
         panel, acts, toast = window.parts.sidebar.sessions, window.acts, window.parts.toast
         await until(lambda: window.controller.sessions.rows)
-        panel.renamed.emit(BOAT, "Boats")
+        panel.rows.renamed.emit(BOAT, "Boats")
         await until(lambda: acts.undo.text() == "Undo Rename")
         acts.undo.trigger()
         await until(lambda: toast.words == "Undone: Rename")
@@ -347,7 +347,7 @@ def test_moving_a_session_to_the_trash_can_be_redone(in_window: Play, bench: Fak
         # a session deleted for good does not come back, nor do its earlier undo steps
         window.controller.sessions.restore(BOAT)
         await until(lambda: BOAT not in bench.trash)
-        window.parts.sidebar.sessions.renamed.emit(BOAT, "Boats")
+        window.parts.sidebar.sessions.rows.renamed.emit(BOAT, "Boats")
         window.parts.sidebar.sessions.pinned.emit(BOAT, True)
         await until(lambda: window.acts.undo.text() == "Undo Pin")
         window.controller.sessions.trash(BOAT)

@@ -14,7 +14,7 @@ from ui.port import TokenRecord, translate
 from ui.theme.fonts import interface_font, mono_font, text_scale
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.text.compose import is_hidden
 from ui.transcript.text.faces import tracked
 from ui.transcript.text.ink import SHADOW_PX, paint_shadow
@@ -40,7 +40,7 @@ def words_of(record: TokenRecord, resolved: Sequence[bytes]) -> list[str]:
     return words
 
 
-def words_before(turns: Sequence[Turn], turn: int, index: int) -> str:
+def words_before(turns: Sequence[TranscriptTurn], turn: int, index: int) -> str:
     """The last words before a token on one line, with an ellipsis if they are shortened."""
     text = ""
     while turn >= 0 and len(text) <= _BEFORE_CHARACTERS:

@@ -21,8 +21,7 @@ from ui.transcript.overlay.card import words_before
 from ui.transcript.overlay.ghost import TYPED, typed_ghost
 from ui.transcript.text.ink import SHADOW_PX, paint_shadow
 from ui.transcript.view import TranscriptView
-from ui.widgets.controls import allow, button, row
-from ui.widgets.fields import LineEdit
+from ui.widgets.controls import allow, button, line_edit, row
 from ui.widgets.labels import ElidedLabel, Label, native, plain_tooltip
 
 WIDTH = 372
@@ -51,7 +50,6 @@ class PinnedCard(QWidget):
     preview_wanted = Signal(int, int, int)
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
     ban_wanted = Signal(int)  # token id
-    why_wanted = Signal()
     row_wanted = Signal(int, int)  # node id, index: the log-probabilities of all tokens there
 
     def __init__(self, transcript: TranscriptView, parent: QWidget) -> None:
@@ -69,14 +67,10 @@ class PinnedCard(QWidget):
         self.find_tokens: Find = lambda _text, _most: ()
         self.before, self.choice = ElidedLabel("", "", interface_font(12.5)), Label("", "soft", interface_font(12.5))
         self.rows = [AlternativeButton() for _ in range(MOST_FOUND + 1)]
-        self.nothing = Label("", "soft", interface_font(12.5))
-        self.nothing.setWordWrap(True)
-        self.field = LineEdit()
-        self.field.setProperty("kind", "field")
-        self.field.setFont(interface_font(12.5))
+        self.nothing = Label("", "soft", interface_font(12.5), wraps=True)
+        self.field = line_edit(self.tr("Write here, or find a token in the vocabulary"))
         tip = self.tr("Numbers choose and Space previews, until you click here or press {0}")
         self.field.setToolTip(plain_tooltip(tip.format(native("F2"))))
-        self.field.setAccessibleName(self.tr("Write here, or find a token in the vocabulary"))
         self.field.textChanged.connect(lambda _text: self._search())
         self.field.textEdited.connect(self._store_typed)
         self.field.installEventFilter(self)
@@ -96,8 +90,7 @@ class PinnedCard(QWidget):
         edge = SHADOW_PX
         column.setContentsMargins(edge + 14, edge + 10, edge + 14, edge + 10)
         column.setSpacing(0)
-        self._head = row(self.before, self.choice)
-        self._head.setStretchFactor(self.before, 1)
+        self._head = row((self.before, 1), self.choice)
         column.addLayout(self._head)
         column.addSpacing(4)
         for each in self.rows:
@@ -122,7 +115,6 @@ class PinnedCard(QWidget):
         self.branch.clicked.connect(lambda: self._choose(self._current))
         self.write.clicked.connect(self._write)
         self.preview.clicked.connect(self._preview_current)
-        self.why.clicked.connect(self.why_wanted)
         self.ban.clicked.connect(self._ban)
         for count, choice in self.ways.items():
             choice.clicked.connect(lambda _checked=False, count=count: self._continue(count))

@@ -14,7 +14,7 @@ from ui.theme.scheme import current_theme
 from ui.transcript.measure import Measure
 from ui.transcript.overlay.card import Card, CardContent, card_content, words_before, words_of
 from ui.transcript.overlay.ghost import ghost_of
-from ui.transcript.path import Path
+from ui.transcript.path import TranscriptPath
 from ui.transcript.read_mode.read_pane import ReadPane
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode.tokens_pane import TokensPane
@@ -32,7 +32,7 @@ class Colouring:
         palette: The first palette.
     """
 
-    def __init__(self, tokens: TokensPane, read: ReadPane, card: Card, path: Path, palette: Palette) -> None:
+    def __init__(self, tokens: TokensPane, read: ReadPane, card: Card, path: TranscriptPath, palette: Palette) -> None:
         self._tokens, self._read, self._card, self._path = tokens, read, card, path
         self._palette = palette
 
@@ -87,7 +87,7 @@ class Pointing(QObject):
         path: Has the tokens' numbers.
     """
 
-    def __init__(self, tokens: TokensPane, card: Card, path: Path) -> None:
+    def __init__(self, tokens: TokensPane, card: Card, path: TranscriptPath) -> None:
         super().__init__(tokens)
         self._tokens, self._card, self._path = tokens, card, path
         self.shown = True  # False while the pinned token has its card

@@ -13,7 +13,7 @@ from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from ui.theme.palette import Palette
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.tokens import Tokens
 
 _HEIGHT_PX, _TOP_PX, _BOTTOM_PX = 44, 10, 16  # a hairline at the top, the line between
@@ -30,7 +30,7 @@ _LEAST_SPAN = 1.0  # nats of the full height, at least, so that low entropies lo
 class _Series:
     """The entropies of one turn's generated tokens; reads only new tokens."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: TranscriptTurn) -> None:
         self.turn = turn
         self._tokens: Tokens | None = None  # the object that was read
         self._revision = turn.revision
@@ -93,7 +93,7 @@ class EntropyStrip(QWidget):
         self._palette = palette
         self.update()
 
-    def set_turns(self, turns: Sequence[Turn]) -> None:
+    def set_turns(self, turns: Sequence[TranscriptTurn]) -> None:
         held = {id(series.turn): series for series in self._series}
         self._series = [held.get(id(turn)) or _Series(turn) for turn in turns]
         self._stale = set(range(len(turns)))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QMouseEvent
-from PySide6.QtWidgets import QFrame, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
 
 from ui.composer.draft_field import DraftField
 from ui.core.shown import RUNNING, typed_text
@@ -14,7 +14,7 @@ from ui.port import TokenRun, ToolCard, TurnView
 from ui.theme.fonts import interface_font, mono_font
 from ui.transcript import TranscriptView
 from ui.transcript.read_mode.markup import called_name, open_call
-from ui.widgets.controls import button, row
+from ui.widgets.controls import button, column_in, row
 from ui.widgets.labels import Label
 from ui.widgets.visible import one_line
 
@@ -29,16 +29,11 @@ class StreamingCall(QFrame):
         super().__init__()
         self.setProperty("kind", "card")
         self.setCursor(Qt.CursorShape.ArrowCursor)
-        self.name = Label("", "soft", interface_font(12.5, QFont.Weight.Medium))
-        self.source = Label("", "soft", mono_font(12))
+        self.name = Label("", "soft", interface_font(12.5, QFont.Weight.Medium), wraps=True)
+        self.source = Label("", "soft", mono_font(12), wraps=True)
         for label in (self.name, self.source):
-            label.setWordWrap(True)
             label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 9, 12, 10)
-        column.setSpacing(4)
-        column.addWidget(self.name)
-        column.addWidget(self.source)
+        column_in(self, self.name, self.source, spacing=4, margins=(12, 9, 12, 10))
 
     def show_source(self, source: str) -> None:
         name = one_line(called_name(source))
@@ -170,9 +165,7 @@ class TurnCards(QWidget):
         self.send_button = button(self.tr("Send the result") if len(self.cards) == 1 else self.tr("Send the results"))
         self.send_button.clicked.connect(self._send)
         self.can_answer = open_calls and all(not call.problem for call in turn.calls)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 4)
-        column.setSpacing(6)
+        column = column_in(self, spacing=6, margins=(0, 0, 0, 4))
         for card in self.cards:
             column.addWidget(card)
         self._fields = [card.result for card in self.cards if card.result is not None]
@@ -230,9 +223,7 @@ class CallCard(QFrame):
     def __init__(self, call: ToolCard, *, answered: bool) -> None:
         super().__init__()
         self.setProperty("kind", "card")
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(12, 9, 12, 10)
-        self._column.setSpacing(4)
+        self._column = column_in(self, spacing=4, margins=(12, 9, 12, 10))
         self.result: DraftField | None = None
         if call.problem:
             self._say(self.tr("a call that cannot be answered"), strong=True)
@@ -251,8 +242,7 @@ class CallCard(QFrame):
 
     def _say(self, text: str, *, strong: bool = False, mono: bool = False) -> None:
         weight = QFont.Weight.Medium if strong else QFont.Weight.Normal
-        label = Label(text, "" if strong else "soft", mono_font(12) if mono else interface_font(12.5, weight))
-        label.setWordWrap(True)
+        label = Label(text, "" if strong else "soft", mono_font(12) if mono else interface_font(12.5, weight), wraps=True)
         label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
         self._column.addWidget(label)
 

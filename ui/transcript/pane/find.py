@@ -10,10 +10,10 @@ from itertools import accumulate
 
 from msgspec import Struct
 
-from ui.transcript.path import Path, Turn
+from ui.transcript.path import TranscriptPath, TranscriptTurn
 from ui.transcript.read_mode.document import with_marks_alone
 from ui.transcript.read_mode.markup import MARKS, NO_MARKS
-from ui.transcript.text.compose import Place, is_hidden, shown
+from ui.transcript.text.compose import TurnPlace, is_hidden, shown
 
 BETWEEN = r"[*_~`]*\s+[*_~`]*"  # what may separate consecutive words
 # Markdown's marks, which Read mode hides; after a backslash also the characters of `NO_MARKS`
@@ -21,12 +21,12 @@ _MARK = r"[*~`]|\\(?=[!-/:-@\[-`{-~\U000f0021-\U000f007e])|!?\[(?=[^\]\n]*\]\()|
 _BEGINNING = 60  # characters that mark the beginning of a turn
 
 
-class Match(Struct, frozen=True):
+class TextMatch(Struct, frozen=True):
     """A match from `first` up to `last` in a turn."""
 
     turn: int
-    first: Place
-    last: Place
+    first: TurnPlace
+    last: TurnPlace
     words: str  # the matched text
     seen: str  # the pattern of the search for the text as Read mode shows it
 
@@ -42,15 +42,19 @@ class Finder:
     """
 
     def __init__(
-        self, path: Path, show: Callable[[Match | None], None], ask: Callable[[], None], go_back: Callable[[int], None]
+        self,
+        path: TranscriptPath,
+        show: Callable[[TextMatch | None], None],
+        ask: Callable[[], None],
+        go_back: Callable[[int], None],
     ) -> None:
         self._path = path
         self._show, self._ask, self._go_back = show, ask, go_back
-        self.found: list[Match] = []  # the matches in the loaded turns, in reading order
+        self.found: list[TextMatch] = []  # the matches in the loaded turns, in reading order
         self._earlier: Sequence[tuple[int, str, str]] = ()  # node id, role and text of the turns before the loaded ones
         self._before: list[int] = []  # the node id of each match in them
         self._top: int | None = None  # the first loaded turn when the texts were requested
-        self._held: tuple[int, Place, Place] | None = None  # the shown match, by node id
+        self._held: tuple[int, TurnPlace, TurnPlace] | None = None  # the shown match, by node id
         self._awaited: tuple[int, int] | None = None  # a turn that is being loaded, and the number of its match to show
         self._show_first = False  # no match yet: the first one in the requested texts is to be shown
         self.words = ""
@@ -121,11 +125,11 @@ class Finder:
             self._awaited, self._held = None, self._key(match)
             self._show(match)
 
-    def _key(self, match: Match) -> tuple[int, Place, Place]:
+    def _key(self, match: TextMatch) -> tuple[int, TurnPlace, TurnPlace]:
         return self._path.turns[match.turn].node_id, match.first, match.last
 
 
-def beginning(turns: Sequence[Turn], number: int | None) -> Match | None:
+def beginning(turns: Sequence[TranscriptTurn], number: int | None) -> TextMatch | None:
     """The first words of a turn as a match; None if it has none."""
     found = None if number is None else re.search(rf"\S(?:.{{0,{_BEGINNING}}}(?!\S)|.{{0,{_BEGINNING}}})", turns[number].text)
     if number is None or found is None:
@@ -134,7 +138,7 @@ def beginning(turns: Sequence[Turn], number: int | None) -> Match | None:
     return next(iter(_within(number, turns[number], pattern, pattern.pattern, template=False, typeset=False)), None)
 
 
-def matches(turns: Sequence[Turn], words: str, *, template: bool, typeset: bool = False) -> list[Match]:
+def matches(turns: Sequence[TranscriptTurn], words: str, *, template: bool, typeset: bool = False) -> list[TextMatch]:
     """All matches, in reading order. A match may begin and end inside tokens, and never spans turns."""
     if not words:
         return []
@@ -178,7 +182,9 @@ def _found(pattern: re.Pattern[str], text: str, role: str, *, typeset: bool) -> 
     return list(pattern.finditer(with_marks_alone(text) if role in ("user", "assistant") else text.translate(NO_MARKS)))
 
 
-def _within(number: int, turn: Turn, pattern: re.Pattern[str], seen: str, *, template: bool, typeset: bool) -> list[Match]:
+def _within(
+    number: int, turn: TranscriptTurn, pattern: re.Pattern[str], seen: str, *, template: bool, typeset: bool
+) -> list[TextMatch]:
     tokens = turn.tokens
     texts = ["" if is_hidden(m, template=template) else t for t, m in zip(tokens.texts, tokens.marks, strict=True)]
     text = "".join(texts)
@@ -191,8 +197,8 @@ def _within(number: int, turn: Turn, pattern: re.Pattern[str], seen: str, *, tem
         first = bisect_right(ends, one.start())  # the token that holds the first character
         last = bisect_left(ends, one.end())  # and the last one
         begin, stop = one.start() - ends[first] + len(texts[first]), one.end() - ends[last] + len(texts[last])
-        first_place, last_place = Place(first, _drawn(texts[first], begin)), _behind(texts[last], last, stop)
-        made.append(Match(number, first_place, last_place, text[one.start() : one.end()], seen))
+        first_place, last_place = TurnPlace(first, _drawn(texts[first], begin)), _behind(texts[last], last, stop)
+        made.append(TextMatch(number, first_place, last_place, text[one.start() : one.end()], seen))
     return made
 
 
@@ -201,5 +207,5 @@ def _drawn(text: str, offset: int) -> int:
     return offset if shown(text).text == text else 0
 
 
-def _behind(text: str, token: int, offset: int) -> Place:
-    return Place(token, offset) if offset < len(text) and shown(text).text == text else Place(token + 1)
+def _behind(text: str, token: int, offset: int) -> TurnPlace:
+    return TurnPlace(token, offset) if offset < len(text) and shown(text).text == text else TurnPlace(token + 1)

@@ -11,12 +11,12 @@ from msgspec import Struct
 from PySide6.QtGui import QPainter
 
 from ui.transcript.pane.meta import MetaLine, usual_height
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.text.faces import CHARACTERS_PER_TOKEN, MARGIN_TOP_PX, TURN_GAP_PX, Faces
 from ui.transcript.text.ink import Ink
 
 
-class Body(Protocol):
+class TurnBody(Protocol):
     """The text of one turn in one of the modes; heights in pixels, x from the text's left edge."""
 
     @property
@@ -52,7 +52,7 @@ class Body(Protocol):
         """Draws the lines between the y of `clip`; the painter's origin is the text's top left."""
 
 
-BodyT = TypeVar("BodyT", bound=Body)
+BodyT = TypeVar("BodyT", bound=TurnBody)
 
 
 class Box(Generic[BodyT]):
@@ -63,7 +63,7 @@ class Box(Generic[BodyT]):
         page: Makes both, with its width.
     """
 
-    def __init__(self, turn: Turn, page: TranscriptPage[BodyT]) -> None:
+    def __init__(self, turn: TranscriptTurn, page: TranscriptPage[BodyT]) -> None:
         self.turn = turn
         self._page = page
         self.made: BodyT | None = None
@@ -118,7 +118,7 @@ class Laid(Struct, frozen=True):
 class TranscriptPage(Generic[BodyT]):
     """The boxes of all turns. Positions are pixels from the top of the page."""
 
-    def __init__(self, make_body: Callable[[Turn, Faces, float], BodyT], faces: Faces) -> None:
+    def __init__(self, make_body: Callable[[TranscriptTurn, Faces, float], BodyT], faces: Faces) -> None:
         self._make_body = make_body
         self.faces = faces
         self.width = 0.0
@@ -128,7 +128,7 @@ class TranscriptPage(Generic[BodyT]):
         self.under: Callable[[int], int] = lambda _node_id: 0  # pixels needed under the text of a turn
         self._tops: list[int] = []
 
-    def set_turns(self, turns: Sequence[Turn]) -> None:
+    def set_turns(self, turns: Sequence[TranscriptTurn]) -> None:
         held = {id(box.turn): box for box in self.boxes}
         self.boxes = [held.get(id(turn)) or Box(turn, self) for turn in turns]
         self.place()
@@ -233,11 +233,11 @@ class TranscriptPage(Generic[BodyT]):
                 if room <= 0:
                     return
 
-    def make_body(self, turn: Turn) -> BodyT:
+    def make_body(self, turn: TranscriptTurn) -> BodyT:
         """Makes the text of a turn with the page's width."""
         return self._make_body(turn, self.faces, self.width)
 
-    def estimate(self, turn: Turn) -> int:
+    def estimate(self, turn: TranscriptTurn) -> int:
         """The estimated height of a turn whose text is not made yet."""
         lines = int(turn.count * self.faces.average * CHARACTERS_PER_TOKEN / max(self.width, 1)) + 1
         return lines * self.faces.pitch + usual_height(turn.view, self.faces)

@@ -1,32 +1,38 @@
-"""The common part of both modes: the rail, the line under each turn, and its actions."""
+"""The common part of both modes: a page laid out in slices, the rail, the line under each turn, and its actions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
+from typing import Generic
 
-from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
+from msgspec import Struct
+from msgspec.structs import replace
+from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
     QFocusEvent,
     QFontMetricsF,
     QGuiApplication,
+    QHideEvent,
     QKeyEvent,
     QKeySequence,
     QMouseEvent,
     QPainter,
     QPaintEvent,
+    QResizeEvent,
+    QShowEvent,
 )
-from PySide6.QtWidgets import QMenu, QWidget
+from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QMenu, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, Tier, translate
 from ui.theme.scheme import current_theme
 from ui.transcript.pane.meta import NEEDS, Action, actions_of
-from ui.transcript.pane.page import BodyT, Box, TranscriptPage
-from ui.transcript.pane.scroller import Scroller
-from ui.transcript.path import Turn
+from ui.transcript.pane.page import BodyT, Box, Laid, TranscriptPage
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.spoken import speak
-from ui.transcript.text.faces import TURN_GAP_PX
+from ui.transcript.text.faces import COLUMN_PX, MARGIN_RIGHT_PX, TURN_GAP_PX, Faces
 from ui.transcript.text.ink import Ink
 from ui.widgets.controls import allow
 from ui.widgets.labels import plain_tooltip
@@ -55,15 +61,34 @@ def begins_words(event: QKeyEvent) -> bool:
     return not held and bool(text.strip()) and text.isprintable()
 
 
+AT_ONCE_SECONDS = 0.005  # for laying out the visible part before the first frame; the rest follows in slices
+SLICE_SECONDS = 0.003
+SLICE_MS = 4  # between slices, for other events
+
+
+class Anchor(Struct, frozen=True):
+    """A scroll position: a token of a turn, `offset` pixels below the top of the viewport."""
+
+    turn: int
+    token: int
+    offset: int
+    at_end: bool
+
+
 OF_TURNS = (  # signals of the actions of a turn, and of typing
     "variant_requested", "edit_requested", "regenerate_requested", "repeat_requested", "continue_requested", "text_requested",
     "model_requested", "copy_requested", "similar_requested", "words_typed",
 )  # fmt: skip
 
 
-class Pane(Scroller[BodyT]):
-    """A page of turns. Subclasses make the bodies and handle the mouse in them."""
+class Pane(QAbstractScrollArea, Generic[BodyT]):
+    """A scrolled page of turns. Subclasses make the bodies and handle the mouse in them.
 
+    The page is laid out in slices. The top line, or a visible end, stays in place while heights change.
+    """
+
+    beginning_near = Signal()  # less than two screens above the visible part
+    column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
     variant_requested = Signal(int)
     edit_requested = Signal(int)
     regenerate_requested = Signal(int)
@@ -76,8 +101,25 @@ class Pane(Scroller[BodyT]):
     words_typed = Signal(str)
 
     def __init__(self, page: TranscriptPage[BodyT], ink: Ink, parent: QWidget) -> None:
-        super().__init__(page, parent)
-        self._selected_of: list[tuple[Turn, int]] = []  # turns up to the end of the selection, and their versions
+        super().__init__(parent)
+        self.page = page
+        self._left = 0
+        self._suspended = False
+        self._waiting: Sequence[TranscriptTurn] | None = None  # the path that was set while suspended
+        self._stale: set[int] = set()  # boxes that changed while suspended
+        self._pending: tuple[Anchor, int] | None = None  # during slices: the wanted position, and the bar's value so far
+        self._restoring = False  # the scroll bar moves, but not the visible part
+        self._slices = QTimer(self, interval=SLICE_MS)
+        self._slices.timeout.connect(self._slice)
+        self._painting = QTimer(self, singleShot=True, interval=0)  # in a later turn of the event loop than the layout
+        self._painting.timeout.connect(self._paint_now)
+        self.verticalScrollBar().valueChanged.connect(self._check_beginning)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.viewport().setMouseTracking(True)
+        self.viewport().setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
+        self._selected_of: list[tuple[TranscriptTurn, int]] = []  # turns up to the end of the selection, and their versions
         self._ink = ink
         self.lacking: Lacking = nothing_lacking
         self._hovered: int | None = None  # the box whose actions are shown
@@ -94,21 +136,245 @@ class Pane(Scroller[BodyT]):
 
     def _accessible_text(self) -> str:
         """The text of all turns for a screen reader, each after its role."""
-        return "\n".join(f"{box.turn.role}: {box.turn.text.strip()}" for box in self._page.boxes)
+        return "\n".join(f"{box.turn.role}: {box.turn.text.strip()}" for box in self.page.boxes)
 
     def _show_developer(self, show: bool) -> None:  # a state, not an option
         anchor = self.anchor()
-        self._page.show_developer(show)
+        self.page.show_developer(show)
         self._lay_out(anchor)
 
     def set_ink(self, ink: Ink) -> None:
         self._ink = ink
         self.viewport().update()
 
-    def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
+    # ---- content --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the end of the page is visible; then it stays visible while tokens arrive."""
+        bar = self.verticalScrollBar()
+        return bar.value() >= bar.maximum() - 4
+
+    def column(self) -> tuple[int, int]:
+        """Left edge and width of the text, in this widget's pixels."""
+        return self._left, int(self.page.width)
+
+    def _check_beginning(self, value: int) -> None:
+        if not self._suspended and value < 2 * self.viewport().height():
+            self.beginning_near.emit()
+
+    def scroll_to_end(self) -> None:
+        self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
+
+    def set_faces(self, faces: Faces) -> None:
+        anchor = self.anchor()
+        self.page.set_faces(faces)
+        self._measure()
+        self._lay_out(anchor)
+
+    def set_turns(self, turns: Sequence[TranscriptTurn], changed: Sequence[int], *, to_end: bool) -> None:
+        """Shows other turns.
+
+        Args:
+            turns: The path; turns that were shown before keep their layout.
+            changed: Places of turns with other numbers or another state.
+            to_end: Whether to scroll to the end; else the line at the top stays there.
+        """
         self._hovered, self._pointed = None, Action.NONE
         self._filled = True
-        super().set_turns(turns, changed, to_end=to_end)
+        if self._suspended:
+            self._waiting = turns
+            self._stale = set()
+            return
+        anchor = self.anchor()
+        if self.page.boxes:  # earlier turns were added: the visible part is further down
+            first = self.page.boxes[0].turn
+            before = next((place for place, turn in enumerate(turns) if turn is first), 0)
+            anchor = replace(anchor, turn=anchor.turn + before)
+        self.page.set_turns(turns)
+        for index in changed:
+            self.page.refresh(self.page.boxes[index])
+        if changed:
+            self.page.place(min(changed))  # the line under a turn may have more rows now
+        self._stale.clear()
+        self._lay_out(Anchor(0, 0, 0, at_end=True) if to_end else anchor)
+        self.viewport().setUpdatesEnabled(False)  # the old frame stays until `_paint_now`, whatever is painted before
+
+    def tokens_appended(self, index: int) -> None:
+        """Shows new tokens at the end of box `index`, at a cost that depends on them alone."""
+        if self._suspended or self.page.width <= 0:
+            return
+        box = self.page.boxes[index]
+        stick, before = self.is_at_end, box.height
+        self.page.refresh_line(box)
+        row = box.body.prepare(perf_counter() + SLICE_SECONDS)
+        if box.height != before or index == len(self.page.boxes) - 1:
+            self.page.place(index)
+        self._update_bar()
+        if stick:
+            self.scroll_to_end()
+        self._boxes_moved()
+        if not box.done:
+            self._slices.start()
+        if row is not None:
+            top = box.top + row - self.verticalScrollBar().value()
+            self.viewport().update(QRect(0, top, self.viewport().width(), max(self.viewport().height() - top, 0)))
+
+    def turn_changed(self, index: int) -> None:
+        """Shows other numbers or another state of box `index`."""
+        if self._suspended or self.page.width <= 0:
+            self._stale.add(index)
+            return
+        anchor, box = self.anchor(), self.page.boxes[index]
+        height = box.height
+        self.page.refresh(box)
+        row = box.body.prepare(perf_counter() + SLICE_SECONDS)
+        if row is None and box.done and box.height == height:  # as with each progress note of a prefill
+            reach = max(height, box.meta_top + box.meta.reach)
+            self.viewport().update(0, box.top - self.verticalScrollBar().value(), self.viewport().width(), reach)
+            return
+        self.page.place(index)
+        self._lay_out(anchor)
+
+    def suspend(self) -> None:
+        """Stops all work until `resume`, as the other mode is shown."""
+        self._suspended = True
+        self._slices.stop()
+
+    def resume(self, anchor: Anchor) -> None:
+        """Resumes work at the scroll position of the other mode."""
+        self._suspended = False
+        if self._waiting is not None:
+            self.page.set_turns(self._waiting)
+            self._stale, self._waiting = set(range(len(self._waiting))), None
+        self._measure()
+        self._refresh_stale()
+        self._lay_out(anchor)
+
+    def _refresh_stale(self) -> None:
+        for index in self._stale:
+            self.page.refresh(self.page.boxes[index])
+        self._stale.clear()
+
+    def anchor(self) -> Anchor:
+        """The current scroll position, or the one that the unfinished layout will show."""
+        if not self.page.boxes:
+            return Anchor(0, 0, 0, at_end=True)
+        value = self.verticalScrollBar().value()
+        if self._pending is not None and self._pending[1] == value:  # not scrolled since
+            return self._pending[0]
+        index = self.page.index_at(value)
+        box = self.page.boxes[index]
+        token = box.body.first_token(value - box.top)
+        return Anchor(index, token, box.top + box.body.top_of(token) - value, at_end=self.is_at_end)
+
+    def restore(self, anchor: Anchor) -> None:
+        """Scrolls so that the anchor's token has its place again, or to the end."""
+        self._update_bar()
+        bar = self.verticalScrollBar()
+        if anchor.at_end:
+            bar.setValue(bar.maximum())
+        elif anchor.turn < len(self.page.boxes):
+            box = self.page.boxes[anchor.turn]
+            bar.setValue(box.top + box.body.top_of(anchor.token) - anchor.offset)
+
+    def show_span(self, top: int, bottom: int) -> None:
+        """Scrolls as little as necessary to show these pixel rows of the page, with some room around."""
+        bar, height = self.verticalScrollBar(), self.viewport().height()
+        room = max(min(self.page.faces.pitch * 2, (height - bottom + top) // 2), 0)
+        if top - room < bar.value():
+            bar.setValue(top - room)
+        elif bottom + room > bar.value() + height:
+            bar.setValue(bottom + room - height)
+
+    def go_to(self, turn: int, token: int) -> None:
+        """Shows a token's line, a third down the viewport unless it is visible already; works during the layout too."""
+        if turn >= len(self.page.boxes) or self._suspended:
+            return
+        box, value, height = self.page.boxes[turn], self.verticalScrollBar().value(), self.viewport().height()
+        top = box.top + box.body.top_of(token) - value
+        if not (box.done and self.page.faces.pitch <= top <= height - 2 * self.page.faces.pitch):
+            self._lay_out(Anchor(turn, token, height // 3, at_end=False))
+
+    # ---- layout ---------------------------------------------------------------------------------------------------
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._slices.stop()  # the rest is laid out when the pane is shown
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        if not self._suspended and not all(box.done for box in self.page.boxes):
+            self._slices.start()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        anchor = self.anchor()
+        super().resizeEvent(event)
+        self._measure()
+        if not self._suspended:
+            self._refresh_stale()
+        self._lay_out(anchor)
+
+    def _measure(self) -> None:
+        available = self.width()  # with the scroll bar, which lies in the right margin: nothing is wrapped again for it
+        faces = self.page.faces
+        right = MARGIN_RIGHT_PX if available > COLUMN_PX else MARGIN_RIGHT_PX // 2
+        column = max(min(round(COLUMN_PX * faces.scale), available - faces.rail - right), 80)
+        left = faces.rail + max(0, (available - faces.rail - right - column) // 2)
+        if (left, column) != self.column():
+            self._left = left
+            self.page.set_width(column)
+            self.column_changed.emit(left, column)
+
+    def _lay_out(self, anchor: Anchor) -> None:
+        if self._suspended:
+            return
+        self._prepare(anchor, AT_ONCE_SECONDS, self.viewport().height())
+        self._slices.stop()  # the rest follows after painting
+        self._painting.start()
+
+    def _paint_now(self) -> None:
+        self.viewport().setUpdatesEnabled(True)
+        self.viewport().update()
+
+    def _slice(self) -> None:
+        before = self._in_sight()
+        laid = self._prepare(self.anchor(), SLICE_SECONDS)
+        if laid.done:
+            self._slices.stop()
+        else:
+            self._slices.start()  # restarts the interval
+        if before != self._in_sight() or not laid.touched.isdisjoint(before):
+            self.viewport().update()
+
+    def _in_sight(self) -> dict[int, int]:
+        """The visible boxes, with the y of each in the viewport."""
+        boxes, value = self.page.boxes, self.verticalScrollBar().value()
+        last = self.page.index_at(value + self.viewport().height()) if boxes else -1
+        return {index: boxes[index].top - value for index in range(self.page.index_at(value), last + 1)}
+
+    def _prepare(self, anchor: Anchor, seconds: float, room: float | None = None) -> Laid:
+        """Lays out the surroundings of a scroll position, and scrolls there."""
+        boxes = self.page.boxes
+        around = boxes[anchor.turn].top if anchor.turn < len(boxes) and not anchor.at_end else self.page.height
+        laid = self.page.prepare(around, seconds, room)
+        self._restoring = True
+        try:
+            self.restore(anchor)
+        finally:
+            self._restoring = False
+        self._boxes_moved()
+        self._pending = None if laid.done else (anchor, self.verticalScrollBar().value())
+        return laid
+
+    def _update_bar(self) -> None:
+        bar = self.verticalScrollBar()
+        height = self.viewport().height()
+        bar.setPageStep(height)
+        bar.setSingleStep(self.page.faces.pitch)
+        bar.setRange(0, max(self.page.height - height, 0))
+
+    # ---- selection ------------------------------------------------------------------------------------------------
 
     @property
     def selected_text(self) -> str:
@@ -119,9 +385,9 @@ class Pane(Scroller[BodyT]):
 
     def _remember_selected(self, last: int) -> None:
         """Remembers the turns up to `last` as the source of the selection, for `_keeps_selection`."""
-        self._selected_of = [(box.turn, box.turn.version) for box in self._page.boxes[: last + 1]]
+        self._selected_of = [(box.turn, box.turn.version) for box in self.page.boxes[: last + 1]]
 
-    def _keeps_selection(self, turns: Sequence[Turn]) -> bool:
+    def _keeps_selection(self, turns: Sequence[TranscriptTurn]) -> bool:
         """Whether the turns of the selection are still there with the same tokens."""
         held = self._selected_of
         return len(turns) >= len(held) and all(
@@ -148,7 +414,7 @@ class Pane(Scroller[BodyT]):
                 if each.focusPolicy() & Qt.FocusPolicy.TabFocus:
                     QWidget.setTabOrder(before, each)
                     before = each
-        self._page.place()
+        self.page.place()
         self._lay_out(anchor)
         for part in self._under.values():
             part.show()
@@ -156,7 +422,7 @@ class Pane(Scroller[BodyT]):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() is QEvent.Type.LayoutRequest and watched in self._under.values():
             anchor = self.anchor()  # the widget may need another height
-            self._page.place()
+            self.page.place()
             self._lay_out(anchor)
         return super().eventFilter(watched, event)
 
@@ -169,17 +435,17 @@ class Pane(Scroller[BodyT]):
         part = self._under.get(node_id)
         if part is None:
             return 0
-        width, layout = max(int(self._page.width), 1), part.layout()
+        width, layout = max(int(self.page.width), 1), part.layout()
         height = layout.totalHeightForWidth(width) if layout is not None and layout.hasHeightForWidth() else -1
         return (height if height >= 0 else part.sizeHint().height()) + _UNDER_GAP_PX
 
     def _boxes_moved(self) -> None:
         scrolled = self.verticalScrollBar().value()
-        for box in self._page.boxes if self._under else ():
+        for box in self.page.boxes if self._under else ():
             part = self._under.get(box.turn.node_id)
             if part is not None:
                 top = box.top + box.body.height + _UNDER_GAP_PX - scrolled
-                part.setGeometry(self._left, top, int(self._page.width), max(box.under - _UNDER_GAP_PX, 0))
+                part.setGeometry(self._left, top, int(self.page.width), max(box.under - _UNDER_GAP_PX, 0))
 
     # ---- painting -------------------------------------------------------------------------------------------------
 
@@ -200,13 +466,13 @@ class Pane(Scroller[BodyT]):
     def _paint(self, painter: QPainter, clip: QRect) -> None:
         painter.fillRect(clip, self._ink.window)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        boxes = self._page.boxes
+        boxes = self.page.boxes
         if not boxes:
             if self._filled:
                 self._paint_hint(painter)
             return
         scrolled = self.verticalScrollBar().value()
-        for index in range(self._page.index_at(scrolled + clip.top()), len(boxes)):
+        for index in range(self.page.index_at(scrolled + clip.top()), len(boxes)):
             box = boxes[index]
             top = box.top - scrolled
             if top > clip.bottom():
@@ -224,7 +490,7 @@ class Pane(Scroller[BodyT]):
             painter.restore()
 
     def _paint_rail(self, painter: QPainter, box: Box[BodyT], top: int, clip: QRect) -> None:
-        faces, x = self._page.faces, self._left - _RAIL_GAP_PX - _RAIL_LINE_PX
+        faces, x = self.page.faces, self._left - _RAIL_GAP_PX - _RAIL_LINE_PX
         colour = {Tier.WARM: self._ink.accent, Tier.DISK: self._ink.disk}.get(box.turn.view.tier)
         if colour is not None:
             painter.fillRect(QRectF(x, top, _RAIL_LINE_PX, box.height), colour)
@@ -237,7 +503,7 @@ class Pane(Scroller[BodyT]):
         painter.drawText(QPointF(left, top + round(_ROLE_BASELINE_PX * faces.scale)), box.turn.role)
 
     def _paint_hint(self, painter: QPainter) -> None:
-        painter.setFont(self._page.faces.text)
+        painter.setFont(self.page.faces.text)
         painter.setPen(self._ink.faint)
         area = self.viewport().rect().adjusted(40, 0, -40, 0)
         painter.drawText(area, Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap, translate("Transcript", _EMPTY_HINT))
@@ -250,7 +516,7 @@ class Pane(Scroller[BodyT]):
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         if event.button() is Qt.MouseButton.LeftButton and self._hovered is not None:
             point = event.position().toPoint()
-            self._act(self._page.boxes[self._hovered], self._action_in(self._box_at(point), point))
+            self._act(self.page.boxes[self._hovered], self._action_in(self._box_at(point), point))
 
     def event(self, event: QEvent) -> bool:
         if isinstance(event, QFocusEvent):
@@ -290,7 +556,7 @@ class Pane(Scroller[BodyT]):
         menu.setToolTipsVisible(True)
         self._fill_menu(menu, index, at)
         if index is not None:
-            box = self._page.boxes[index]
+            box = self.page.boxes[index]
             menu.addSeparator()
             for action in actions_of(box.turn.view):
                 words = translate("Transcript", action.value)
@@ -314,10 +580,10 @@ class Pane(Scroller[BodyT]):
 
     def _box_at(self, point: QPoint) -> int | None:
         y = point.y() + self.verticalScrollBar().value()
-        if not self._page.boxes:
+        if not self.page.boxes:
             return None
-        index = self._page.index_at(y)
-        box = self._page.boxes[index]
+        index = self.page.index_at(y)
+        box = self.page.boxes[index]
         reach = max(box.height + TURN_GAP_PX // 2, box.meta_top + box.meta.reach)
         return index if box.top <= y < box.top + reach else None
 
@@ -325,7 +591,7 @@ class Pane(Scroller[BodyT]):
         """The action at a point of a box; `hovers`: the mouse is moving to that box."""
         if index is None:
             return Action.NONE
-        box = self._page.boxes[index]
+        box = self.page.boxes[index]
         top = box.top + box.meta_top - self.verticalScrollBar().value()
         hovered = hovers or index == self._hovered
         return box.meta.action_at(QPointF(point.x() - self._left, point.y() - top), hovered=hovered)
@@ -352,8 +618,8 @@ class Pane(Scroller[BodyT]):
         changed = {self._hovered, index}
         self._hovered, self._pointed = index, pointed
         for one in changed - {None}:
-            if one is not None and one < len(self._page.boxes):
-                self._update_meta(self._page.boxes[one])
+            if one is not None and one < len(self.page.boxes):
+                self._update_meta(self.page.boxes[one])
 
     def _update_meta(self, box: Box[BodyT]) -> None:
         top = box.top + box.meta_top - self.verticalScrollBar().value()

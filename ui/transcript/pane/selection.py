@@ -10,8 +10,8 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPixmap
 from PySide6.QtWidgets import QWidget
 
 from ui.theme.scheme import current_theme
-from ui.transcript.path import Turn
-from ui.transcript.text.compose import Place, is_hidden, shown
+from ui.transcript.path import TranscriptTurn
+from ui.transcript.text.compose import TurnPlace, is_hidden, shown
 
 _BETWEEN_TURNS = "\n\n"
 
@@ -20,7 +20,7 @@ class TextPosition(Struct, frozen=True, order=True):
     """A place in the conversation."""
 
     turn: int
-    place: Place
+    place: TurnPlace
 
 
 class Selection(Struct, frozen=True):
@@ -33,17 +33,17 @@ class Selection(Struct, frozen=True):
     def is_empty(self) -> bool:
         return self.anchor == self.head
 
-    def within(self, turn: int, tokens: int) -> tuple[Place, Place] | None:
+    def within(self, turn: int, tokens: int) -> tuple[TurnPlace, TurnPlace] | None:
         """The selected part of a turn that has `tokens` tokens; None if nothing of it is selected."""
         first, last = sorted((self.anchor, self.head))
         if first == last or not first.turn <= turn <= last.turn:
             return None
         return (
-            first.place if turn == first.turn else Place(0),
-            last.place if turn == last.turn else Place(tokens),
+            first.place if turn == first.turn else TurnPlace(0),
+            last.place if turn == last.turn else TurnPlace(tokens),
         )
 
-    def text(self, turns: Sequence[Turn], *, template: bool) -> str:
+    def text(self, turns: Sequence[TranscriptTurn], *, template: bool) -> str:
         """The exact text, with control characters instead of the symbols that are drawn for them."""
         parts = []
         for index, turn in enumerate(turns):
@@ -53,7 +53,7 @@ class Selection(Struct, frozen=True):
         return _BETWEEN_TURNS.join(parts)
 
 
-def _text(turn: Turn, first: Place, last: Place, *, template: bool) -> str:
+def _text(turn: TranscriptTurn, first: TurnPlace, last: TurnPlace, *, template: bool) -> str:
     pieces = []
     tokens = turn.tokens
     for index in range(first.token, min(last.token + 1, len(tokens))):

@@ -8,7 +8,7 @@ from PySide6.QtCore import QRectF, QRegularExpression, Qt
 from PySide6.QtGui import QPainter, QTextDocument
 
 from ui.port import TurnStatus
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.read_mode.document import Stretch
 from ui.transcript.read_mode.formula_ink import source_of
 from ui.transcript.read_mode.formulas import Formulas
@@ -21,7 +21,7 @@ from ui.transcript.text.ink import Ink
 class ReadBody:
     """The stretches of a turn, with their selection."""
 
-    def __init__(self, formulas: Formulas, turn: Turn, faces: Faces, width: float) -> None:
+    def __init__(self, formulas: Formulas, turn: TranscriptTurn, faces: Faces, width: float) -> None:
         self._turn = turn
         self.layout = ReadLayout(turn, faces, width, formulas)
         self.words: QRegularExpression | None = None  # all matches are marked

@@ -11,7 +11,7 @@ from PySide6.QtCore import QPointF, QRectF
 from PySide6.QtGui import QTextCursor, QTextDocument
 
 from ui.theme.palette import LIGHT, Palette
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.read_mode.document import code_document, markdown_document, plain_document
 from ui.transcript.read_mode.formulas import Formulas
 from ui.transcript.read_mode.markup import formulas
@@ -49,7 +49,7 @@ class _Laid:
 class ReadLayout:
     """The typeset stretches and their places. New tokens change only the last one; of many documents the first are dropped."""
 
-    def __init__(self, turn: Turn, faces: Faces, width: float, formulas: Formulas) -> None:
+    def __init__(self, turn: TranscriptTurn, faces: Faces, width: float, formulas: Formulas) -> None:
         self.faces = faces
         self._formulas = formulas
         self.source = Source(turn)

@@ -36,43 +36,32 @@ def paint_stretches(
     """
     tops = layout.tops()
     for number, top in enumerate(tops[:-1]):
-        if top < clip[1] and tops[number + 1] > clip[0]:
-            _paint_stretch(painter, ink, layout, number, clip, selection, words)
-
-
-def _paint_stretch(
-    painter: QPainter,
-    ink: Ink,
-    layout: ReadLayout,
-    number: int,
-    clip: tuple[float, float],
-    selection: tuple[ReadPlace, ReadPlace] | None,
-    words: QRegularExpression | None,
-) -> None:
-    document = layout.document(number)
-    layout.ask_for_formulas(number)
-    if layout.is_code(number):
-        painter.setPen(QPen(ink.hairline, 1))
-        painter.setBrush(QColor(ink.palette.code))
-        painter.drawRoundedRect(layout.box(number).adjusted(0.5, 0.5, -0.5, -0.5), _CODE_RADIUS, _CODE_RADIUS)
-    context = QAbstractTextDocumentLayout.PaintContext()
-    context.palette.setColor(QPalette.ColorRole.Text, ink.text)
-    context.selections = list(_hits(document, words, ink)) if words is not None else []
-    if selection is not None and selection[0].stretch <= number <= selection[1].stretch:
-        chosen = QAbstractTextDocumentLayout.Selection()
-        chosen.cursor = layout.cursor(number, *selection)
-        chosen.format = QTextCharFormat()
-        chosen.format.setBackground(ink.selection)
-        context.selections = [*context.selections, chosen]
-    painter.save()
-    if layout.is_code(number):
-        _paint_head_and_foot(painter, ink, layout, number)
-        painter.setClipRect(layout.box(number).adjusted(1, 0, -1, 0), Qt.ClipOperation.IntersectClip)
-    origin = layout.origin(number)
-    painter.translate(origin)
-    context.clip = QRectF(0, clip[0] - origin.y(), document.idealWidth() + layout.box(number).width(), clip[1] - clip[0])
-    document.documentLayout().draw(painter, context)
-    painter.restore()
+        if top >= clip[1] or tops[number + 1] <= clip[0]:
+            continue
+        document = layout.document(number)
+        layout.ask_for_formulas(number)
+        if layout.is_code(number):
+            painter.setPen(QPen(ink.hairline, 1))
+            painter.setBrush(QColor(ink.palette.code))
+            painter.drawRoundedRect(layout.box(number).adjusted(0.5, 0.5, -0.5, -0.5), _CODE_RADIUS, _CODE_RADIUS)
+        context = QAbstractTextDocumentLayout.PaintContext()
+        context.palette.setColor(QPalette.ColorRole.Text, ink.text)
+        context.selections = list(_hits(document, words, ink)) if words is not None else []
+        if selection is not None and selection[0].stretch <= number <= selection[1].stretch:
+            chosen = QAbstractTextDocumentLayout.Selection()
+            chosen.cursor = layout.cursor(number, *selection)
+            chosen.format = QTextCharFormat()
+            chosen.format.setBackground(ink.selection)
+            context.selections = [*context.selections, chosen]
+        painter.save()
+        if layout.is_code(number):
+            _paint_head_and_foot(painter, ink, layout, number)
+            painter.setClipRect(layout.box(number).adjusted(1, 0, -1, 0), Qt.ClipOperation.IntersectClip)
+        origin = layout.origin(number)
+        painter.translate(origin)
+        context.clip = QRectF(0, clip[0] - origin.y(), document.idealWidth() + layout.box(number).width(), clip[1] - clip[0])
+        document.documentLayout().draw(painter, context)
+        painter.restore()
 
 
 def _paint_head_and_foot(painter: QPainter, ink: Ink, layout: ReadLayout, number: int) -> None:

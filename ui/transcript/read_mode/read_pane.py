@@ -11,11 +11,11 @@ from PySide6.QtGui import QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QWhee
 from PySide6.QtWidgets import QApplication, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, translate
-from ui.transcript.pane.find import Match
+from ui.transcript.pane.find import TextMatch
 from ui.transcript.pane.meta import Action
 from ui.transcript.pane.page import Box, TranscriptPage
 from ui.transcript.pane.pane import Pane
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.read_mode.formulas import Formulas
 from ui.transcript.read_mode.read_body import ReadBody
 from ui.transcript.read_mode.read_layout import ReadPlace
@@ -57,7 +57,7 @@ class ReadPane(Pane[ReadBody]):
         self._show_cursor(Qt.CursorShape.IBeamCursor)
         self.setAccessibleName(self.tr("Conversation, typeset"))
 
-    def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
+    def set_turns(self, turns: Sequence[TranscriptTurn], changed: Sequence[int], *, to_end: bool) -> None:
         self._grown.clear()
         self._code = None
         if not self._keeps_selection(turns):
@@ -83,36 +83,36 @@ class ReadPane(Pane[ReadBody]):
     def _take_formulas(self) -> None:
         """Shows pictures of formulas in place of their sources; the line at the top stays there."""
         anchor = self.anchor()
-        changed = [i for i, box in enumerate(self._page.boxes) if box.made is not None and box.made.layout.take_formulas()]
+        changed = [i for i, box in enumerate(self.page.boxes) if box.made is not None and box.made.layout.take_formulas()]
         if changed:
             if self._anchor_spot is not None:  # places count characters
                 self._select(None, None)
-            self._page.place(changed[0])
+            self.page.place(changed[0])
             self._lay_out(anchor)
 
     # ---- selection ------------------------------------------------------------------------------------------------
 
     @property
     def selected_text(self) -> str:
-        bodies = [box.made for box in self._page.boxes if box.made is not None]
+        bodies = [box.made for box in self.page.boxes if box.made is not None]
         return "\n\n".join(body.text_between(*body.selection) for body in bodies if body.selection is not None)
 
     def select_all(self) -> None:
-        boxes = self._page.boxes
+        boxes = self.page.boxes
         if boxes:
             self._select(_Spot(0, ReadPlace(0, 0)), _Spot(len(boxes) - 1, boxes[-1].body.end()))
 
-    def show_match(self, match: Match | None) -> None:
+    def show_match(self, match: TextMatch | None) -> None:
         """Scrolls to a match, and selects it if it can be found in the typeset text."""
         if match is None:
             self._select(None, None)
             return
         self.go_to(match.turn, match.first.token)
-        found = self._page.boxes[match.turn].body.nearest(match.first.token, as_typeset(match.seen))
+        found = self.page.boxes[match.turn].body.nearest(match.first.token, as_typeset(match.seen))
         first, last = (None, None) if found is None else (_Spot(match.turn, found[0]), _Spot(match.turn, found[1]))
         self._select(first, last)
 
-    def show_hits(self, found: Sequence[Match]) -> None:
+    def show_hits(self, found: Sequence[TextMatch]) -> None:
         """Marks all matches that can be found in the typeset text."""
         self._words = as_typeset(found[0].seen) if found else None
         self.viewport().update()
@@ -121,7 +121,7 @@ class ReadPane(Pane[ReadBody]):
         self._anchor_spot, self._head_spot = anchor, head
         first, last = sorted((anchor, head)) if anchor is not None and head is not None else (None, None)
         self._remember_selected(-1 if last is None else last.turn)
-        for index, box in enumerate(self._page.boxes):
+        for index, box in enumerate(self.page.boxes):
             if box.made is not None:
                 box.made.selection = None
             if first is not None and last is not None and first != last and first.turn <= index <= last.turn:
@@ -130,11 +130,11 @@ class ReadPane(Pane[ReadBody]):
         self.viewport().update()
 
     def _spot_at(self, point: QPoint) -> _Spot | None:
-        if not self._page.boxes:
+        if not self.page.boxes:
             return None
         y = point.y() + self.verticalScrollBar().value()
-        index = self._page.index_at(y)
-        box = self._page.boxes[index]
+        index = self.page.index_at(y)
+        box = self.page.boxes[index]
         return _Spot(index, box.body.place_at(point.x() - self._left, y - box.top))
 
     # ---- mouse and keyboard ---------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class ReadPane(Pane[ReadBody]):
         point = event.position().toPoint()
         link = self._link_at(point)
         if self._on_copy(point) and self._code is not None:
-            self.copy_requested.emit(self._page.boxes[self._code[0]].body.code(self._code[1]))
+            self.copy_requested.emit(self.page.boxes[self._code[0]].body.code(self._code[1]))
             self._copied.start()
             self.viewport().update()
         elif link:
@@ -184,7 +184,7 @@ class ReadPane(Pane[ReadBody]):
         index = self._box_at(point)
         if index is None:
             return ""
-        box = self._page.boxes[index]
+        box = self.page.boxes[index]
         link = box.body.link_at(point.x() - self._left, point.y() + self.verticalScrollBar().value() - box.top)
         return link if safe_url(link) is not None else ""
 
@@ -192,10 +192,10 @@ class ReadPane(Pane[ReadBody]):
 
     def _paint(self, painter: QPainter, clip: QRect) -> None:
         for index in self._in_sight():
-            self._page.boxes[index].body.words = self._words
+            self.page.boxes[index].body.words = self._words
         super()._paint(painter, clip)
         if self._code is not None:
-            painter.setFont(self._page.faces.meta)
+            painter.setFont(self.page.faces.meta)
             painter.setPen(self._ink.soft)
             painter.drawText(self._copy_rect(), Qt.AlignmentFlag.AlignCenter, self._copy_word())
 
@@ -203,7 +203,7 @@ class ReadPane(Pane[ReadBody]):
         index = self._box_at(point)
         found = None
         if index is not None:
-            box: Box[ReadBody] = self._page.boxes[index]
+            box: Box[ReadBody] = self.page.boxes[index]
             code = box.body.code_at(point.y() + self.verticalScrollBar().value() - box.top)
             found = None if code is None else (index, code[0])
         if found != self._code:
@@ -222,18 +222,18 @@ class ReadPane(Pane[ReadBody]):
         if not sideways or abs(moved.y()) > abs(sideways) or self._code is None:
             super().wheelEvent(event)
             return
-        if self._page.boxes[self._code[0]].body.layout.scroll_code(self._code[1], -sideways):
+        if self.page.boxes[self._code[0]].body.layout.scroll_code(self._code[1], -sideways):
             self.viewport().update()
         event.accept()
 
     def _copy_rect(self) -> QRectF:
         assert self._code is not None
-        box = self._page.boxes[self._code[0]]
+        box = self.page.boxes[self._code[0]]
         code = box.body.code_at(box.body.top_of_stretch(self._code[1]))
         area = QRectF() if code is None else code[1]
-        width = QFontMetricsF(self._page.faces.meta).horizontalAdvance(self._copy_word()) + 12
+        width = QFontMetricsF(self.page.faces.meta).horizontalAdvance(self._copy_word()) + 12
         top = box.top - self.verticalScrollBar().value() + area.top()
-        return QRectF(self._left + area.right() - width - 4, top + 4, width, 20 * self._page.faces.scale)
+        return QRectF(self._left + area.right() - width - 4, top + 4, width, 20 * self.page.faces.scale)
 
     def _on_copy(self, point: QPoint) -> bool:
         return self._code is not None and self._copy_rect().contains(QPointF(point))

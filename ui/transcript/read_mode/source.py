@@ -8,7 +8,7 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.read_mode.document import Stretch, plain_stretches, stretches
 from ui.transcript.text.compose import is_hidden
 
@@ -21,7 +21,7 @@ class Source:
     Tool calls are left out, as they are shown as cards.
     """
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: TranscriptTurn) -> None:
         self._turn = turn
         self._version = turn.version
         self._read = -1  # number of tokens; -1 before the first read

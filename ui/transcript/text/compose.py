@@ -17,7 +17,7 @@ _LONG = 2000  # characters; the visible text of a longer token is cached, as eac
 _remembered = lru_cache(maxsize=8)(visible)
 
 
-class Place(Struct, frozen=True, order=True):
+class TurnPlace(Struct, frozen=True, order=True):
     """A place in a turn: before character `offset` of the visible text of token `token`."""
 
     token: int
@@ -33,11 +33,11 @@ class Composed:
     offsets: list[int] = field(default_factory=list)  # first character of each piece in its token's visible text
     starts: list[int] = field(default_factory=list)  # of each piece
     codes: list[tuple[int, int]] = field(default_factory=list)  # ranges that are drawn small
-    end: Place = field(default_factory=lambda: Place(0))  # the beginning of the next stretch
+    end: TurnPlace = field(default_factory=lambda: TurnPlace(0))  # the beginning of the next stretch
     newline: bool = False  # a newline separates the text from `end`
     astral: bool = False  # some characters take two QChars
 
-    def place(self, position: int) -> Place:
+    def place(self, position: int) -> TurnPlace:
         if not self.tokens:
             return self.end
         piece = max(bisect_right(self.starts, position) - 1, 0)
@@ -45,7 +45,7 @@ class Composed:
         if self.astral and inside:
             stop = self.starts[piece + 1] if piece + 1 < len(self.starts) else None
             inside = _characters(self.text, self.starts[piece], stop, inside)
-        return Place(self.tokens[piece], self.offsets[piece] + inside)
+        return TurnPlace(self.tokens[piece], self.offsets[piece] + inside)
 
 
 def shown(text: str) -> Visible:
@@ -58,7 +58,7 @@ def is_hidden(mark: int, *, template: bool) -> bool:
     return not template and bool(mark & (TEMPLATE | END))
 
 
-def compose(tokens: Tokens, start: Place, *, template: bool, limit: int, end: Place | None = None) -> Composed:
+def compose(tokens: Tokens, start: TurnPlace, *, template: bool, limit: int, end: TurnPlace | None = None) -> Composed:
     """Composes the text from `start` to a newline, `end`, the last token, or about `limit` characters."""
     if end is not None:
         whole = _plain(tokens, start, end, template=template)
@@ -70,7 +70,7 @@ def compose(tokens: Tokens, start: Place, *, template: bool, limit: int, end: Pl
     hide = 0 if template else TEMPLATE | END
     texts, marks = tokens.texts, tokens.marks
     last = len(texts) if end is None else min(end.token + 1, len(texts))
-    made.end = Place(last)
+    made.end = TurnPlace(last)
     for index in range(start.token, last):
         text = texts[index]
         if not text or marks[index] & hide:
@@ -98,14 +98,14 @@ def compose(tokens: Tokens, start: Place, *, template: bool, limit: int, end: Pl
         if newline >= 0:
             stop += 1
         if stop < len(text) or newline >= 0 or size >= limit:
-            made.end = Place(index, stop) if stop < len(text) else Place(index + 1)
+            made.end = TurnPlace(index, stop) if stop < len(text) else TurnPlace(index + 1)
             break
     made.text = "".join(parts)
     made.astral = length != size
     return made
 
 
-def _plain(tokens: Tokens, start: Place, end: Place, *, template: bool) -> Composed | None:
+def _plain(tokens: Tokens, start: TurnPlace, end: TurnPlace, *, template: bool) -> Composed | None:
     """A fast path for most lines: no hidden tokens, invisible characters, newlines, fragments or astral characters."""
     last = end.token + (end.offset > 0)
     texts = tokens.texts[start.token : last]

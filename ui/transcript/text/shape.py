@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QTextBoundaryFinder
 from PySide6.QtGui import QTextLayout, QTextLine
 
-from ui.transcript.text.compose import Composed, Place, is_hidden, shown
+from ui.transcript.text.compose import Composed, TurnPlace, is_hidden, shown
 from ui.transcript.text.faces import Faces, x_of
 from ui.transcript.text.wrap import LineTable
 from ui.transcript.tokens import RARE, STEP, TEMPLATE, Tokens
@@ -87,11 +87,11 @@ class ShapedLine:
         """The spans of a token; several if the writing direction changes inside it."""
         return [s for s in self.spans if s.first <= token <= s.last]
 
-    def place_at(self, x: float) -> Place:
+    def place_at(self, x: float) -> TurnPlace:
         """The place between characters that is nearest to x."""
         return self.composed.place(self.line.xToCursor(x))
 
-    def x_at(self, place: Place) -> float:
+    def x_at(self, place: TurnPlace) -> float:
         """The x of a place between characters; the nearer end of the line if the place is on another line."""
         composed = self.composed
         for piece, token in enumerate(composed.tokens):
@@ -99,14 +99,14 @@ class ShapedLine:
                 return float(x_of(self.line, composed.starts[piece] + max(place.offset - composed.offsets[piece], 0)))
         return 0.0 if composed.tokens and place.token < composed.tokens[0] else self.end_x
 
-    def ranges(self, first: Place, last: Place) -> list[tuple[float, float]]:
+    def ranges(self, first: TurnPlace, last: TurnPlace) -> list[tuple[float, float]]:
         """Left and right x of each part of the text between two places."""
         found = []
         composed = self.composed
         for piece, token in enumerate(composed.tokens):
             start = composed.starts[piece]
             stop = composed.starts[piece + 1] if piece + 1 < len(composed.starts) else len_qchars(composed, self.line)
-            if Place(token, composed.offsets[piece]) >= last or token < first.token:
+            if TurnPlace(token, composed.offsets[piece]) >= last or token < first.token:
                 continue
             low = start + max(first.offset - composed.offsets[piece], 0) if token == first.token else start
             high = start + last.offset - composed.offsets[piece] if token == last.token else stop
@@ -114,7 +114,7 @@ class ShapedLine:
                 found += [(x0, x1) for x0, x1, _, _ in self._parts_between(low, min(high, stop))]
         return found
 
-    def _cut(self, tokens: Tokens, table: LineTable, start: Place, *, soft_wrapped: bool, last: bool) -> list[Span]:
+    def _cut(self, tokens: Tokens, table: LineTable, start: TurnPlace, *, soft_wrapped: bool, last: bool) -> list[Span]:
         composed, marks = self.composed, tokens.marks
         length = len_qchars(composed, self.line)
         left, right = self._slot - _OVERHANG_PX, table.width + _OVERHANG_PX - self._slot  # spaces beyond share one slot

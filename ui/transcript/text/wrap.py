@@ -12,7 +12,7 @@ from time import perf_counter
 
 from PySide6.QtGui import QTextLayout
 
-from ui.transcript.text.compose import Composed, Place, compose, direction, is_hidden
+from ui.transcript.text.compose import Composed, TurnPlace, compose, direction, is_hidden
 from ui.transcript.text.faces import Faces
 from ui.transcript.tokens import Tokens
 
@@ -57,11 +57,11 @@ class LineTable:
     def remaining(self) -> int:
         return len(self._tokens) - self._wrapped
 
-    def start(self, line: int) -> Place:
+    def start(self, line: int) -> TurnPlace:
         """The beginning of a line; for the line after the last, the end of the text."""
         if line >= len(self._first):
-            return Place(len(self._tokens))
-        return Place(self._first[line], self._offset[line])
+            return TurnPlace(len(self._tokens))
+        return TurnPlace(self._first[line], self._offset[line])
 
     def text_of(self, line: int) -> Composed:
         """The text of a line; of an unfinished last line one stretch at most."""
@@ -77,7 +77,7 @@ class LineTable:
         """Whether the line belongs to a fenced block of code."""
         return bool(self._flags[line] & CODE)
 
-    def line_of(self, place: Place) -> int:
+    def line_of(self, place: TurnPlace) -> int:
         """The line that holds a place."""
         wanted, lines = (place.token, place.offset), range(len(self._first))
         found = bisect_right(lines, wanted, key=lambda line: (self._first[line], self._offset[line])) - 1
@@ -99,7 +99,7 @@ class LineTable:
         return changed
 
     def _stretch(self) -> None:
-        start, flags = Place(self._first.pop(), self._offset.pop()), self._flags.pop()
+        start, flags = TurnPlace(self._first.pop(), self._offset.pop()), self._flags.pop()
         composed = compose(self._tokens, start, template=self.template, limit=_STRETCH)
         if flags & PARAGRAPH:
             flags = _fenced(flags, composed.text)
@@ -124,14 +124,14 @@ class LineTable:
             self._push(composed.end, flags)
         self._wrapped = composed.end.token if at_end else self._first[-1]
 
-    def _first_fragment(self, start: Place, end: Place) -> Place:
+    def _first_fragment(self, start: TurnPlace, end: TurnPlace) -> TurnPlace:
         """The beginning of a line without visible text: its first incomplete character, else `end`."""
         for token in range(start.token, end.token):
             if not self._tokens.texts[token] and not is_hidden(self._tokens.marks[token], template=self.template):
-                return Place(token)
+                return TurnPlace(token)
         return end
 
-    def _push(self, place: Place, flags: int) -> None:
+    def _push(self, place: TurnPlace, flags: int) -> None:
         self._first.append(place.token)
         self._offset.append(place.offset)
         self._flags.append(flags)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from PySide6.QtCore import QLineF, QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QPainter, QRegion
 
-from ui.transcript.path import Turn
-from ui.transcript.text.compose import Place
+from ui.transcript.path import TranscriptTurn
+from ui.transcript.text.compose import TurnPlace
 from ui.transcript.text.faces import CHARACTERS_PER_TOKEN, Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.text.shape import ShapedLine, Span
@@ -23,7 +23,7 @@ _PADDING = 1.5  # above and below the glyphs
 class TokensBody:
     """The lines of one turn. While it is wrapped to a new width, the old lines are shown."""
 
-    def __init__(self, turn: Turn, faces: Faces, width: float, *, template: bool) -> None:
+    def __init__(self, turn: TranscriptTurn, faces: Faces, width: float, *, template: bool) -> None:
         self._turn = turn
         self._tokens = turn.tokens
         self._faces = faces
@@ -31,8 +31,8 @@ class TokensBody:
         self._table = self._fresh(width)
         self._next: LineTable | None = None
         self._shaped: dict[int, ShapedLine] = {}
-        self.selection: tuple[Place, Place] | None = None
-        self.hits: Sequence[tuple[Place, Place]] = ()  # matches of a search, in order
+        self.selection: tuple[TurnPlace, TurnPlace] | None = None
+        self.hits: Sequence[tuple[TurnPlace, TurnPlace]] = ()  # matches of a search, in order
 
     @property
     def height(self) -> int:
@@ -105,17 +105,17 @@ class TokensBody:
         span = self.shaped(self.line_at(y)).span_at(x)
         return None if span is None else span.token_at(x)
 
-    def place_at(self, x: float, y: float) -> Place:
+    def place_at(self, x: float, y: float) -> TurnPlace:
         """The place between characters nearest to a point; before the first or after the last line, the ends."""
         if y < 0:
-            return Place(0)
+            return TurnPlace(0)
         if y >= len(self._table) * self._faces.pitch:
-            return Place(len(self._tokens))
+            return TurnPlace(len(self._tokens))
         return self.shaped(self.line_at(y)).place_at(x)
 
     def top_of(self, token: int) -> int:
         """The y of the line where a token begins."""
-        return self._table.line_of(Place(token, 1)) * self._faces.pitch  # a leading space may hang on the line before
+        return self._table.line_of(TurnPlace(token, 1)) * self._faces.pitch  # a leading space may hang on the line before
 
     def first_token(self, y: float) -> int:
         """The first token of the line at y."""
@@ -124,7 +124,7 @@ class TokensBody:
     def rects_of(self, token: int) -> list[QRectF]:
         """The rectangles of a token's spans."""
         rects: list[QRectF] = []
-        line = self._table.line_of(Place(token))
+        line = self._table.line_of(TurnPlace(token))
         for candidate in range(line, min(line + 3, len(self._table))):
             spans = self.shaped(candidate).spans_of(token)
             if rects and not spans:
@@ -135,8 +135,8 @@ class TokensBody:
     def before(self, token: int) -> QPointF:
         """Left and top of the caret before a token's first visible character."""
         text = self._tokens.texts[token]
-        place = Place(token, len(text) - len(text.lstrip(" ")) if text.strip(" ") else 0)
-        line = self._table.line_of(Place(token, 1))  # a leading space may hang on the line before
+        place = TurnPlace(token, len(text) - len(text.lstrip(" ")) if text.strip(" ") else 0)
+        line = self._table.line_of(TurnPlace(token, 1))  # a leading space may hang on the line before
         return QPointF(self.shaped(line).x_at(place), line * self._faces.pitch + self._faces.lead)
 
     def end_of_text(self) -> QPointF:
@@ -190,7 +190,7 @@ class TokensBody:
         baseline = top + self._faces.lead + self._faces.ascent
         self._paint_glyphs(painter, ink, shaped, top, baseline, hits)
 
-    def _hits_on(self, shaped: ShapedLine) -> Sequence[tuple[Place, Place]]:
+    def _hits_on(self, shaped: ShapedLine) -> Sequence[tuple[TurnPlace, TurnPlace]]:
         """The matches that touch a line."""
         held = shaped.composed.tokens
         if not self.hits or not held:

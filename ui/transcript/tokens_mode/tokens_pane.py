@@ -11,14 +11,13 @@ from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
 from ui.port import TurnStatus
 from ui.transcript.overlay.ghost import TYPED, Ghost, next_alternative, paint_ghost
-from ui.transcript.pane.find import Match
+from ui.transcript.pane.find import TextMatch
 from ui.transcript.pane.meta import Action
 from ui.transcript.pane.page import Box, TranscriptPage
-from ui.transcript.pane.pane import Pane, begins_words
-from ui.transcript.pane.scroller import Anchor
+from ui.transcript.pane.pane import Anchor, Pane, begins_words
 from ui.transcript.pane.selection import Selection, TextPosition
-from ui.transcript.path import Turn
-from ui.transcript.text.compose import Place
+from ui.transcript.path import TranscriptTurn
+from ui.transcript.text.compose import TurnPlace
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode import walk
@@ -52,11 +51,11 @@ class TokensPane(Pane[TokensBody]):
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget) -> None:
         self._template = False
         super().__init__(TranscriptPage(self._make_body, faces), ink, parent)
-        self._pinned: tuple[int, int] | None = None
-        self._ghost: Ghost | None = None
+        self.pinned: tuple[int, int] | None = None  # node and index into the turn's run
+        self.ghost: Ghost | None = None
         self._selection: Selection | None = None
         self._caret = False
-        self._hits: dict[int, list[tuple[Place, Place]]] = {}  # by turn
+        self._hits: dict[int, list[tuple[TurnPlace, TurnPlace]]] = {}  # by turn
         self._pointed_token: TokenAt | None = None  # under the mouse
         self._mouse: QPoint | None = None  # its last position
         self._pressed: QPoint | None = None
@@ -68,29 +67,24 @@ class TokensPane(Pane[TokensBody]):
     # ---- the pin and the preview ------------------------------------------------------------------------------------
 
     @property
-    def pin(self) -> tuple[int, int] | None:
-        """The pinned token: node and index into the turn's run."""
-        return self._pinned
-
-    @property
     def _pin(self) -> TokenAt | None:
         """The place of the pinned token on the page; None while it is not there."""
-        turn = None if self._pinned is None else self._page.index_of(self._pinned[0])
-        if turn is None or self._pinned is None or self._pinned[1] >= self._page.boxes[turn].turn.count:
+        turn = None if self.pinned is None else self.page.index_of(self.pinned[0])
+        if turn is None or self.pinned is None or self.pinned[1] >= self.page.boxes[turn].turn.count:
             return None
-        return TokenAt(turn, self._pinned[1])
+        return TokenAt(turn, self.pinned[1])
 
-    def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
+    def set_turns(self, turns: Sequence[TranscriptTurn], changed: Sequence[int], *, to_end: bool) -> None:
         if not self._keeps_selection(turns):
             self._select(None)
         self.set_ghost(None)
         super().set_turns(turns, changed, to_end=to_end)
         if self._selection is not None:
             self.range_selected.emit(tuple(self._selected_tokens()))  # their numbers may have changed
-        if self._pinned is not None:
-            node_id, index = self._pinned
+        if self.pinned is not None:
+            node_id, index = self.pinned
             if not any(turn.node_id == node_id and index < turn.count for turn in turns):
-                self._pinned = None
+                self.pinned = None
                 self.token_pinned.emit(None)
         self._announce_leave()
 
@@ -101,32 +95,28 @@ class TokensPane(Pane[TokensBody]):
     def set_pin(self, node_id: int, index: int) -> None:
         """Outlines a token and scrolls to it."""
         self.set_ghost(None)
-        self._pinned = (node_id, index)
+        self.pinned = (node_id, index)
         at = self._pin
         if at is not None:
-            box = self._page.boxes[at.turn]
+            box = self.page.boxes[at.turn]
             if box.done:
                 top = box.top + box.body.top_of(at.token)
-                self.show_span(top, top + self._page.faces.pitch)
+                self.show_span(top, top + self.page.faces.pitch)
             else:  # its place is known after the layout around it
                 self.go_to(at.turn, at.token)
         self.viewport().update()
 
     def clear_pin(self) -> None:
         self.set_ghost(None)
-        self._pinned = None
+        self.pinned = None
         self.viewport().update()
-
-    @property
-    def ghost(self) -> Ghost | None:
-        return self._ghost
 
     def set_ghost(self, ghost: Ghost | None) -> None:
         """Shows the preview of an alternative; None: removes it."""
-        if ghost is None and self._ghost is not None:
+        if ghost is None and self.ghost is not None:
             self.ghost_left.emit()
-        if ghost != self._ghost:
-            self._ghost = ghost
+        if ghost != self.ghost:
+            self.ghost = ghost
             self.viewport().update()
 
     def show_caret(self, shown: bool) -> None:  # a state, not an option
@@ -141,7 +131,7 @@ class TokensPane(Pane[TokensBody]):
             body.set_template_visible(visible)
         self._lay_out(anchor)
 
-    def show_match(self, match: Match | None) -> None:
+    def show_match(self, match: TextMatch | None) -> None:
         """Selects a match and scrolls to it."""
         self._select(
             None if match is None else Selection(TextPosition(match.turn, match.first), TextPosition(match.turn, match.last))
@@ -149,7 +139,7 @@ class TokensPane(Pane[TokensBody]):
         if match is not None:
             self.go_to(match.turn, match.first.token)
 
-    def show_hits(self, found: Sequence[Match]) -> None:
+    def show_hits(self, found: Sequence[TextMatch]) -> None:
         """Marks all matches."""
         self._hits = {}
         for match in found:
@@ -164,30 +154,30 @@ class TokensPane(Pane[TokensBody]):
 
     def token_box(self, node_id: int, index: int) -> QRect | None:
         """The rectangle of a token's first span, in the viewport's pixels."""
-        turn = self._page.index_of(node_id)
+        turn = self.page.index_of(node_id)
         if turn is None:
             return None
-        rects = self._page.boxes[turn].body.rects_of(index)
+        rects = self.page.boxes[turn].body.rects_of(index)
         return None if not rects else self._to_viewport(turn, rects[0]).toAlignedRect()
 
     def line_box(self, node_id: int) -> QRect | None:
         """The rectangle of the line under a turn with its actions, in the viewport's pixels."""
-        turn = self._page.index_of(node_id)
+        turn = self.page.index_of(node_id)
         if turn is None:
             return None
-        box = self._page.boxes[turn]
+        box = self.page.boxes[turn]
         top = box.top + box.meta_top - self.verticalScrollBar().value()
-        return QRect(self._left, top, int(self._page.width), box.meta.reach)
+        return QRect(self._left, top, int(self.page.width), box.meta.reach)
 
-    def _make_body(self, turn: Turn, faces: Faces, width: float) -> TokensBody:
+    def _make_body(self, turn: TranscriptTurn, faces: Faces, width: float) -> TokensBody:
         return TokensBody(turn, faces, width, template=self._template)
 
     def _made(self) -> list[TokensBody]:
         """The bodies that exist; others take the current state when they are made."""
-        return [box.made for box in self._page.boxes if box.made is not None]
+        return [box.made for box in self.page.boxes if box.made is not None]
 
-    def _turns(self) -> list[Turn]:
-        return [box.turn for box in self._page.boxes]
+    def _turns(self) -> list[TranscriptTurn]:
+        return [box.turn for box in self.page.boxes]
 
     # ---- selection ------------------------------------------------------------------------------------------------
 
@@ -196,17 +186,17 @@ class TokensPane(Pane[TokensBody]):
         return "" if self._selection is None else self._selection.text(self._turns(), template=self._template)
 
     def select_all(self) -> None:
-        boxes = self._page.boxes
+        boxes = self.page.boxes
         if boxes:
-            end = TextPosition(len(boxes) - 1, Place(boxes[-1].turn.count))
-            self._select(Selection(TextPosition(0, Place(0)), end))
+            end = TextPosition(len(boxes) - 1, TurnPlace(boxes[-1].turn.count))
+            self._select(Selection(TextPosition(0, TurnPlace(0)), end))
 
     def _select(self, selection: Selection | None) -> None:
         if selection == self._selection:
             return
         self._selection = selection
         self._remember_selected(-1 if selection is None else max(selection.anchor, selection.head).turn)
-        for index, box in enumerate(self._page.boxes):
+        for index, box in enumerate(self.page.boxes):
             within = None if selection is None else selection.within(index, box.turn.count)
             if within is not None or box.made is not None:
                 box.body.selection = within
@@ -214,7 +204,7 @@ class TokensPane(Pane[TokensBody]):
         self.viewport().update()
 
     def _selected_tokens(self) -> Iterator[tuple[int, int, int]]:
-        for box in self._page.boxes:
+        for box in self.page.boxes:
             part = None if box.made is None else box.made.selection
             if part is not None:
                 yield box.turn.node_id, part[0].token, part[1].token + (part[1].offset > 0)
@@ -223,13 +213,13 @@ class TokensPane(Pane[TokensBody]):
 
     def _paint(self, painter: QPainter, clip: QRect) -> None:
         for index in self._in_sight():
-            self._page.boxes[index].body.hits = self._hits.get(index, ())
+            self.page.boxes[index].body.hits = self._hits.get(index, ())
         super()._paint(painter, clip)
-        if self._page.boxes:
-            self._paint_caret(painter, self._page.boxes[-1])
+        if self.page.boxes:
+            self._paint_caret(painter, self.page.boxes[-1])
         pin = self._pin
-        if pin is not None and self._ghost is not None:
-            self._paint_ghost(painter, self._ghost, pin)
+        if pin is not None and self.ghost is not None:
+            self._paint_ghost(painter, self.ghost, pin)
         elif pin is not None:
             self._paint_pin(painter, pin)
             if self._caret:
@@ -238,42 +228,42 @@ class TokensPane(Pane[TokensBody]):
     def _paint_caret(self, painter: QPainter, box: Box[TokensBody]) -> None:
         if box.turn.view.status is not TurnStatus.STREAMING or not self._is_in_sight(box):
             return
-        at, faces = box.body.end_of_text(), self._page.faces
+        at, faces = box.body.end_of_text(), self.page.faces
         top = box.top - self.verticalScrollBar().value() + at.y()
         painter.fillRect(QRectF(self._left + at.x() + 2, top, _CARET_PX, faces.glyphs), self._ink.accent)
 
     def _paint_typing(self, painter: QPainter, pin: TokenAt) -> None:
-        box, faces = self._page.boxes[pin.turn], self._page.faces
+        box, faces = self.page.boxes[pin.turn], self.page.faces
         if box.body.rects_of(pin.token) and self._is_in_sight(box):
             at = box.body.before(pin.token)
             top = box.top - self.verticalScrollBar().value() + at.y()
             painter.fillRect(QRectF(self._left + at.x() - _CARET_PX / 2, top, _CARET_PX, faces.glyphs), self._ink.accent)
 
     def _paint_pin(self, painter: QPainter, pin: TokenAt) -> None:
-        if not self._is_in_sight(self._page.boxes[pin.turn]):
+        if not self._is_in_sight(self.page.boxes[pin.turn]):
             return
         painter.setPen(self._ink.pin)
         painter.setBrush(Qt.BrushStyle.NoBrush)
-        for rect in self._page.boxes[pin.turn].body.rects_of(pin.token):
+        for rect in self.page.boxes[pin.turn].body.rects_of(pin.token):
             around = self._to_viewport(pin.turn, rect).adjusted(-_PIN_GAP_PX, -_PIN_GAP_PX, _PIN_GAP_PX, _PIN_GAP_PX)
             painter.drawRoundedRect(around, _PIN_RADIUS, _PIN_RADIUS)
 
     def _paint_ghost(self, painter: QPainter, ghost: Ghost, pin: TokenAt) -> None:
-        box = self._page.boxes[pin.turn]
+        box = self.page.boxes[pin.turn]
         rects = box.body.rects_of(pin.token)
         if not rects or not self._is_in_sight(box) or (box.turn.node_id, pin.token) != (ghost.node_id, ghost.index):
             return
-        column = self._to_viewport(pin.turn, QRectF(0, 0, self._page.width, box.body.height))
+        column = self._to_viewport(pin.turn, QRectF(0, 0, self.page.width, box.body.height))
         before = "".join(box.turn.tokens.texts[max(pin.token - 4, 0) : pin.token])
         span = self._to_viewport(pin.turn, rects[0])
-        paint_ghost(painter, self._ink, self._page.faces, ghost, span, column, right_to_left=is_right_to_left(before))
+        paint_ghost(painter, self._ink, self.page.faces, ghost, span, column, right_to_left=is_right_to_left(before))
 
     def _is_in_sight(self, box: Box[TokensBody]) -> bool:
         top = box.top - self.verticalScrollBar().value()
         return top < self.viewport().height() and top + box.height > 0
 
     def _to_viewport(self, turn: int, rect: QRectF) -> QRectF:
-        return rect.translated(self._left, self._page.boxes[turn].top - self.verticalScrollBar().value())
+        return rect.translated(self._left, self.page.boxes[turn].top - self.verticalScrollBar().value())
 
     def next_uncertain(self) -> None:
         """Pins the next of the most uncertain tokens and takes the focus, so that a digit chooses an alternative."""
@@ -334,7 +324,7 @@ class TokensPane(Pane[TokensBody]):
             super().mouseReleaseEvent(event)
             return
         self._pin_and_emit(found)
-        self.token_clicked.emit(self._page.boxes[found.turn].turn.node_id, found.token)
+        self.token_clicked.emit(self.page.boxes[found.turn].turn.node_id, found.token)
         self.card_wanted.emit()
 
     def viewportEvent(self, event: QEvent) -> bool:
@@ -366,23 +356,23 @@ class TokensPane(Pane[TokensBody]):
     def _token_in(self, index: int | None, point: QPoint) -> TokenAt | None:
         if index is None:
             return None
-        box = self._page.boxes[index]
+        box = self.page.boxes[index]
         token = box.body.token_at(point.x() - self._left, point.y() + self.verticalScrollBar().value() - box.top)
         return None if token is None else TokenAt(index, token)
 
     def _spot_at(self, point: QPoint) -> TextPosition:
         y = point.y() + self.verticalScrollBar().value()
-        index = self._page.index_at(y)
-        if index >= len(self._page.boxes):
-            return TextPosition(0, Place(0))
-        box = self._page.boxes[index]
+        index = self.page.index_at(y)
+        if index >= len(self.page.boxes):
+            return TextPosition(0, TurnPlace(0))
+        box = self.page.boxes[index]
         return TextPosition(index, box.body.place_at(point.x() - self._left, y - box.top))
 
     def _announce_hover(self) -> None:
         under = self._pointed_token
-        known = under is not None and under.turn < len(self._page.boxes)
+        known = under is not None and under.turn < len(self.page.boxes)
         known = known and self._mouse is not None and self._token_at(self._mouse) == under  # the text may have moved
-        self.token_hovered.emit((self._page.boxes[under.turn].turn.node_id, under.token) if under and known else None)
+        self.token_hovered.emit((self.page.boxes[under.turn].turn.node_id, under.token) if under and known else None)
 
     def _announce_leave(self) -> None:
         self._hover_timer.stop()
@@ -393,7 +383,7 @@ class TokensPane(Pane[TokensBody]):
     # ---- the menu of a token --------------------------------------------------------------------------------------
 
     def _keyboard_at(self) -> QPoint:
-        box = None if self._pinned is None else self.token_box(*self._pinned)
+        box = None if self.pinned is None else self.token_box(*self.pinned)
         return super()._keyboard_at() if box is None else box.center()
 
     def _fill_menu(self, menu: QMenu, index: int | None, at: QPoint) -> None:
@@ -401,7 +391,7 @@ class TokensPane(Pane[TokensBody]):
         token = self._token_in(index, at)
         if token is None:
             return
-        turn = self._page.boxes[token.turn].turn
+        turn = self.page.boxes[token.turn].turn
 
         def pinned(then: Callable[[], None]) -> Callable[[], None]:
             def run() -> None:
@@ -431,15 +421,15 @@ class TokensPane(Pane[TokensBody]):
         key = event.key()
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             self.step(-1 if key == Qt.Key.Key_Left else 1)
-        elif Qt.Key.Key_1 <= key <= Qt.Key.Key_9 and self._pinned is not None:
+        elif Qt.Key.Key_1 <= key <= Qt.Key.Key_9 and self.pinned is not None:
             self._choose(key - Qt.Key.Key_1)
-        elif key == Qt.Key.Key_Space and self._pinned is not None:
+        elif key == Qt.Key.Key_Space and self.pinned is not None:
             self._preview_next()
-        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._ghost is not None and self._ghost.token_id != TYPED:
-            self.alternative_chosen.emit(self._ghost.node_id, self._ghost.index, self._ghost.token_id)
-        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._pinned is not None:
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.ghost is not None and self.ghost.token_id != TYPED:
+            self.alternative_chosen.emit(self.ghost.node_id, self.ghost.index, self.ghost.token_id)
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.pinned is not None:
             self.card_wanted.emit()
-        elif key == Qt.Key.Key_Escape and self._ghost is not None:
+        elif key == Qt.Key.Key_Escape and self.ghost is not None:
             self.set_ghost(None)
         elif key == Qt.Key.Key_Home:
             self.verticalScrollBar().setValue(0)
@@ -447,7 +437,7 @@ class TokensPane(Pane[TokensBody]):
             self.scroll_to_end()
         elif key == Qt.Key.Key_Escape and self._selection is not None and not self._selection.is_empty:
             self._select(None)
-        elif key == Qt.Key.Key_Escape and self._pinned is not None:
+        elif key == Qt.Key.Key_Escape and self.pinned is not None:
             self.clear_pin()
             self.token_pinned.emit(None)
         else:
@@ -456,7 +446,7 @@ class TokensPane(Pane[TokensBody]):
 
     def _begin_words(self, event: QKeyEvent) -> None:
         """Emits the first character of a text to replace the pinned token."""
-        if self._pinned is None or not begins_words(event):
+        if self.pinned is None or not begins_words(event):
             super().keyPressEvent(event)
         elif not event.text().isdigit():
             self.words_begun.emit(event.text())
@@ -474,19 +464,19 @@ class TokensPane(Pane[TokensBody]):
             self._pin_and_emit(found)
 
     def _first_in_sight(self) -> TokenAt | None:
-        if not self._page.boxes:
+        if not self.page.boxes:
             return None
         top = self.verticalScrollBar().value()
-        index = self._page.index_at(top)
-        box = self._page.boxes[index]
-        before = TokenAt(index, box.body.first_token(top - box.top + self._page.faces.pitch - 1) - 1)
+        index = self.page.index_at(top)
+        box = self.page.boxes[index]
+        before = TokenAt(index, box.body.first_token(top - box.top + self.page.faces.pitch - 1) - 1)
         return walk.neighbour(self._turns(), before, 1, template=self._template)
 
     def _choose(self, place: int) -> None:
         pin = self._pin
         if pin is None:
             return
-        turn = self._page.boxes[pin.turn].turn
+        turn = self.page.boxes[pin.turn].turn
         record = turn.tokens.record(pin.token)
         if place < len(record.top_ids) and record.top_ids[place] != record.token_id:
             self.alternative_chosen.emit(turn.node_id, pin.token, record.top_ids[place])
@@ -495,12 +485,12 @@ class TokensPane(Pane[TokensBody]):
         pin = self._pin
         if pin is None:
             return
-        turn = self._page.boxes[pin.turn].turn
+        turn = self.page.boxes[pin.turn].turn
         record = turn.tokens.record(pin.token)
-        token = next_alternative(record.top_ids, record.token_id, self._ghost.token_id if self._ghost else None)
+        token = next_alternative(record.top_ids, record.token_id, self.ghost.token_id if self.ghost else None)
         if token is not None and turn.is_answer:
             self.preview_wanted.emit(turn.node_id, pin.token, token)
 
     def _pin_and_emit(self, at: TokenAt) -> None:
-        self.set_pin(self._page.boxes[at.turn].turn.node_id, at.token)
-        self.token_pinned.emit(self._pinned)
+        self.set_pin(self.page.boxes[at.turn].turn.node_id, at.token)
+        self.token_pinned.emit(self.pinned)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from ui.transcript.path import Turn
+from ui.transcript.path import TranscriptTurn
 from ui.transcript.text.compose import is_hidden
 from ui.transcript.tokens import RARE
 
@@ -23,7 +23,7 @@ class TokenAt(Struct, frozen=True, order=True):
     token: int
 
 
-def neighbour(turns: Sequence[Turn], at: TokenAt, by: int, *, template: bool) -> TokenAt | None:
+def neighbour(turns: Sequence[TranscriptTurn], at: TokenAt, by: int, *, template: bool) -> TokenAt | None:
     """The next (`by` is 1) or previous (-1) visible token; None at the ends of the path."""
     turn, token = at.turn, at.token + by
     while 0 <= turn < len(turns):
@@ -37,12 +37,12 @@ def neighbour(turns: Sequence[Turn], at: TokenAt, by: int, *, template: bool) ->
     return None
 
 
-def last(turns: Sequence[Turn], *, template: bool) -> TokenAt | None:
+def last(turns: Sequence[TranscriptTurn], *, template: bool) -> TokenAt | None:
     """The last visible token."""
     return neighbour(turns, TokenAt(len(turns) - 1, len(turns[-1].tokens)), -1, template=template) if turns else None
 
 
-def next_underlined(turns: Sequence[Turn], at: TokenAt | None, *, template: bool) -> TokenAt | None:
+def next_underlined(turns: Sequence[TranscriptTurn], at: TokenAt | None, *, template: bool) -> TokenAt | None:
     """The next visible underlined token after `at`, cyclically."""
     first: TokenAt | None = None
     for number, turn in enumerate(turns):
@@ -55,7 +55,7 @@ def next_underlined(turns: Sequence[Turn], at: TokenAt | None, *, template: bool
     return first
 
 
-def next_uncertain(turns: Sequence[Turn], at: TokenAt | None) -> TokenAt | None:
+def next_uncertain(turns: Sequence[TranscriptTurn], at: TokenAt | None) -> TokenAt | None:
     """The next token after `at`, cyclically, among the tenth of the generated tokens with the highest entropy."""
     places, entropy = _scored(turns)
     if not places:
@@ -67,13 +67,13 @@ def next_uncertain(turns: Sequence[Turn], at: TokenAt | None) -> TokenAt | None:
     return next(after, high[0])
 
 
-def most_uncertain(turns: Sequence[Turn]) -> TokenAt | None:
+def most_uncertain(turns: Sequence[TranscriptTurn]) -> TokenAt | None:
     """The generated token with the highest entropy."""
     places, entropy = _scored(turns)
     return places[int(entropy.argmax())] if places else None
 
 
-def _scored(turns: Sequence[Turn]) -> tuple[list[TokenAt], npt.NDArray[np.float32]]:
+def _scored(turns: Sequence[TranscriptTurn]) -> tuple[list[TokenAt], npt.NDArray[np.float32]]:
     """The scored generated tokens, and their entropies, ``(n,) float32``."""
     places: list[TokenAt] = []
     found = [np.empty(0, np.float32)]
