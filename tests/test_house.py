@@ -169,6 +169,21 @@ def test_no_files_import_each_other_in_a_cycle() -> None:
     ).prepare()  # raises CycleError, with the cycle
 
 
+def test_a_public_class_name_means_one_thing() -> None:
+    homes = defaultdict[str, list[str]](list)
+    for path in tracked():
+        module = path.relative_to(ROOT).with_suffix("").as_posix()
+        if path.suffix == ".py" and module.startswith((*(f"{package}/" for package in OURS), "benchmarks/")):
+            for node in ast.parse(path.read_bytes()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes[node.name].append(
+                        module.replace("/hf/", "/*/").replace("/mlx/", "/*/")
+                    )  # the same part of two engines
+    assert {name: places for name, places in homes.items() if len(set(places)) > 1} == {
+        "Completion": ["app/serve/schemas", "runtime/records"]  # OpenAI's name of its answer, and ours
+    }
+
+
 # ---- contents of the repository and of the wheel ------------------------------------------------------------------------
 
 

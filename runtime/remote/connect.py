@@ -17,7 +17,7 @@ from runtime.errors import InvalidRequestError, ModelMissingError, RemoteError, 
 from runtime.info import UNKNOWN_CONTEXT, AdapterInfo, ModelInfo
 from runtime.options.checking import nearest
 from runtime.options.load import LoadOptions
-from runtime.remote.dialect import Abilities, Probe, ServedModel
+from runtime.remote.dialect import Abilities, Probe, RemoteModel
 from runtime.remote.dialects import BY_NAME, DIALECTS
 from runtime.remote.dialects.openai import Dialect
 from runtime.remote.http import IDLE_SECONDS, HttpClient, ServerAddress
@@ -203,7 +203,7 @@ def _info(
     address: ServerAddress,
     dialect: Dialect,
     version: str,
-    facts: ServedModel,
+    facts: RemoteModel,
     abilities: Abilities,
     text: RemoteText,
     options: LoadOptions,

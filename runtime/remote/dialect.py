@@ -78,7 +78,7 @@ class Abilities:
         return tuple(found)
 
 
-class ServedModel(NamedTuple):
+class RemoteModel(NamedTuple):
     """A server's information about one of its models."""
 
     model: str  # its id on the server

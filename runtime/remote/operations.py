@@ -37,8 +37,8 @@ from runtime.remote.dialect import (
     Abilities,
     AnswerChunk,
     AnswerToken,
+    RemoteModel,
     RemoteRequest,
-    ServedModel,
     TokenAlternatives,
     malformed,
 )
@@ -73,7 +73,7 @@ class RemoteOperations:
 
     _client: HttpClient
     _dialect: Dialect
-    _facts: ServedModel
+    _facts: RemoteModel
     _abilities: Abilities
     text: RemoteText
     info: ModelInfo

@@ -21,7 +21,7 @@ from runtime.loading.model_folder import ModelFolder, chat_template_of, read_jso
 from runtime.loading.paths import is_model_id
 from runtime.options.generation import AnswerEnds, GenerationOptions
 from runtime.options.load import LoadOptions
-from runtime.remote.dialect import Abilities, Prompt, RemoteRequest, ServedModel, malformed
+from runtime.remote.dialect import Abilities, Prompt, RemoteModel, RemoteRequest, malformed
 from runtime.remote.dialects.openai import Dialect, whole
 from runtime.remote.http import HttpClient
 from runtime.session.manifest import tokenizer_digest
@@ -163,7 +163,7 @@ class ServerText:
     local = False
     template_digest: str | None = None
 
-    def __init__(self, dialect: Dialect, client: HttpClient, facts: ServedModel, vocab: int, has_template: bool) -> None:
+    def __init__(self, dialect: Dialect, client: HttpClient, facts: RemoteModel, vocab: int, has_template: bool) -> None:
         self._dialect, self._client, self._model, self.vocab = dialect, client, facts.model, vocab
         self._pieces: list[bytes] = [b""] * vocab
         self._known = bytearray(vocab)
@@ -275,7 +275,7 @@ class ServerText:
 async def choose_text(
     dialect: Dialect,
     client: HttpClient,
-    facts: ServedModel,
+    facts: RemoteModel,
     abilities: Abilities,
     *,
     tokenizer: str | Path | None,
@@ -355,7 +355,7 @@ def text_folder(source: str | Path) -> ModelFolder:
 
 
 async def _difference(
-    side: TextSide, width: int, dialect: Dialect, client: HttpClient, facts: ServedModel, abilities: Abilities
+    side: TextSide, width: int, dialect: Dialect, client: HttpClient, facts: RemoteModel, abilities: Abilities
 ) -> str | None:
     """The difference of a local tokenizer from the server's, in words; None: they are the same; "": not proven."""
     if facts.tokenizer_digest:
@@ -371,7 +371,7 @@ async def _difference(
     return None
 
 
-async def _vocab_by_asking(dialect: Dialect, client: HttpClient, facts: ServedModel, abilities: Abilities) -> int:
+async def _vocab_by_asking(dialect: Dialect, client: HttpClient, facts: RemoteModel, abilities: Abilities) -> int:
     """The number of ids that a server accepts, by bisection in some twenty requests for one token each."""
     low, high = 1, MOST_VOCAB  # ids below `low` are accepted, from `high` on refused
     while high - low > 1:

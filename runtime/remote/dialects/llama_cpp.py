@@ -21,8 +21,8 @@ from runtime.remote.dialect import (
     AnswerToken,
     Probe,
     Prompt,
+    RemoteModel,
     RemoteRequest,
-    ServedModel,
     TokenAlternatives,
     checked_logprob,
     malformed,
@@ -88,7 +88,7 @@ class LlamaCpp(Dialect):
             return probe.version("/props", "build_info")
         return None
 
-    def facts(self, probe: Probe, model: str) -> ServedModel:
+    def facts(self, probe: Probe, model: str) -> RemoteModel:
         entry = entry_of(probe, model)
         page = probe.pages.get("/props")
         props = page if isinstance(page, dict) else {}
@@ -97,7 +97,7 @@ class LlamaCpp(Dialect):
         context = whole(settings.get("n_ctx")) if isinstance(settings, dict) else 0
         vocab = whole(meta.get("n_vocab")) if isinstance(meta, dict) else 0
         names = [props.get("model_path"), *names_of(entry)]
-        return ServedModel(
+        return RemoteModel(
             model,
             context,
             tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name)),
@@ -105,7 +105,7 @@ class LlamaCpp(Dialect):
             has_template=bool(props.get("chat_template")),
         )
 
-    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: RemoteModel, probe: Probe) -> Abilities:
         del probe
         found = Abilities(
             token_prompts=True,

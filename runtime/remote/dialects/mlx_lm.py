@@ -16,8 +16,8 @@ from runtime.remote.dialect import (
     AnswerToken,
     Probe,
     Prompt,
+    RemoteModel,
     RemoteRequest,
-    ServedModel,
     TokenAlternatives,
     checked_logprob,
     malformed,
@@ -70,7 +70,7 @@ class MlxLm(Dialect):
             return "" if probe.pages.get("/health") == {"status": "ok"} else None
         return None
 
-    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: RemoteModel, probe: Probe) -> Abilities:
         """Asks for one token, which loads the model."""
         del probe
         found = Abilities(alternatives=MOST_ALTERNATIVES, cached_tokens=True, sampling=self.sampler)

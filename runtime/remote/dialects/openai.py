@@ -16,9 +16,9 @@ from runtime.remote.dialect import (
     AnswerToken,
     Probe,
     Prompt,
+    RemoteModel,
     RemoteRequest,
     Scored,
-    ServedModel,
     TokenAlternatives,
     checked_logprob,
     malformed,
@@ -121,12 +121,12 @@ class Dialect:
         """The server's version ("" where it reports none); None where the server is of another kind."""
         return "" if probe.models else None
 
-    def facts(self, probe: Probe, model: str) -> ServedModel:
+    def facts(self, probe: Probe, model: str) -> RemoteModel:
         """The facts about a model of ``/v1/models``."""
         entry = entry_of(probe, model)
-        return ServedModel(model, whole(entry.get("max_model_len") or entry.get("context_length")), names_of(entry))
+        return RemoteModel(model, whole(entry.get("max_model_len") or entry.get("context_length")), names_of(entry))
 
-    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: RemoteModel, probe: Probe) -> Abilities:
         """The server's abilities, found by real requests where no page lists them. Afterwards the server is ready."""
         del probe
         asked = RemoteRequest(model=facts.model, prompt=Prompt([], "Hi"), alternatives=5)

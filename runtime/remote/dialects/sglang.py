@@ -13,9 +13,9 @@ from runtime.remote.dialect import (
     AnswerToken,
     Probe,
     Prompt,
+    RemoteModel,
     RemoteRequest,
     Scored,
-    ServedModel,
     TokenAlternatives,
     checked_logprob,
     malformed,
@@ -62,14 +62,14 @@ class SGLang(VLLM):
         page = probe.pages.get("/get_model_info")
         return "" if isinstance(page, dict) and "model_path" in page else None
 
-    def facts(self, probe: Probe, model: str) -> ServedModel:
+    def facts(self, probe: Probe, model: str) -> RemoteModel:
         found = super().facts(probe, model)
         found_page = probe.pages.get("/get_model_info")
         page = found_page if isinstance(found_page, dict) else {}
         names = names_of({"root": page.get("tokenizer_path"), "parent": page.get("model_path"), "id": model})
         return found._replace(names=tuple(dict.fromkeys((*names, *found.names))), vocab=whole(page.get("vocab_size")))
 
-    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: RemoteModel, probe: Probe) -> Abilities:
         del probe
         found = Abilities(
             token_prompts=True,

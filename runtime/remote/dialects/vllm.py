@@ -18,7 +18,7 @@ import msgspec
 
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.options.priority import Priority
-from runtime.remote.dialect import FULL, Abilities, Probe, Prompt, RemoteRequest, ServedModel, malformed
+from runtime.remote.dialect import FULL, Abilities, Probe, Prompt, RemoteModel, RemoteRequest, malformed
 from runtime.remote.dialects.openai import NEUTRAL, CompletionBody, Dialect, Id, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
@@ -54,13 +54,13 @@ class VLLM(Dialect):
             return probe.version("/version", "version")
         return None
 
-    def facts(self, probe: Probe, model: str) -> ServedModel:
+    def facts(self, probe: Probe, model: str) -> RemoteModel:
         """Reads ``/v1/models``, where the `parent` of an adapter is its base."""
         entry = entry_of(probe, model)
         adapters = tuple(each["id"] for each in probe.models if each.get("parent") == model and each["id"] != model)
-        return ServedModel(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
+        return RemoteModel(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
 
-    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: RemoteModel, probe: Probe) -> Abilities:
         """Sends four small requests and one for a full vector; the first warms the server up, which can take half a minute.
 
         A server with ``--runner pooling`` has only embeddings.
@@ -201,7 +201,7 @@ class Elsewise(VLLM):
     exact_bytes = True
     grammars = frozenset({"json_schema", "regex", "lark"})
 
-    async def abilities(self, client: HttpClient, facts: ServedModel, probe: Probe) -> Abilities:
+    async def abilities(self, client: HttpClient, facts: RemoteModel, probe: Probe) -> Abilities:
         return replace(await super().abilities(client, facts, probe), chosen_ids=CHOSEN_IDS)
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
@@ -216,7 +216,7 @@ class Elsewise(VLLM):
             return probe.version("/version", "version")
         return None
 
-    def facts(self, probe: Probe, model: str) -> ServedModel:
+    def facts(self, probe: Probe, model: str) -> RemoteModel:
         """The facts of vLLM, with the vocabulary size, the tokenizer's digest and the eos ids."""
         entry = entry_of(probe, model)
         eos = entry.get("eos_token_ids")

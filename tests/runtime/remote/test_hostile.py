@@ -22,7 +22,7 @@ from runtime import (
     RemoteError,
     connect,
 )
-from runtime.remote.dialect import Probe, ServedModel
+from runtime.remote.dialect import Probe, RemoteModel
 from runtime.remote.dialects.vllm import VLLM
 from runtime.remote.http import MOST_EVENT_BYTES, HttpClient, ServerAddress
 from tests.runtime.remote.servers import Raw, Server, event, send, serving, start_events
@@ -429,7 +429,7 @@ def test_the_cap_of_alternatives_is_not_read_from_the_host_s_name(model: Languag
     async def found(url: str) -> int:
         client = HttpClient(ServerAddress(url, "mac-max:8000", loopback=True, secure=False))
         try:
-            return (await VLLM().abilities(client, ServedModel("tiny", 2048), Probe())).alternatives
+            return (await VLLM().abilities(client, RemoteModel("tiny", 2048), Probe())).alternatives
         finally:
             await client.close()
 
