@@ -21,10 +21,10 @@ from runtime.loading.integrity import (
     verify,
 )
 from runtime.loading.model_folder import PICKLES, check_entries, read_json
-from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, is_model_id, models_dir, shelf_id
+from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
 from runtime.loading.progress import OnProgress, counting_bytes, ignore_progress
 from runtime.options.checking import shown
-from runtime.shelf.atomic_install import copy_files, find_folder, install, shelf_folders
+from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
 _NAMED = 8  # most adapters that a message names
 _NEVER_OPENED = (*PICKLES, ".npz")  # such files can run code
@@ -105,12 +105,14 @@ def on_the_shelf() -> str:
 
 
 def _shelved(name: str) -> Path:
-    try:
-        found = find_folder(name, adapters=True)
-    except ModelLoadError as fault:
-        raise AdapterError(str(fault)) from fault
-    if found is not None:
-        return found
+    exact = shelf_path(name)
+    if exact.is_dir():
+        return exact
+    revisions = sorted(models_dir().glob(f"{exact.name}@*")) if "@" not in name else []
+    if len(revisions) == 1:
+        return revisions[0]
+    if revisions:
+        raise AdapterError(f"{name} is here in {len(revisions)} revisions; choose one: {', '.join(map(shelf_id, revisions))}")
     raise AdapterError(
         f"the adapter {name} is not in {models_dir()} (adapters there: {on_the_shelf()}); put one there with "
         f"`elsewise models fetch {name}` (or `elsewise models import FOLDER --name {name}`), or give the folder's path"
