@@ -19,7 +19,7 @@ import msgspec
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.options.priority import Priority
 from runtime.remote.dialect import FULL, Abilities, Probe, Prompt, RemoteModel, RemoteRequest, malformed
-from runtime.remote.dialects.openai import NEUTRAL, CompletionBody, Dialect, Id, decoded, entry_of, names_of, whole
+from runtime.remote.dialects.openai import NEUTRAL, Dialect, Id, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
 CHOSEN_IDS: Final = 128  # of logprob_token_ids; the server refuses more
@@ -78,7 +78,7 @@ class VLLM(Dialect):
         path, body = self.request(ready, most, stream=False)
         body["prompt"] = ready.prompt.text  # the answer has the ids
         try:
-            first = decoded(await client.post(path, body), CompletionBody)
+            first = decoded(await client.post(path, body), _Readiness)
         except RemoteError as fault:
             if fault.reason != "missing" or not await self.has_embeddings(client, facts.model):
                 raise
@@ -226,3 +226,18 @@ class Elsewise(VLLM):
             tokenizer_digest=str(entry.get("tokenizer_digest") or ""),
             eos=tuple(token for token in eos if token == 0 or whole(token)) if isinstance(eos, list) else (),
         )
+
+
+class _ReadyChoice(msgspec.Struct):
+    token_ids: list[Id] | None = None
+    prompt_token_ids: list[Id] | None = None
+    prompt_logprobs: list[Any] | None = None
+
+
+class _ReadyUsage(msgspec.Struct):
+    prompt_tokens_details: Any = None
+
+
+class _Readiness(msgspec.Struct):
+    choices: Annotated[list[_ReadyChoice], msgspec.Meta(max_length=8)] = []  # requests ask for one
+    usage: _ReadyUsage | None = None
