@@ -133,6 +133,7 @@ class Registry:
     # ---- loaded weights -----------------------------------------------------------------------------------------
 
     def loaded(self, entry: Entry, digest: str, nbytes: int) -> None:
+        """Records that an adapter's weights are loaded."""
         self._set(replace(entry, digest=digest, nbytes=nbytes, unloading=False))
 
     def begin_unloading(self, name: str) -> Entry | None:
@@ -156,6 +157,7 @@ class Registry:
         self._set(replace(entry, unloading=False))
 
     def unloaded(self, entry: Entry) -> None:
+        """Records that an adapter's weights are unloaded."""
         self._set(replace(entry, digest=None, nbytes=0, unloading=False))
 
     def shares_weights(self, entry: Entry) -> bool:

@@ -144,7 +144,7 @@ class TokenAlternatives(NamedTuple):
 
 
 class AnswerToken(NamedTuple):
-    """One token of an answer."""
+    """One token of an answer; without ids, the text may be that of several tokens."""
 
     token: int | None  # None where the server returns no ids
     text: str

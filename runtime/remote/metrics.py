@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from typing import Any
 
 from runtime.info import Metrics, OnProgress, PromptProgress, RequestTimings
 from runtime.remote.dialect import AnswerChunk
@@ -21,6 +22,23 @@ class RequestCounters:
     def add(self, **counts: int) -> None:
         """Adds to counters of `Metrics`, by their names."""
         self.metrics = replace(self.metrics, **{name: getattr(self.metrics, name) + count for name, count in counts.items()})
+
+    def end(self, timings: RequestTimings, how: str) -> None:
+        """Records an ended request; `how`: completed, cancelled or failed."""
+        old, count = self.metrics, f"requests_{how}"
+        changes: dict[str, Any] = {count: getattr(old, count) + 1}
+        if timings.kind == "generate":
+            changes |= {name: getattr(timings, name) for name in ("first_token_seconds", "tokens_per_second")}
+            changes |= {"last_reused": timings.reused, "last_computed": timings.computed}
+        self.metrics = replace(
+            old,
+            requests_active=old.requests_active - 1,
+            tokens_generated=old.tokens_generated + timings.generated_tokens,
+            prompt_tokens=old.prompt_tokens + timings.prompt_tokens,
+            tokens_reused=old.tokens_reused + (timings.reused or 0),
+            recent=(*old.recent, timings)[-_RECENT:],
+            **changes,
+        )
 
 
 class CountedRequest:
@@ -50,20 +68,13 @@ class CountedRequest:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        counters, now = self._counters, time.monotonic()
+        now = time.monotonic()
         how = "completed"
         if kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit):
             how = self.finish = "cancelled"
         elif kind is not None:
             how, self.finish = "failed", "error"
         reused = self._cached
-        counters.add(
-            **{f"requests_{how}": 1},
-            requests_active=-1,
-            tokens_generated=self._tokens,
-            prompt_tokens=self._prompt,
-            tokens_reused=reused or 0,
-        )
         timings = RequestTimings(
             request=self._number,
             kind=self._kind,
@@ -79,12 +90,4 @@ class CountedRequest:
             total_seconds=now - self._begun,
             seed=self._seed,
         )
-        counters.metrics = replace(counters.metrics, recent=(*counters.metrics.recent, timings)[-_RECENT:])
-        if self._kind == "generate":
-            counters.metrics = replace(
-                counters.metrics,
-                first_token_seconds=timings.first_token_seconds,
-                tokens_per_second=timings.tokens_per_second,
-                last_reused=timings.reused,
-                last_computed=timings.computed,
-            )
+        self._counters.end(timings, how)

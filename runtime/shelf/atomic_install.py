@@ -115,10 +115,10 @@ def install(
             opened(hidden)
             place = shelf_path(model_id)
             if place.is_dir() and not place.is_symlink() and place.samefile(source):  # only the manifest is added
-                notes = {
-                    file: FileNote(note.sha256, (info := (place / file).stat()).st_size, info.st_mtime_ns)
-                    for file, note in manifest.files.items()
-                }
+                notes = {}
+                for file, note in manifest.files.items():
+                    info = (place / file).stat()
+                    notes[file] = FileNote(note.sha256, info.st_size, info.st_mtime_ns)
                 write_manifest(place, msgspec.structs.replace(manifest, files=notes))
             else:
                 sync_all(hidden)

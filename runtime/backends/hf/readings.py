@@ -23,7 +23,10 @@ class Readings:
         self._layers = LayerReader(model, layers)
 
     def read(self, name: str, arguments: Mapping[str, Any], want: torch.Tensor) -> torch.Tensor:
-        """``(len(want), ...)`` of any dtype: one forward of one row, with arguments of `ForwardArguments.of`."""
+        """``(len(want), ...)`` of any dtype: one forward of one row, with arguments of `ForwardArguments.of`.
+
+        `want` are indices in the row.
+        """
         return self.TABLE[name](self, arguments, want)
 
     def states(self, **arguments: Any) -> torch.Tensor:

@@ -42,6 +42,7 @@ class Process:
         self._in_force = (0, 0)
 
     def put(self, model: DeviceLimits, wanted: int) -> None:
+        """Sets the bytes that a model keeps resident."""
         with self._lock:
             self._wanted[model] = wanted
             self._set_limits()

@@ -23,7 +23,10 @@ class Readings:
         self._layers = LayerReader(model, select.body)
 
     def read(self, name: str, want: npt.NDArray[np.int64], tokens: mx.array, cache: list[Any]) -> mx.array:
-        """``(1, len(want), ...)`` of any dtype: one forward of one row of tokens ``(1, n)``, not evaluated."""
+        """``(1, len(want), ...)`` of any dtype: one forward of one row of tokens ``(1, n)``, not evaluated.
+
+        `want` are indices in the row; `cache` has an entry for each layer.
+        """
         return self.TABLE[name](self, tokens, cache, mx.array(want.astype(np.int32)))[None]
 
     def _hidden(self, tokens: mx.array, cache: list[Any], want: mx.array) -> mx.array:
@@ -43,7 +46,10 @@ class Readings:
 
 
 class LayerReader:
-    """As `runtime.backends.hf.readings.LayerReader`; in place of hooks, modules are wrapped in `Watched` during a forward."""
+    """As `runtime.backends.hf.readings.LayerReader`; in place of hooks, modules are wrapped in `Watched` during a forward.
+
+    `body` is the module that owns the layers; None: the model has none, and `reading` refuses it.
+    """
 
     def __init__(self, model: Any, body: Any) -> None:
         self._name = str(getattr(model, "model_type", None) or type(model).__name__)

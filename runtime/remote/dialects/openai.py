@@ -236,6 +236,7 @@ class Dialect:
         raise client.wrong("says texts of tokens alone")
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
+        """The text of ids."""
         raise UnsupportedFeatureError(f"{client.address.host} does not detokenise ({len(ids):,} ids of {model})")
 
     async def render_chat(
@@ -246,12 +247,14 @@ class Dialect:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> list[int]:
+        """Ids of a conversation."""
         del messages, tools, add_generation_prompt
         raise UnsupportedFeatureError(
             f"{client.address.host} does not give the ids of a conversation, and no chat template of {model} is on this machine"
         )
 
     async def embed(self, client: HttpClient, model: str, paths: Sequence[Prompt]) -> list[list[float]]:
+        """A vector per text."""
         body = {"model": model, "input": self.embedding_inputs(paths)}
         within = first_seconds(sum(len(path.ids) for path in paths))
         answer = decoded(await client.post("/v1/embeddings", body, within=within, most=FULL_BYTES), _Vectors)
