@@ -131,12 +131,12 @@ def speed(ours: Sequence[Lap], peer: Sequence[Lap], seconds: Callable[[Lap], flo
     return median((seconds(b) / b.tokens) / (seconds(a) / a.tokens) for a, b in zip(ours, peer, strict=True))
 
 
-Measured = TypeVar("Measured")
+Timed = TypeVar("Timed")
 wall: Callable[[Any], float] = attrgetter("wall_seconds")  # of a lap, or of a result
 cpu: Callable[[Any], float] = attrgetter("cpu_seconds")
 
 
-def share(ours: Sequence[Measured], peer: Sequence[Measured], seconds: Callable[[Measured], float]) -> float:
+def share(ours: Sequence[Timed], peer: Sequence[Timed], seconds: Callable[[Timed], float]) -> float:
     """Our seconds over the peer's in the same round: the median over rounds."""
     return median(seconds(a) / seconds(b) for a, b in zip(ours, peer, strict=True))
 

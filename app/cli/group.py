@@ -121,7 +121,11 @@ def window(context: click.Context, files: tuple[Path, ...]) -> None:
 
 
 def start_window(context: click.Context, *, demo: bool = False, files: Sequence[Path] = ()) -> NoReturn:
-    """Opens the window with `files`; exits when it is closed."""
+    """Opens the window with `files`; exits when it is closed.
+
+    Raises:
+        UnknownBackendError: There is no such backend; suggests the nearest name.
+    """
     settings: CliSettings = context.obj
     if settings.backend != "auto":
         with suppress(BackendUnavailableError):  # the window explains one that cannot run here

@@ -173,7 +173,7 @@ def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
 
 
 def text_or_file(given: str | None, option: str, is_text: Callable[[str], bool]) -> str | None:
-    """A grammar or a schema, given as text or by its file.
+    """A grammar or a schema, given as text or by its file; `is_text` tells which.
 
     Raises:
         click.UsageError: The text is not UTF-8.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -43,7 +43,7 @@ class BackgroundTasks:
 
 P = TypeVar("P")
 T = TypeVar("T")
-REPORT_SECONDS = 0.05  # between two forwarded reports
+REPORT_SECONDS = 0.05  # between two reports to the loop
 
 
 class _StoppedError(Exception):
@@ -53,33 +53,41 @@ class _StoppedError(Exception):
 async def stoppable(work: Callable[[Callable[[P], None]], T], tell: Callable[[P], object]) -> T:
     """Runs blocking `work` on a thread; if cancelled, stops it at its next report and waits for its end.
 
+    A second cancellation does not wait.
+
     Args:
-        work: Takes the progress callback, calls it at least once a second, and lets its exception through.
-        tell: Called on the loop with the reports, at most twenty per second.
+        work: Takes the progress callback, calls it often, and lets its exception through.
+        tell: Called on the loop with the newest report, at most twenty times per second, and with the last one.
     """
-    loop, stopping, due = asyncio.get_running_loop(), threading.Event(), 0.0
+    loop, stopping = asyncio.get_running_loop(), threading.Event()
+    newest, scheduled, due = deque[P](maxlen=1), False, 0.0
 
     def report(news: P) -> None:
-        nonlocal due
+        nonlocal scheduled
         if stopping.is_set():
             raise _StoppedError
-        if (now := time.monotonic()) >= due:
-            due = now + REPORT_SECONDS
-            loop.call_soon_threadsafe(pass_on, news)
+        newest.append(news)
+        if not scheduled:
+            scheduled = True
+            loop.call_soon_threadsafe(lambda: loop.call_at(due, pass_on))
 
-    def pass_on(news: P) -> None:
-        if not stopping.is_set():
-            tell(news)
+    def pass_on() -> None:
+        nonlocal scheduled, due
+        scheduled, due = False, loop.time() + REPORT_SECONDS  # before `newest` is read: a report after it is scheduled again
+        if newest and not stopping.is_set():
+            tell(newest.pop())
 
-    with ThreadPoolExecutor(1, thread_name_prefix="shelf") as pool:  # its exit waits for the work
-        running = asyncio.wrap_future(pool.submit(work, report))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            stopping.set()
-            await asyncio.wait([running])
-            if not running.cancelled():
-                running.exception()  # retrieved: `_StoppedError`
-            raise
-        finally:
-            stopping.set()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="stoppable")
+    running = asyncio.wrap_future(pool.submit(work, report))
+    running.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved: `_StoppedError`
+    pool.shutdown(wait=False)
+    try:
+        answer = await asyncio.shield(running)
+        pass_on()
+        return answer
+    except asyncio.CancelledError:
+        stopping.set()
+        await asyncio.wait([running])
+        raise
+    finally:
+        stopping.set()

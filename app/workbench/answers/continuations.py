@@ -57,7 +57,7 @@ class Continuations:
     _setups: Setups  # options and adapters of sessions
     _copies: Copies  # of the sample, which is never changed
     _running: RunningAnswers
-    _adapters: Adapters
+    _adapters: Adapters  # loads those of an answer
     _tokeniser: Tokeniser  # text to ids
     _windows: Windows  # show columns and their tokens
     # the last one of each session, as long as anything refers to it
@@ -121,7 +121,7 @@ class Continuations:
         group.note, group.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(group)
-        adapted = await self._adapters.under(model, claimed.stack)
+        adapted = await self._adapters.under(model, claimed.stack)  # loaded until the answers end
         segments = group.segments()
         check_tokens(model, group.session, segments)
         assert group.new.parent_id is not None  # the child of an answer, or its sibling

@@ -97,7 +97,7 @@ class Streaming:
         finally:
             if session.notes.get(node_id, "").startswith(translate("Workbench", STARTING)):
                 del session.notes[node_id]
-        adapted = await self._adapters.under(model, answer.stack)
+        adapted = await self._adapters.under(model, answer.stack)  # loaded until the answer ends
         options = resolve_answer(answer, asked, adapted)
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)

@@ -89,7 +89,7 @@ def stored_stats(node: NodeRow) -> TurnStats | None:
     return turn_stats(node.stats) if "generated" in node.stats or "reused" in node.stats else None
 
 
-COUNTERS: Final[Mapping[str, Any]] = {  # the kind of each stored counter
+_COUNTERS: Final[Mapping[str, Any]] = {  # the kind of each stored counter
     **dict.fromkeys(("reused", "computed"), int),  # missing if the prompt was not read
     **dict.fromkeys(("drafted", "accepted"), int),  # missing in older answers
     **dict.fromkeys(("first_token_seconds", "tokens_per_second", "logprob"), int | float),
@@ -98,5 +98,5 @@ COUNTERS: Final[Mapping[str, Any]] = {  # the kind of each stored counter
 
 def turn_stats(stats: Mapping[str, Any]) -> TurnStats:
     """Counters of an answer, from its stored statistics; an imported session may have anything."""
-    valid = {name: stats[name] for name, kind in COUNTERS.items() if isinstance(stats.get(name), kind)}
-    return TurnStats(**{**dict.fromkeys(COUNTERS), **valid})
+    valid = {name: stats[name] for name, kind in _COUNTERS.items() if isinstance(stats.get(name), kind)}
+    return TurnStats(**{**dict.fromkeys(_COUNTERS), **valid})

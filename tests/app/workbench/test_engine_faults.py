@@ -9,14 +9,15 @@ from typing import Any, cast
 import pytest
 
 from runtime import (
+    EngineDiedError,
     LanguageModel,
     NonFiniteLogitsError,
     load,
 )
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, alternative, assert_same_view, own_tokens, rows, until
-from ui import EngineState, SessionView, TurnStatus
+from tests.app.workbench.scene import Engine, Scene, alternative, answered, assert_same_view, own_tokens, rows, until, words
+from ui import EngineState, Refusal, SessionView, TurnStatus
 
 DIED = "engine stopped; your text is kept. Send again to restart it"
 
@@ -71,6 +72,30 @@ def test_an_engine_that_dies_during_two_answers_is_restarted_once(play: Play) ->
         s.workbench.answers.stop(one)
         s.workbench.answers.stop(two)
         await asyncio.gather(first, second)
+
+    play(scene)
+
+
+def test_an_engine_that_dies_while_it_reads_typed_words_is_restarted_by_the_next_attempt(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        model = s.workbench.services.supervisor.running
+        assert model is not None
+
+        async def dies(text: str, **_: object) -> list[int]:
+            raise EngineDiedError("its process is gone")
+
+        monkeypatch.setattr(model, "tokenize_async", dies, raising=False)
+        with pytest.raises(Refusal):
+            await s.workbench.answers.write(session_id, old.node_id, at, " two words")
+        assert state_of(s) is EngineState.DIED
+        await s.workbench.answers.write(session_id, old.node_id, at, " two words")
+        assert (s.engine.starts, state_of(s)) == (2, EngineState.READY)
+        written = words(" two words")
+        assert (await s.last(session_id)).run.ids[at : at + len(written)].tolist() == written
 
     play(scene)
 
