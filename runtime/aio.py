@@ -259,7 +259,7 @@ def ignore(*_: object) -> None:
 
 
 class FutureLike(Protocol):
-    """The receiver of an answer, on any thread: a `concurrent.futures.Future` or a reader of this module."""
+    """The receiver of one answer or error, on any thread: a `concurrent.futures.Future` or a reader of this module."""
 
     def cancelled(self) -> bool:
         """Whether no caller waits any more."""
@@ -268,7 +268,7 @@ class FutureLike(Protocol):
         """Delivers the answer; None at the end of a stream."""
 
     def set_exception(self, error: Any, /) -> None:
-        """Delivers an error."""
+        """Delivers an error; a `CancelledError` if the model cancelled the call."""
 
 
 @dataclass(eq=False)

@@ -509,7 +509,13 @@ def ends_of(pieces: Sequence[bytes]) -> Int64:
 
 
 def split_bytes(data: bytes, lengths: npt.NDArray[Any]) -> tuple[bytes, ...]:
-    """The pieces of these lengths, ``(n,)``, that `data` consists of."""
+    """The pieces of these lengths, ``(n,)``, that `data` consists of.
+
+    Raises:
+        ValueError: The lengths are not integers.
+    """
+    if lengths.dtype.kind not in "iu":
+        raise ValueError(f"lengths of pieces are integers, not {lengths.dtype}")
     sizes = lengths.astype(np.int64, copy=False)
     return tuple(data[end - size : end] for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True))
 

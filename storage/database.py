@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import sqlite_utils
 
@@ -47,7 +47,7 @@ _PRAGMAS = (
 _PRAGMAS_MACOS = ("fullfsync = ON", "checkpoint_fullfsync = ON")
 _BUSY_SECONDS = 5.0
 HEADER_BYTES: Final = 100  # of any SQLite file
-MAGIC: Final = b"SQLite format 3\0"  # its first bytes
+SQLITE_MAGIC: Final = b"SQLite format 3\0"  # its first bytes
 _NO_FILES_BESIDE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
@@ -211,17 +211,24 @@ def _keep_connections() -> None:
 os.register_at_fork(after_in_child=_keep_connections)
 
 
-def open_connection(path: Path, *, read_only: bool = False, immutable: bool = False, **options: Any) -> ForkSafeConnection:
-    """A connection to an existing SQLite file, ours or not; `options` are those of `sqlite3.connect`."""
+def open_connection(
+    path: Path,
+    *,
+    read_only: bool = False,
+    immutable: bool = False,
+    timeout: float = _BUSY_SECONDS,
+    isolation_level: Literal["DEFERRED"] | None = "DEFERRED",
+) -> ForkSafeConnection:
+    """A connection to an existing SQLite file, ours or not; `timeout` (seconds) and `isolation_level` are sqlite3's."""
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
-    conn = sqlite3.connect(uri, uri=True, factory=ForkSafeConnection, **options)
+    conn = sqlite3.connect(uri, timeout, isolation_level=isolation_level, uri=True, factory=ForkSafeConnection)
     # damaged text must reach the checksum instead of failing in the decoder
     conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
     return conn
 
 
 def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqlite_utils.Database:
-    conn = open_connection(path, read_only=read_only, immutable=immutable, timeout=_BUSY_SECONDS)
+    conn = open_connection(path, read_only=read_only, immutable=immutable)
     try:
         db = sqlite_utils.Database(conn, execute_plugins=False)
         for pragma in _PRAGMAS + (_PRAGMAS_MACOS if sys.platform == "darwin" else ()):

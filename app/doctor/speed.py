@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
 import tempfile
 import time
@@ -63,13 +64,15 @@ def _in_turns(library: subprocess.Popen[bytes], own: Subject) -> tuple[dict[str,
     assert library.stdout is not None
     theirs: list[dict[str, float]] = []
     ours: list[dict[str, float]] = []
-    end = time.monotonic() + LAPS_SECONDS
+    end = math.inf  # set after the first lap of the library, for which its process starts
     while len(ours) < LAPS and (not ours or time.monotonic() < end):
         library.stdin.write(b"\n")
         library.stdin.flush()
         line = library.stdout.readline()
         if not line:
             raise RuntimeError("the process of the bare library ended")
+        if not theirs:
+            end = time.monotonic() + LAPS_SECONDS
         theirs.append(msgspec.json.decode(line, type=dict[str, float]))
         ours.append(lap(own, len(ours)))
     first, second = ({name: median(each[name] for each in laps) for name in laps[0]} for laps in (theirs, ours))

@@ -1,6 +1,6 @@
 """Background jobs, done in steps between those of prompts and answers. Owner thread only.
 
-A new kind is one file with its `BackgroundJob` and the `Worker` for it.
+A new kind is one file with its `BackgroundJob` and the `Worker` for it, which is set as the job's `worker`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Work:
         prefill: Its cursor, while it has a pack.
         lacking: Bytes that it waits for; None if it can run.
         departures: `PrefixCache.departures` at the last check for room.
-        total, done: The job's tokens or positions, and how many of them are done.
-        reused, computed: Tokens that were not pushed, and those that were.
+        total, done: The job's tokens or positions, repeated texts included, and how many of them are done.
+        reused: Tokens that were not pushed: copied from the trie, or of texts that are repeated or kept.
+        computed: Tokens that were pushed, padding included.
     """
 
     job: Any

@@ -108,6 +108,7 @@ def unpack_pieces(packed: Pieces) -> list[bytes]:
         ArrayError: The lengths do not fit the bytes.
     """
     data, lengths = unpack_array(packed.data).tobytes(), unpack_array(packed.lengths)
-    if lengths.ndim != 1 or (lengths < 0).any() or int(lengths.sum(dtype=np.int64)) != len(data):
-        raise ArrayError(f"lengths of {lengths.shape} pieces do not add up to {len(data):,} bytes")
+    whole = lengths.ndim == 1 and lengths.dtype.kind in "iu"
+    if not whole or (lengths < 0).any() or int(lengths.sum(dtype=np.int64)) != len(data):
+        raise ArrayError(f"{lengths.dtype} lengths of {lengths.shape} pieces do not add up to {len(data):,} bytes")
     return list(split_bytes(data, lengths))

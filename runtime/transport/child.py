@@ -55,6 +55,7 @@ class EngineProcess:
         return self._process.poll() is not None
 
     def terminate(self) -> None:
+        """Sends SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:

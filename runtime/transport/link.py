@@ -62,7 +62,7 @@ class Ticket:
     """One call: its message, and the receivers of the messages that answer it, which are called on the I/O thread.
 
     Attributes:
-        answer: Receives the answer or the error, as the last.
+        answer: Receives the answer or the error, once, as the last.
         on_run: Receives tokens of a stream with their branch.
         on_progress: Receives the progress of the prompt.
         on_step: Receives the beams after each step of a search.

@@ -49,8 +49,7 @@ def pack_fault(error: BaseException) -> Fault:
     if known is None:
         trace = "".join(traceback.format_exception(error))
         return Fault(kind, (message,), message, (*notes, _clean(f"in the engine process:\n{trace}")))
-    reduced = error.__reduce__()  # (class, arguments, ...) for every exception
-    arguments = tuple(reduced[1]) if known is type(error) else (message,)
+    arguments = tuple(error.__reduce__()[1]) if known is type(error) else (message,)
     if not all(isinstance(a, Scalar) for a in arguments):
         arguments = (message,)
     return Fault(known.__name__, tuple(_clean(a) if isinstance(a, str) else a for a in arguments), message, tuple(notes))

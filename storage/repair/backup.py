@@ -173,8 +173,8 @@ def _check_room(path: Path) -> None:
     Raises:
         StoreFullError: Too little room would be left.
     """
-    folder = path.parent / FOLDER
-    size = sum(file.stat().st_size for file in (path, journal_of(path)) if file.exists())
+    folder, journal = path.parent / FOLDER, journal_of(path)
+    size = path.stat().st_size + (journal.stat().st_size if journal.exists() else 0)
     free = shutil.disk_usage(folder if folder.exists() else path.parent).free
     if free < size + max(size // 10, SPARE):
         raise StoreFullError(

@@ -23,7 +23,7 @@ from typing import Any, Final, get_args
 import msgspec
 import sqlite_utils
 
-from storage.database import HEADER_BYTES, MAGIC, connect, dictionaries, fetch, open_connection
+from storage.database import HEADER_BYTES, SQLITE_MAGIC, connect, dictionaries, fetch, open_connection
 from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
 from storage.files import free_name, keep_as, sidecar, sync_folder
 from storage.repair import integrity
@@ -340,7 +340,7 @@ def _repair_header(copy: Path, folder: Path) -> None:
     """Writes the usual header over a broken one, and extends a file that is shorter than its header says, as SQLite needs."""
     with copy.open("r+b") as file:
         header = file.read(HEADER_BYTES)
-        if not header.startswith(MAGIC) or int.from_bytes(header[16:18], "big") != PAGE_BYTES:
+        if not header.startswith(SQLITE_MAGIC) or int.from_bytes(header[16:18], "big") != PAGE_BYTES:
             fresh = folder / "fresh.db"
             create(fresh)
             header = fresh.read_bytes()[:HEADER_BYTES]

@@ -16,7 +16,7 @@ import sqlite_utils
 from msgspec.structs import asdict
 
 from resources.files import open_regular
-from storage.database import MAGIC, Database, fetch, require, scalar
+from storage.database import SQLITE_MAGIC, Database, fetch, require, scalar
 from storage.errors import InvalidFileError
 from storage.rows import Imported, SessionCopy
 from storage.tables import checksums, key_value, places, search, sessions
@@ -279,7 +279,7 @@ async def _on(reader: ThreadPoolExecutor, work: Callable[[], T]) -> T:
 def _opened(path: Path) -> _Source:
     try:
         with open_regular(path) as file:
-            portable = file.read(len(MAGIC)) == MAGIC
+            portable = file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
         return PortableFile(path) if portable else JsonFile(path)
     except OSError as fault:
         raise InvalidFileError(path.name, f"it cannot be read ({fault.strerror})") from fault

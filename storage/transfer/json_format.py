@@ -64,7 +64,7 @@ def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) 
             setup = portable_setup(session.setup())
             file.write(msgspec.json.encode(session_record(session.row) | ({"setup": setup} if setup else {})))
             _list(file, "models", map(model_record, session.models()))
-            _list(file, "nodes", map(node_record, session.counted(progress)))
+            _list(file, "nodes", map(node_record, session.counted_nodes(progress)))
             _list(file, "tokens", _tokens(session, progress))
             file.write(b"}\n")
 
@@ -98,7 +98,7 @@ def node_record(row: Row) -> dict[str, Any]:
 
 
 def _tokens(session: StoredSession, progress: OnProgress) -> Iterator[dict[str, Any]]:
-    for row in session.counted(progress, session.node_count):
+    for row in session.counted_nodes(progress, session.node_count):
         for fingerprint, first, count, columns in session.ranges(row["id"]):
             head = {"node": row["id"], "kv_fingerprint": fingerprint, "first": first, "count": count}
             yield {**head, "columns": json_columns.to_json(columns)}

@@ -104,7 +104,7 @@ def export_portable(
 
 
 def _nodes(session: StoredSession, progress: OnProgress) -> Iterator[list[Any]]:
-    for row in session.counted(progress):
+    for row in session.counted_nodes(progress):
         record = node_record(row)
         record |= {name: to_json(record[name]) for name in ("stats", "more")}
         yield [int(value) if isinstance(value := record[name], bool) else value for name in names("nodes")]
@@ -112,7 +112,7 @@ def _nodes(session: StoredSession, progress: OnProgress) -> Iterator[list[Any]]:
 
 def _tokens(session: StoredSession, progress: OnProgress) -> Iterator[list[Any]]:
     number = 0
-    for row in session.counted(progress, session.node_count):
+    for row in session.counted_nodes(progress, session.node_count):
         for fingerprint, first, count, found in session.ranges(row["id"]):
             number += 1
             yield [number, row["id"], fingerprint, first, count, columns.encode(found)]

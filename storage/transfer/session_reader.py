@@ -71,7 +71,7 @@ class StoredSession:
                 yield self._ended(row) if row["status"] == "open" else row
             last = rows[-1]["seq"]
 
-    def counted(self, progress: OnProgress, before: int = 0) -> Iterator[Row]:
+    def counted_nodes(self, progress: OnProgress, before: int = 0) -> Iterator[Row]:
         """As `nodes`; reports the nodes done, after `before` earlier ones: each counts twice, for itself and its tokens."""
         for done, row in enumerate(self.nodes(), before + 1):
             yield row
@@ -84,7 +84,9 @@ class StoredSession:
             StoreDamagedError: Some of it fails its checksum.
         """
         for chunk in self.chunks(node_id):
-            found = columns.decode(chunk["columns"])
+            found = token_chunks.read_chunk(chunk)
+            if found is None:  # its columns do not fit, although the checksum does
+                raise StoreDamagedError(_damaged(f"the tokens of node {node_id} from {chunk['first']}"))
             for start in range(0, chunk["count"], PIECE):
                 stop = min(start + PIECE, chunk["count"])
                 yield chunk["kv_fingerprint"], chunk["first"] + start, stop - start, columns.cut(found, start, stop)

@@ -31,7 +31,7 @@ from app.workbench.tree.session import UNTITLED, WholeSession
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, Finish, InvalidRequestError, LanguageModel, RuntimeFault, TokenRun, clean_text, fresh_seed
 from storage import NewNode, NodeRow, StoreError
-from ui import Made, OnTransfer, Refusal, SessionBegun, SessionChanged, SessionsChanged, translate
+from ui import BUSY, Made, OnTransfer, Refusal, SessionBegun, SessionChanged, SessionsChanged, translate
 
 EDITED: Final = "edited"  # the finish reason of an answer that a person wrote
 
@@ -49,7 +49,9 @@ class Answers:
     _tokeniser: Tokeniser  # text to ids
     _vocabulary: Vocabulary  # bytes of alternatives
     _windows: Windows  # show the changes
-    _reading: dict[int, asyncio.Task[WholeSession]] = field(default_factory=dict, init=False)  # sessions that will be scored
+    _reading: dict[int, asyncio.Task[WholeSession]] = field(
+        default_factory=dict, init=False
+    )  # of sessions to score; `stop` cancels it
     # the last call of `tokenise` or `write`: model fingerprint, text and tokens
     _words: tuple[tuple[str, str], asyncio.Task[TokenRun]] | None = field(default=None, init=False)
 
@@ -237,11 +239,16 @@ class Answers:
 
     async def score(self, session_id: int, progress: OnTransfer) -> int:
         """Scores the tokens of the path that have no numbers, text first tokenised; returns how many were scored."""
+        if session_id in self._reading:
+            raise Refusal(translate("Workbench", BUSY))
         reading = self._reading[session_id] = asyncio.create_task(self._sessions.whole(session_id), name="read what to score")
         try:
             session = await reading
+            if session_id not in self._reading:  # stopped when it had just been read
+                raise asyncio.CancelledError
         finally:
-            self._reading.pop(session_id, None)
+            if self._reading.get(session_id) is reading:
+                del self._reading[session_id]
         if session.tip is None:
             raise Refusal(translate("Workbench", "there are no messages here yet"))
         before = _scored(session)
@@ -330,8 +337,8 @@ class Answers:
         return await title_from_model(self._supervisor, await self._sessions.whole(session_id))
 
     def stop(self, session_id: int) -> None:
-        if session_id in self._reading:
-            self._reading[session_id].cancel()
+        if (reading := self._reading.pop(session_id, None)) is not None:
+            reading.cancel()
         self._running.stop(session_id)
 
     def how_made(self, session_id: int, node_id: int) -> Made | None:

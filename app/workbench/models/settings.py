@@ -262,7 +262,7 @@ def read_settings(held: object) -> tuple[AppSettings, list[str]]:
     taken: dict[str, Any] = {}
     notes = []
     for name, rule in SETTING_RULES.items():
-        if name not in held or (rule.option and held[name] == "auto"):  # the engine's choice, which is the default
+        if name not in held or (rule.option and held[name] == "auto"):  # "auto": what the engine takes by itself
             continue
         problem = problem_of(name, held[name])
         if problem:

@@ -402,10 +402,13 @@ class Decoding:
             for row in lost:
                 if row.prefill.slot in moved:
                     row.prefill.slot = moved[row.prefill.slot]
-                elif (slot := self._guarded(row, partial(bring_back, self._cache, row.prefill, row.path))) is not None:
+                elif (slot := self._guarded(row, partial(self._bring_back, row))) is not None:
                     moved[row.prefill.slot], row.prefill.slot = slot, slot
             rows = [row for row in rows if row in self.rows]
         return rows
+
+    def _bring_back(self, row: DecodeRow) -> int:
+        return bring_back(self._cache, row.prefill, row.path)
 
     def _guarded(self, row: DecodeRow, act: Callable[[], int]) -> int | None:
         """Runs `act`, which moves a generation to a new slot; on an error, ends the generation and returns None."""

@@ -90,8 +90,8 @@ class Blocks:
 
     def write(self, act: Callable[[BlockStore], T]) -> Future[T]:
         """Runs `act` on the block thread, after all reads; any thread."""
-        if self.thread is not None:
-            return self.thread.ask(Urgency.WRITE, act)
+        if (thread := self.thread) is not None:  # which the owner thread may clear meanwhile
+            return thread.ask(Urgency.WRITE, act)
         refused: Future[T] = Future()
         refused.set_exception(self._refusal())
         return refused

@@ -130,6 +130,8 @@ def test_scoring_can_be_stopped_while_the_session_is_read(play: Play, monkeypatc
         monkeypatch.setattr(s.workbench.services.sessions, "whole", slowly)
         scoring = asyncio.create_task(s.workbench.answers.score(session_id, lambda _done, _total: None))
         await reads.wait()
+        with pytest.raises(Refusal, match="answer"):
+            await s.workbench.answers.score(session_id, lambda _done, _total: None)
         s.workbench.answers.stop(session_id)
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(scoring, 5)
@@ -137,6 +139,24 @@ def test_scoring_can_be_stopped_while_the_session_is_read(play: Play, monkeypatc
         # and later it is scored
         monkeypatch.undo()
         assert await s.workbench.answers.score(session_id, lambda _done, _total: None) > 0
+
+    play(scene)
+
+
+def test_scoring_can_be_stopped_in_the_moment_that_the_session_was_read(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await imported(s)
+        whole = s.workbench.services.sessions.whole
+
+        async def read(*ids: int) -> WholeSession:
+            session = await whole(*ids)
+            asyncio.get_running_loop().call_soon(s.workbench.answers.stop, session_id)  # before the scoring goes on
+            return session
+
+        monkeypatch.setattr(s.workbench.services.sessions, "whole", read)
+        with pytest.raises(asyncio.CancelledError):
+            await s.workbench.answers.score(session_id, lambda _done, _total: None)
+        assert not s.engine.starts
 
     play(scene)
 

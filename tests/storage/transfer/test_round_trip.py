@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import InvalidFileError, NewChunk, NewNode, SessionStore, UnknownRowError
+from storage import InvalidFileError, NewChunk, NewNode, SessionStore, StoreDamagedError, UnknownRowError
+from storage.tables import columns
+from storage.tables.checksums import COVERED, digest_of
 from tests.storage.helpers import chat, chunk, sql, with_store
 from tests.storage.transfer.trees import DIGEST, KNOWN, VOCABULARY, Export, as_json, as_portable, branching, fingerprint, taken
 
@@ -34,6 +36,28 @@ def test_a_session_comes_back_as_it_was(path: Path, tmp_path: Path, export: Expo
     assert copy != session
     assert fingerprint(path, copy) == fingerprint(path, session)
     assert with_store(path, lambda store: store.verify()) == []
+
+
+@EXPORTS
+@pytest.mark.parametrize("what", ["short", "ragged", "junk"])
+def test_tokens_whose_columns_do_not_fit_are_not_exported(path: Path, tmp_path: Path, export: Export, what: str) -> None:
+    # given: a chunk whose checksum fits its bytes, but whose bytes are not the columns of its tokens
+    session, _, answer = with_store(path, chat)
+    row, count, held = sql(path, "SELECT id, count, columns FROM token_chunks WHERE node_id = ?", answer)[-1]
+    found = columns.decode(held)
+    wrong = {
+        "short": columns.encode(columns.cut(found, 0, count - 1)),
+        "ragged": columns.encode({**found, "lengths": found["lengths"][:-1]}),
+        "junk": b"no columns",
+    }[what]
+    sql(path, "UPDATE token_chunks SET columns = ? WHERE id = ?", wrong, row)
+    covered = ", ".join(COVERED["token_chunks"])
+    [values] = sql(path, f"SELECT {covered} FROM token_chunks WHERE id = ?", row)  # our own names
+    sql(path, "UPDATE token_chunks SET sha256 = ? WHERE id = ?", digest_of(values), row)
+    # then it is refused with the place, and no file is left
+    with pytest.raises(StoreDamagedError, match=f"the tokens of node {answer} from .* is damaged, nothing was written"):
+        export(path, session, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @EXPORTS
