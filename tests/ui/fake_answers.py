@@ -16,7 +16,7 @@ from runtime import Finish, LensRun, Origin, Pooling, TokenRun
 from tests.ui.fake_state import FakeState
 from tests.ui.spoken import run_of
 from ui import (
-    BeamScoring,
+    BeamSearchRules,
     BranchAdded,
     CacheCheck,
     CacheView,
@@ -195,7 +195,7 @@ class FakeContinuations(_Group):
         await self._columns(session_id, ColumnKind.DRAWS, n)
 
     async def beams(
-        self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamScoring | None = None
+        self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamSearchRules | None = None
     ) -> None:
         self._bench.note("beams", session_id, node_id, index, width, rules)
         await self._columns(session_id, ColumnKind.BEAMS, width)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal
 
 from ui.core.tasks import ignore_refusal, tell
-from ui.port import BeamScoring, Columns, ColumnTokens
+from ui.port import BeamSearchRules, Columns, ColumnTokens
 
 if TYPE_CHECKING:
     from ui.controller.controller import Controller
@@ -43,7 +43,7 @@ class DrawsController(QObject):
 
     # ---- several continuations ----------------------------------------------------------------------------------
 
-    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: BeamScoring | None) -> None:
+    def find_columns(self, node_id: int, index: int | None, count: int, *, beams: BeamSearchRules | None) -> None:
         """Continues one place several times: in front of token `index`, or (None) at the end of the answer.
 
         The continuations are found by a beam search with the rules `beams`, or (None) sampled.

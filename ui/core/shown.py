@@ -96,6 +96,7 @@ class Shown:
 
     @property
     def last_answer(self) -> TurnView | None:
+        """The model's last turn of the path."""
         return next((turn for turn in reversed(self._view.turns) if turn.role == "assistant"), None)
 
     @property

@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QFont, QFontMetrics, QKeyEvent, QPainter, QPai
 from PySide6.QtWidgets import QAbstractButton, QDoubleSpinBox, QPushButton, QSizePolicy, QWidget
 
 from ui.inspector.words import likely, percent, token
-from ui.port import BeamScoring
+from ui.port import BeamSearchRules
 from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height, fix_width, panel_width
@@ -244,7 +244,7 @@ class BeamRows(QWidget):
         self.penalty = QDoubleSpinBox()
         self.penalty.setRange(-STEEPEST, STEEPEST)
         self.penalty.setSingleStep(0.1)
-        self.penalty.setValue(BeamScoring().length_penalty)
+        self.penalty.setValue(BeamSearchRules().length_penalty)
         self.penalty.setFont(interface_font(FONT_PX))
         self.penalty.setAccessibleName(self.tr("Length penalty"))
         hint = self.tr(
@@ -273,6 +273,6 @@ class BeamRows(QWidget):
         column_in(self, row((self.ways, 1), self.more), self._rules, spacing=6)
 
     @property
-    def rules(self) -> BeamScoring:
+    def rules(self) -> BeamSearchRules:
         """The rules as they are set, for the buttons and for the menu."""
-        return BeamScoring(self.penalty.value(), self.ends.currentData())
+        return BeamSearchRules(self.penalty.value(), self.ends.currentData())

@@ -18,7 +18,7 @@ from ui.widgets.dials import DIALS
 from ui.widgets.labels import Caption
 
 
-class SettingsRows(QWidget):
+class SamplerRows(QWidget):
     """A row per sampler stage, from the raw scores to the draw.
 
     Attributes:

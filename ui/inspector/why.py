@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QPushButton
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
-from ui.inspector.provenance import SettingsRows
+from ui.inspector.provenance import SamplerRows
 from ui.inspector.replay import Candidate, DrawLine, Outcome, Row, at_stage, candidates, replayed, same_draw
 from ui.inspector.stage_rows import CandidateLine, Candidates, cut_words, stage_words
 from ui.inspector.tab import BytesOf, Empty, InspectorTab
@@ -48,7 +48,7 @@ class WhyTab(InspectorTab):
         self.source = Label("", "soft", interface_font(11.5), wraps=True)
         self.stale = Notice()
         self.missing = Label("", "soft", wraps=True)
-        self.dials = SettingsRows()
+        self.dials = SamplerRows()
         self.dials.changed.connect(lambda _sampling: self._replay())
         self.dials.chosen.connect(lambda _stage: self._show_table())
         self.line = DrawLine()

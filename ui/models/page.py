@@ -84,6 +84,7 @@ class ModelsPage(Page):
         self._chain()
 
     def show_downloads(self, downloads: Sequence[DownloadView]) -> None:
+        """Shows the downloads, running or not."""
         wanted = {view.repository for view in downloads}
         gone = [repository for repository in self.downloads if repository not in wanted]
         for repository in gone:

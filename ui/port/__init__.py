@@ -10,7 +10,7 @@ import typing
 
 from runtime import SAMPLER_STAGES, Origin, RuntimeFault, SamplingOptions, Stage, TokenRecord, TokenRun, __version__
 from ui.port.comparison import ComparisonChoice, NoRoomRefusal, OnCompared, PathComparison, SimilarTurn, SimilarTurns
-from ui.port.drawing import BeamScoring, Column, ColumnKind, Columns, Drawing, TurnDepth, TurnDepthCost
+from ui.port.drawing import BeamSearchRules, Column, ColumnKind, Columns, Drawing, TurnDepth, TurnDepthCost
 from ui.port.engine import (
     BackendChoice,
     CacheCheck,

@@ -57,7 +57,7 @@ class ColumnKind(StrEnum):
     BEAMS = "beams"  # found by a beam search, best first
 
 
-class BeamScoring(Struct, frozen=True):
+class BeamSearchRules(Struct, frozen=True):
     """The rules of a beam search; see `runtime.BeamOptions`."""
 
     length_penalty: float = 1.0  # log-probabilities are divided by the length to this power: above 0 favours longer beams
@@ -130,6 +130,6 @@ class ContinuationCommands(Protocol):
         """
 
     async def beams(
-        self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamScoring | None = None
+        self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamSearchRules | None = None
     ) -> None:
         """The likeliest continuations by a beam search, as siblings; the place is as in `continue_many`."""

@@ -57,7 +57,7 @@ class TranscriptView(QWidget):
         self._path = TranscriptPath()
         self.lacking: Lacking = nothing_lacking
         self._under: dict[int, QWidget] = {}
-        self.mode = Mode.TOKENS
+        self.mode = Mode.TOKENS  # `set_mode` changes it
         ink, faces = Ink(LIGHT), Faces()
         self.tokens = TokensPane(ink, faces, self)
         self.read = ReadPane(ink, faces, self)

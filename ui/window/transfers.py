@@ -217,7 +217,7 @@ class TransferQueue(QObject):
 
 
 def is_typing() -> bool:
-    """Whether the focus is in a field with text: then the session shown must not change."""
+    """Whether the focus is in a field with text, for which the keys are meant."""
     field = QApplication.focusWidget()
     text = field.text() if isinstance(field, QLineEdit) else field.toPlainText() if isinstance(field, QPlainTextEdit) else ""
     return bool(text.strip())

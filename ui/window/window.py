@@ -410,6 +410,7 @@ class MainWindow(QMainWindow):
         ShortcutsBox(self.acts.shortcuts_of(), self).open()
 
     def open_documentation(self) -> None:
+        """Shows the installed documentation."""
         from ui.commands.documentation import DocumentationBox
 
         DocumentationBox(self).open()

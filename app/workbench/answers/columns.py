@@ -16,7 +16,7 @@ from app.workbench.tree.tree import PathSegment
 from app.workbench.tree.turn_notes import ending_note
 from runtime import BeamOptions, GenerationOptions, LanguageModel, Origin, TokenRun, texts_of
 from storage import NewNode, SessionStore, StoreError
-from ui import QT_TRANSLATE_NOOP, BeamScoring, Column, ColumnKind, Columns, translate
+from ui import QT_TRANSLATE_NOOP, BeamSearchRules, Column, ColumnKind, Columns, translate
 
 BEFORE_WORDS = 4
 CUT_OFF = QT_TRANSLATE_NOOP("Workbench", "cut off when the engine stopped")
@@ -30,7 +30,7 @@ class ContinuationGroup:
     new: NewNode  # the node to add for each
     kind: ColumnKind  # drawn, or found by a beam search
     wanted: int  # how many
-    rules: BeamScoring = field(default_factory=BeamScoring)  # length penalty and early stopping of a beam search
+    rules: BeamSearchRules = field(default_factory=BeamSearchRules)  # length penalty and early stopping of a beam search
     note: str = ""  # progress or fault, in words
     strands: list[Answer] = field(default_factory=list)  # the continuations that have a node already
     scores: list[float] = field(default_factory=list)  # of beams, in the order of `strands`

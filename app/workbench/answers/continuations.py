@@ -30,7 +30,7 @@ from app.workbench.windows import Windows
 from runtime import BeamStep, Finish, GenerationOptions, PromptProgress
 from storage import SessionStore, StoreError
 from ui import (
-    BeamScoring,
+    BeamSearchRules,
     Column,
     ColumnKind,
     ColumnsChanged,
@@ -68,7 +68,7 @@ class Continuations:
         await self._run(session_id, node_id, index, ColumnKind.DRAWS, n)
 
     async def beams(
-        self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamScoring | None = None
+        self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamSearchRules | None = None
     ) -> None:
         await self._run(session_id, node_id, index, ColumnKind.BEAMS, width, rules)
 
@@ -79,7 +79,7 @@ class Continuations:
         index: int | None,
         kind: ColumnKind,
         wanted: int,
-        rules: BeamScoring | None = None,
+        rules: BeamSearchRules | None = None,
     ) -> None:
         """Raises `Refusal`, with nothing changed, if the place cannot be continued or no continuation has a token."""
         session = await self._sessions.whole(session_id, node_id)
@@ -91,7 +91,7 @@ class Continuations:
         new = continuation_node(session, node_id, index)
         target = await self._copies.target(session)
         async with self._running.begin(target.session) as claimed:
-            group = ContinuationGroup(target.session, target.place(new), kind, wanted, rules or BeamScoring())
+            group = ContinuationGroup(target.session, target.place(new), kind, wanted, rules or BeamSearchRules())
             self._last[group.session.id] = group
             group.note = translate("Workbench", STARTING) if self._supervisor.running is None else ""
             self._show(group)

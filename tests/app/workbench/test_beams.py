@@ -11,7 +11,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.continuation_scene import last_columns
 from tests.app.workbench.scene import Scene, answered, own_tokens
 from tests.runtime.adapters.toys import toy_adapter
-from ui import AnswerFormat, BeamScoring, ColumnKind, ColumnsChanged, FormatKind, Refusal
+from ui import AnswerFormat, BeamSearchRules, ColumnKind, ColumnsChanged, FormatKind, Refusal
 
 
 def test_beams_are_the_runtimes_own_best_first(play: Play) -> None:
@@ -45,8 +45,8 @@ def test_beams_are_the_runtimes_own_best_first(play: Play) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rules", [BeamScoring(-2.0), BeamScoring(3.0, True), BeamScoring(0.0, "never")])
-def test_a_search_goes_by_the_rules_that_were_chosen(play: Play, rules: BeamScoring) -> None:
+@pytest.mark.parametrize("rules", [BeamSearchRules(-2.0), BeamSearchRules(3.0, True), BeamSearchRules(0.0, "never")])
+def test_a_search_goes_by_the_rules_that_were_chosen(play: Play, rules: BeamSearchRules) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         at = own_tokens(old)[4]
@@ -74,7 +74,7 @@ def test_rules_that_make_no_sense_are_refused_and_leave_nothing(play: Play) -> N
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         before = len((await s.store.load_session(session_id)).nodes)
-        for rules, words in ((BeamScoring(float("nan")), "length_penalty"), (BeamScoring(51.0), "length_penalty")):
+        for rules, words in ((BeamSearchRules(float("nan")), "length_penalty"), (BeamSearchRules(51.0), "length_penalty")):
             with pytest.raises(Refusal, match=words):
                 await s.workbench.continuations.beams(session_id, old.node_id, own_tokens(old)[4], 3, rules)
         with pytest.raises(Refusal, match="ask for 2 to 16"):

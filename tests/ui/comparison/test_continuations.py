@@ -14,7 +14,7 @@ from PySide6.QtTest import QTest
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.transcript.conftest import centre
-from ui import BeamScoring, Column, ColumnKind, Columns, ColumnsChanged, MainWindow, TurnStatus
+from ui import BeamSearchRules, Column, ColumnKind, Columns, ColumnsChanged, MainWindow, TurnStatus
 from ui.comparison.continuations import LEAST_PX, joint
 from ui.transcript.measure import Measure
 
@@ -111,7 +111,7 @@ def test_beams_show_their_scores_and_the_shortcuts_of_the_menu_work(in_window: P
         QTest.keyClick(
             window.parts.transcript.tokens, Qt.Key.Key_B, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
         )
-        await until(lambda: idle.asked("beams") == [(TRIP, node_id, 3, 4, BeamScoring())])
+        await until(lambda: idle.asked("beams") == [(TRIP, node_id, 3, 4, BeamSearchRules())])
         await until(lambda: len(panel.cards) == 4 and not window.controller.running)
         assert panel.title.text() == "4 beams after … could visit"
         assert [card.score.text() for card in panel.cards] == ["score −0.50", "score −0.75", "score −1.00", "score −1.25"]
@@ -142,14 +142,14 @@ def test_the_rules_of_a_beam_search_are_chosen_in_the_inspector(in_window: Play,
         QTest.keyClick(rows.ends, Qt.Key.Key_End)
         QTest.mouseClick(rows.ways.buttons[2], Qt.MouseButton.LeftButton)
         # then the search uses them
-        asked = [(TRIP, node_id, 3, 2, BeamScoring(-0.75, "never"))]
+        asked = [(TRIP, node_id, 3, 2, BeamSearchRules(-0.75, "never"))]
         await until(lambda: idle.asked("beams") == asked and not window.controller.running)
         # also the search of the menu, and after they are folded again
         QTest.mouseClick(rows.more, Qt.MouseButton.LeftButton)
         assert not rows.penalty.isVisible()
         rows.ends.setCurrentIndex(1)
         window.acts.beams.trigger()
-        asked += [(TRIP, node_id, 3, 4, BeamScoring(-0.75, True))]
+        asked += [(TRIP, node_id, 3, 4, BeamSearchRules(-0.75, True))]
         await until(lambda: idle.asked("beams") == asked and not window.controller.running)
 
     in_window(scene)

@@ -37,6 +37,9 @@ from ui.transcript.text.ink import Ink
 from ui.widgets.controls import allow
 from ui.widgets.labels import plain_tooltip
 
+AT_ONCE_SECONDS = 0.005  # for laying out the visible part before the first frame; the rest follows in slices
+SLICE_SECONDS = 0.003
+SLICE_MS = 4  # between slices, for other events
 _RAIL_LINE_PX = 3
 _UNDER_GAP_PX = 8  # from the text to the widget under it
 _ROLE_GAP_PX = 14  # from the role to the tier line
@@ -59,11 +62,6 @@ def begins_words(event: QKeyEvent) -> bool:
     key, text = Qt.KeyboardModifier, event.text()
     held = event.modifiers() & (key.ControlModifier | key.AltModifier | key.MetaModifier)
     return not held and bool(text.strip()) and text.isprintable()
-
-
-AT_ONCE_SECONDS = 0.005  # for laying out the visible part before the first frame; the rest follows in slices
-SLICE_SECONDS = 0.003
-SLICE_MS = 4  # between slices, for other events
 
 
 class Anchor(Struct, frozen=True):
@@ -440,6 +438,7 @@ class Pane(QAbstractScrollArea, Generic[BodyT]):
         return (height if height >= 0 else part.sizeHint().height()) + _UNDER_GAP_PX
 
     def _boxes_moved(self) -> None:
+        """Moves the widgets under turns, after boxes may have moved."""
         scrolled = self.verticalScrollBar().value()
         for box in self.page.boxes if self._under else ():
             part = self._under.get(box.turn.node_id)

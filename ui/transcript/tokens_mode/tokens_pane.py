@@ -37,22 +37,22 @@ class TokensPane(Pane[TokensBody]):
     """Paints the tokens with their marks, and handles mouse and keys."""
 
     token_clicked = Signal(int, int)
-    card_wanted = Signal()  # show the card of the pinned token
+    card_wanted = Signal()  # show the card of the pinned token, which was clicked, or Return was pressed
     words_begun = Signal(str)  # first letter of a text to replace the pinned token
     why_wanted = Signal()  # show how the pinned token was drawn
     columns_wanted = Signal(int, int, int, bool)  # node_id, index, how many continuations, whether by a beam search
-    alternative_chosen = Signal(int, int, int)
+    alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
     token_hovered = Signal(object)  # (node_id, index) or None
     preview_wanted = Signal(int, int, int)  # node_id, index, token_id: request the text that would follow
     token_pinned = Signal(object)  # (node_id, index) or None
     range_selected = Signal(object)  # ((node id, first token, behind the last one), ...) of the touched turns; (): none
-    ghost_left = Signal()  # the preview was removed
+    ghost_left = Signal()  # the preview was removed, or the answer to `preview_wanted` is no longer needed
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget) -> None:
         self._template = False
         super().__init__(TranscriptPage(self._make_body, faces), ink, parent)
-        self.pinned: tuple[int, int] | None = None  # node and index into the turn's run
-        self.ghost: Ghost | None = None
+        self.pinned: tuple[int, int] | None = None  # node and index into the turn's run; `set_pin` changes it
+        self.ghost: Ghost | None = None  # `set_ghost` changes it
         self._selection: Selection | None = None
         self._caret = False
         self._hits: dict[int, list[tuple[TurnPlace, TurnPlace]]] = {}  # by turn
