@@ -21,7 +21,7 @@ from app.workbench.compare.comparison import Comparison
 from app.workbench.compare.similar import SimilarSearch
 from app.workbench.compare.similar_vectors import VectorCache
 from app.workbench.kv.block_pins import BlockPins
-from app.workbench.kv.cache import EngineCache
+from app.workbench.kv.engine_cache import EngineCache
 from app.workbench.kv.saving import BlockSaver
 from app.workbench.models.downloads import Downloads
 from app.workbench.models.models import Models
@@ -35,9 +35,9 @@ from app.workbench.sessions.branches import SessionBranches
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.sessions.session_list import SessionList
-from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.changes import SetupChanges
 from app.workbench.setup.presets import Presets
+from app.workbench.setup.session_adapters import Adapters
 from app.workbench.setup.setups import Setups
 from app.workbench.transfer.transfers import Transfers
 from app.workbench.windows import Windows

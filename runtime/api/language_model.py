@@ -29,7 +29,7 @@ from runtime import html
 from runtime.adapters.uses import Adapters
 from runtime.aio import blocking, blocking_iterator, gathered
 from runtime.api import bulk
-from runtime.api.adapters import AdapterStack
+from runtime.api.adapter_stack import AdapterStack
 from runtime.api.checks import RequestChecks, adapter_pairs, check_fits, plain_messages, plain_tools, request_terms
 from runtime.api.kv import KvCache
 from runtime.api.progress import ShowProgress, reporting, reporting_ends, reporting_prompt, reporting_steps

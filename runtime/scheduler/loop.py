@@ -26,7 +26,7 @@ from runtime.scheduler.decode.rows import DecodeVocabulary
 from runtime.scheduler.faults import all_of, typed
 from runtime.scheduler.jobs import BeamJob, CallJob, DecodingJob, Job, QueryJob, ScoreJob, settle
 from runtime.scheduler.kv.blocks import Blocks
-from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.metrics import EngineCounters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Pace, Prefill

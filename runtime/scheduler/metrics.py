@@ -16,7 +16,7 @@ from runtime.grammar.constraint import Constraint
 from runtime.info import Latency, Metrics, RequestTimings
 from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.jobs import BranchesJob, CallJob, GenerateJob, Job, QueryJob
-from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 
 RECENT = 32  # latest requests whose timings are kept
 WINDOW = 256  # latest requests that latencies are computed from

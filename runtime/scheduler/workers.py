@@ -15,7 +15,7 @@ from runtime.info import PromptProgress
 from runtime.options.load import LoadOptions
 from runtime.scheduler.faults import all_of
 from runtime.scheduler.jobs import AnsweredJob, Job
-from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import EngineCounters, RequestMetrics
 from runtime.scheduler.prefill.prefill import CHUNK_SECONDS, Pace, Prefill, preemptible

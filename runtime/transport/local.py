@@ -15,7 +15,7 @@ from runtime.adapters.registry import Registry
 from runtime.aio import settled
 from runtime.beams import OnStep
 from runtime.branches import Branches
-from runtime.engine.adapters import AdapterOperations
+from runtime.engine.adapter_operations import AdapterOperations
 from runtime.engine.kv_files import KvFiles
 from runtime.engine.operations import Operations
 from runtime.engine.owner import Engine

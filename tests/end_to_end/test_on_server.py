@@ -21,7 +21,7 @@ from ui import MainWindow
 from ui.controller.setup import FORM, MODEL, SAMPLING
 from ui.inspector.cache import CacheTab
 from ui.inspector.depth import DepthTab
-from ui.settings.window import SERVER
+from ui.settings.settings_window import SERVER
 
 LEFT = Qt.MouseButton.LeftButton
 

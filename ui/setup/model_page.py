@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QWidget
 
 from ui.models.wording import FINGERPRINT_SHOWN
 from ui.port import EngineState, Guess, ModelFacts, SessionSetup, StatusView
-from ui.setup.adapters import AdapterField, AdapterRows
+from ui.setup.adapter_rows import AdapterField, AdapterRows
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.controls import LINE_PX, Choice, Page, button, fill, grid, row, words
 from ui.widgets.fields import ask_for_file

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from app.workbench.prompt.recorder import Recorder
 from app.workbench.refusals import GONE
-from app.workbench.setup.adapters import Adapters
+from app.workbench.setup.session_adapters import Adapters
 from app.workbench.tree.runs import EMPTY, began, content_of
 from app.workbench.tree.session import OpenSession, WholeSession
 from runtime import Finish, GenerationOptions, LanguageModel, Origin, TokenRun

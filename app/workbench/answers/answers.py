@@ -24,8 +24,8 @@ from app.workbench.refusals import GONE, check_has, loaded_model, refusing, stor
 from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.sessions.titles import title_from_model, title_of
-from app.workbench.setup.adapters import Adapters
 from app.workbench.setup.beginning import AS_TEXT
+from app.workbench.setup.session_adapters import Adapters
 from app.workbench.tree.runs import EMPTY, began, content_of, leading_template, pick
 from app.workbench.tree.session import UNTITLED, WholeSession
 from app.workbench.windows import Windows

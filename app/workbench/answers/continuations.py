@@ -23,7 +23,7 @@ from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
 from app.workbench.refusals import check_has
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import AdaptedModel, Adapters
+from app.workbench.setup.session_adapters import AdaptedModel, Adapters
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.windows import Windows

@@ -18,7 +18,7 @@ from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE, intact, loaded_model, refusing, stored
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import AdaptedModel, Adapters
+from app.workbench.setup.session_adapters import AdaptedModel, Adapters
 from app.workbench.setup.values import mapping_of, spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from app.workbench.setup.adapters import AdaptedModel, engine_name
+from app.workbench.setup.session_adapters import AdaptedModel, engine_name
 from app.workbench.setup.values import DEFAULT, mapping_of
 from runtime import BeamOptions, GenerationOptions, InvalidRequestError, TokenRun, __version__
 from storage import NodeRow

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.workbench.answers.provenance import MADE, REPEATED, beams_of, stack_made_with
-from app.workbench.setup.adapters import AdaptedModel
+from app.workbench.setup.session_adapters import AdaptedModel
 from app.workbench.setup.values import DEFAULT, mapping_of, named_options, source_words, stored_sources
 from runtime import LanguageModel
 from storage import NodeRow

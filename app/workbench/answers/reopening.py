@@ -13,7 +13,7 @@ from app.supervisor import Supervisor
 from app.workbench.answers.answer import Answer, OnNote, RunningAnswers
 from app.workbench.background import BackgroundTasks
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters
+from app.workbench.setup.session_adapters import Adapters
 from app.workbench.tree.session import WholeSession
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, RuntimeFault

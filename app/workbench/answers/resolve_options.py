@@ -11,7 +11,7 @@ from msgspec import Struct
 from app.workbench.answers.answer import Answer
 from app.workbench.answers.provenance import MADE, beams_of, made_with, options_of, plain_options, stack_made_with
 from app.workbench.answers.provenance_text import refusal, stack_words, words
-from app.workbench.setup.adapters import AdaptedModel
+from app.workbench.setup.session_adapters import AdaptedModel
 from app.workbench.setup.setups import Asked
 from app.workbench.setup.values import guessed_by, stored_sources, without_lacking
 from app.workbench.tree.tree import Tree

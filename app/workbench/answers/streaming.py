@@ -19,7 +19,7 @@ from app.workbench.answers.provenance import stack_made_with
 from app.workbench.answers.resolve_options import resolve_answer, with_seed
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, first_unscored, score_prompt
-from app.workbench.setup.adapters import AdaptedModel, Adapters
+from app.workbench.setup.session_adapters import AdaptedModel, Adapters
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, began, content_of, leading_template
 from app.workbench.tree.session import WholeSession

@@ -17,7 +17,7 @@ from app.workbench.models.views import backend_choices
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.refusals import loaded_model, refusing
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import AdaptedModel, Adapters, values_of
+from app.workbench.setup.session_adapters import AdaptedModel, Adapters, values_of
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession

@@ -15,7 +15,7 @@ from app.supervisor import Supervisor
 from app.workbench.compare.similar_vectors import TurnText, Vector, VectorCache, VectorMaker, limit_of, poolings_of, turn_texts
 from app.workbench.refusals import GONE
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import AdaptedModel, Adapters
+from app.workbench.setup.session_adapters import AdaptedModel, Adapters
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.outline import outline
 from app.workbench.tree.session import OpenSession

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import Struct
 
 from app.workbench.refusals import stored
-from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.beginning import Beginning
+from app.workbench.setup.session_adapters import AdaptedModel
 from app.workbench.tree.outline import hidden_nodes
 from app.workbench.tree.reading import slices
 from app.workbench.tree.session import OpenSession

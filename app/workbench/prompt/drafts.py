@@ -18,8 +18,8 @@ from app.workbench.prompt.prompt import NewIds, as_run, render_turn
 from app.workbench.refusals import refusing
 from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.beginning import LEFT_OUT, Beginning, file_block, left_out
+from app.workbench.setup.session_adapters import stack_of_session
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import OpenSession, WholeSession
 from app.workbench.tree.tree import PathSegment, TreeTurn

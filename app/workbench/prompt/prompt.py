@@ -17,7 +17,7 @@ from app.workbench.answers.answer import Given
 from app.workbench.answers.provenance import MADE
 from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.setup.adapters import AdaptedModel
+from app.workbench.setup.session_adapters import AdaptedModel
 from app.workbench.tree.runs import EMPTY, as_eos, without_numbers
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import PathSegment, TreeTurn

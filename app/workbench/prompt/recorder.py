@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from app.workbench.setup.adapters import AdaptedModel
+from app.workbench.setup.session_adapters import AdaptedModel
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import PathSegment

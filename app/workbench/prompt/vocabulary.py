@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from app.workbench.refusals import intact
-from app.workbench.setup.adapters import AdaptedModel, Stack
+from app.workbench.setup.session_adapters import AdaptedModel, Stack
 from runtime import LanguageModel, SessionConfig
 from storage import SessionStore, vocabulary_digest
 from ui import Refusal, translate

@@ -15,7 +15,7 @@ from app.workbench.answers.completion import write_unsaved
 from app.workbench.answers.provenance import next_branch
 from app.workbench.background import BackgroundTasks
 from app.workbench.refusals import GONE, stored
-from app.workbench.setup.adapters import Adapters, lacks_adapters, stack_of_session
+from app.workbench.setup.session_adapters import Adapters, lacks_adapters, stack_of_session
 from app.workbench.setup.setups import Setups
 from app.workbench.tree.reading import every_node, read, read_names, read_whole
 from app.workbench.tree.session import UNTITLED, OpenSession, WholeSession, shown_title

@@ -17,9 +17,9 @@ from app.workbench.prompt.vocabulary import Vocabulary, with_ids
 from app.workbench.refusals import refused
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, values_of
 from app.workbench.setup.beginning import Beginning, as_text, left_out, names_of, read_tools
 from app.workbench.setup.presets import Presets
+from app.workbench.setup.session_adapters import Adapters, values_of
 from app.workbench.setup.setups import Change, Setups
 from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, SessionValues, grammar_of, guess_problem
 from app.workbench.tree.session import OpenSession

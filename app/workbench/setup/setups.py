@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from app.supervisor import Supervisor
 from app.workbench.refusals import stored
-from app.workbench.setup.adapters import Adapters, lines, stack_of, values_of
 from app.workbench.setup.presets import Presets
+from app.workbench.setup.session_adapters import Adapters, lines, stack_of, values_of
 from app.workbench.setup.values import OPTIONS, SessionValues, guess_problem, read_values, source_words, without_lacking
 from app.workbench.tree.session import OpenSession
 from runtime import GenerationOptions, ModelInfo, ResolvedOptions, RuntimeFault, resolve_options

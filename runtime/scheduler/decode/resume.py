@@ -9,7 +9,7 @@ import numpy as np
 from runtime.records import Int32
 from runtime.scheduler.decode.rows import DecodeRow
 from runtime.scheduler.jobs import Job
-from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.workspace import PartialForward, forward
 from runtime.scheduler.prefill.distributions import non_finite
 from runtime.scheduler.prefill.prefill import Prefill

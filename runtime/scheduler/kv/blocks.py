@@ -18,7 +18,7 @@ from runtime.kv.store import BlockStore
 from runtime.kv.thread import BlockThread, Urgency, one_line
 from runtime.options.load import BlockOptions
 from runtime.scheduler.jobs import Job, settle
-from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.restoring import Restores, reach
 from runtime.scheduler.kv.saving import Savings
 from runtime.scheduler.metrics import EngineCounters

@@ -14,7 +14,7 @@ from runtime.kv.snapshot import SnapshotPart
 from runtime.kv.trie import Lease, Span
 from runtime.records import Scores
 from runtime.scheduler.jobs import Job
-from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 
 PART_BYTES = 12 << 20  # of one part, which has at least one token
 

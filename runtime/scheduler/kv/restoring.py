@@ -23,7 +23,7 @@ from runtime.kv.trie import Namespace, Span, common_prefix
 from runtime.records import Scores
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job
-from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.metrics import EngineCounters
 from runtime.scheduler.prefill.prefill import Prefill
 

@@ -19,8 +19,8 @@ from runtime.kv.thread import Urgency
 from runtime.kv.trie import Node, Span
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
-from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.copying import Exported, export
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.metrics import EngineCounters
 
 BATCH_BYTES = 12 << 20  # per transaction; at least one block

@@ -18,7 +18,7 @@ from runtime.options.priority import Priority
 from runtime.records import Scores
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import CallJob, DecodingJob, Job, JobGroup, QueryJob, ScoreJob
-from runtime.scheduler.kv.cache import PrefixCache, fill_gaps
+from runtime.scheduler.kv.prefix_cache import PrefixCache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import RequestMetrics
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite

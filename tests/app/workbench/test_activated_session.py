@@ -10,7 +10,7 @@ import pytest
 
 from app.portable_kv import carries_blocks, keys_of
 from app.workbench.kv.block_pins import PIN
-from app.workbench.setup.adapters import engine_name
+from app.workbench.setup.session_adapters import engine_name
 from runtime import LanguageModel, load
 from tests.app.workbench.scene import Scene, rows, until
 from tests.app.workbench.test_portable_kv import heard, scene

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.workbench.setup.adapters import engine_name
+from app.workbench.setup.session_adapters import engine_name
 from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play

@@ -11,7 +11,7 @@ import pytest
 
 from runtime import LanguageModel, PromptProgress
 from runtime.backends.fake import Behaviour
-from runtime.scheduler.kv.cache import Interrupted
+from runtime.scheduler.kv.prefix_cache import Interrupted
 from tests.fakes import Gate, fake_model, settled, some_ids
 
 TEXTS = [f"text {number:02}, forty letters and some more" for number in range(30)]

@@ -11,7 +11,7 @@ from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.records import Int32
 from runtime.scheduler.jobs import QueryJob
-from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 from tests.fakes import engine_of, fake_model, settled, some_ids
 from tests.tiny_models import tiny_path
 

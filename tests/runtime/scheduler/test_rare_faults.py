@@ -14,8 +14,8 @@ from runtime.errors import NonFiniteLogitsError, RuntimeFault
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.scheduler.decode.rows import Stream
 from runtime.scheduler.jobs import RowCollector
-from runtime.scheduler.kv.cache import PrefixCache
 from runtime.scheduler.kv.kv_budget import KvBudget
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 from tests.fakes import KINDS, assert_right, engine_of, fake_model, query_job, reference, settled, some_ids
 from tests.runtime.model.trouble import NativePanic, audit
 

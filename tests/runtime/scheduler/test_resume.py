@@ -15,7 +15,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.scheduler.decode.resume import bring_back
 from runtime.scheduler.decode.rows import DecodeRow, Stream
 from runtime.scheduler.jobs import GenerateJob, Job
-from runtime.scheduler.kv.cache import PrefixCache
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 from tests.fakes import assert_right, engine_of, fake_model, reference, settled, some_ids
 from tests.runtime.model.trouble import poison
 

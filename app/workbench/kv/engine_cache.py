@@ -14,7 +14,7 @@ from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import refusing
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import AdaptedModel, Adapters, in_words
+from app.workbench.setup.session_adapters import AdaptedModel, Adapters, in_words
 from app.workbench.windows import Windows
 from runtime import AdapterInfo, EdgeReport, LanguageModel
 from ui import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, Refusal, translate
