@@ -169,6 +169,11 @@ def test_no_files_import_each_other_in_a_cycle() -> None:
     ).prepare()  # raises CycleError, with the cycle
 
 
+def test_every_folder_of_modules_is_a_package() -> None:
+    folders = {path.parent for path in tracked() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in OURS}
+    assert {folder for folder in folders if not (folder / "__init__.py").exists()} == set()  # else the wheel leaves it out
+
+
 def test_a_public_class_name_means_one_thing() -> None:
     homes = defaultdict[str, list[str]](list)
     for path in tracked():
