@@ -263,7 +263,9 @@ class Scheduler:
 
     def _admit(self, job: Job) -> None:
         if isinstance(job, CallJob):
-            settle(job.future, job.call())
+            value = job.call()
+            self.counters.publish(self.cache)  # metrics show its effect before the caller goes on
+            settle(job.future, value)
             return
         if not isinstance(job, QueryJob):
             self._request_metrics.place(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -28,6 +29,21 @@ from tests.fakes import Gate, engine_of, fake_model, settled, some_ids, wait_for
 
 def options(n: int) -> GenerationOptions:
     return GenerationOptions(max_tokens=n, seed=1, ignore_eos=True)
+
+
+def test_metrics_show_the_effect_of_a_call_before_it_returns() -> None:
+    with fake_model() as model:
+        engine, may_run, seen = engine_of(model), threading.Event(), list[int]()
+
+        def change() -> None:
+            assert may_run.wait(20)
+            engine.scheduler.cache.kv_budget.set_budget(64 << 20)
+
+        future = engine.call(change)
+        future.add_done_callback(lambda _: seen.append(model.metrics().kv_budget))  # on the owner thread, at once
+        may_run.set()
+        future.result(20)
+        assert seen == [64 << 20]
 
 
 def test_each_kind_of_request_has_its_timings() -> None:
