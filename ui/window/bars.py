@@ -156,7 +156,7 @@ class CoachMark(QFrame):
         title = Label(self.tr("Warm where it was not sure"), "", interface_font(13, QFont.Weight.DemiBold))
         said = self.tr(
             "Every token is coloured by how surprising it was to the model. Click one to see what else was likely, "
-            "and choose it: the answer continues from there. Read shows plain text."
+            "and choose it: the answer continues from there. Read shows formatted text."
         )
         self.done_button = button(self.tr("Got it"), "link")
         self.done_button.clicked.connect(self.dismiss)

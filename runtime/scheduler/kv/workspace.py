@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -111,34 +112,48 @@ class SlotPaths:
     def cut(self, size: int) -> None:
         """Removes the slots from number `size` on."""
         for slot in range(size, len(self.parents)):
-            place = self.parents[slot], self._tokens[slot]
-            if self.children.get(place) == slot:
-                del self.children[place]
+            self._forget(slot)
         del self.parents[size:], self._tokens[size:]
-        self._forget_trail()
+        self._cut_trail(size)
 
     def find_only(self, kept: Sequence[int], computed: int) -> None:
         """Restricts lookups to `kept` (ascending) and the slots from number `computed` on; numbers do not change."""
-        found = set(kept)
-        self.children = {key: slot for key, slot in self.children.items() if slot in found or slot >= computed}
-        for slot in kept:  # replaces a removed twin
+        first = first_gap(kept)
+        left = [*kept[first:], *range(computed, len(self.parents))]
+        for slot in {*range(first, computed)}.difference(left):
+            self._forget(slot)
+        for slot in left:  # replaces a removed twin
             self.children.setdefault((self.parents[slot], self._tokens[slot]), slot)
-        self._forget_trail()
+        self._cut_trail(first)
 
-    def renumber(self, kept: Iterable[int]) -> dict[int, int]:
-        """Renumbers `kept` (ascending, with all their ancestors) from 0 on and removes the others; returns old -> new."""
-        numbers = {slot: number for number, slot in enumerate(kept)}
-        numbers[ROOT] = ROOT
-        parents = [numbers[self.parents[slot]] for slot in numbers if slot != ROOT]
-        tokens = [self._tokens[slot] for slot in numbers if slot != ROOT]
-        found = {slot: key for key, slot in self.children.items() if slot in numbers}
-        self.children = {(numbers[slot], token): numbers[child] for child, (slot, token) in found.items()}
-        self.parents, self._tokens = parents, tokens
-        self._forget_trail()
+    def renumber(self, kept: Sequence[int]) -> dict[int, int]:
+        """Removes all slots but `kept` (ascending, with all their ancestors), which are numbered from 0 on.
+
+        Returns:
+            The changed numbers, old -> new.
+        """
+        first = first_gap(kept)
+        moved = [(slot, self.parents[slot], self._tokens[slot]) for slot in kept[first:]]
+        self.cut(first)
+        numbers: dict[int, int] = {}
+        for slot, parent, token in moved:
+            numbers[slot] = self.add(numbers.get(parent, parent), token)
         return numbers
 
-    def _forget_trail(self) -> None:
-        self._trail, self._trail_ids = [], NOTHING
+    def _forget(self, slot: int) -> None:
+        """Removes a slot from lookups."""
+        place = self.parents[slot], self._tokens[slot]
+        if self.children.get(place) == slot:
+            del self.children[place]
+
+    def _cut_trail(self, size: int) -> None:
+        n = bisect_left(self._trail, size)  # ascending: a parent precedes its children
+        self._trail, self._trail_ids = self._trail[:n], self._trail_ids[:n]
+
+
+def first_gap(slots: Sequence[int]) -> int:
+    """The first number that is not among `slots` (ascending)."""
+    return bisect_left(range(len(slots)), True, key=lambda place: slots[place] > place)
 
 
 Slots = npt.NDArray[np.int64]
@@ -454,9 +469,10 @@ class Workspace:
         slots, ends = self.pack_slots(kept), self.pack_slots(tips)
         with self._in_use():
             self.retry_when_full(lambda: self.backend.retain(self.pack, slots, ends))
-        self.where, self.held = [-1] * self.computed, len(kept)
-        for number, slot in enumerate(kept):
-            self.where[slot] = number
+        first = first_gap(kept)
+        self.where, self.held = [*range(first), *[-1] * (self.computed - first)], len(kept)
+        for number in range(first, len(kept)):
+            self.where[kept[number]] = number
         self.paths.find_only(kept, self.computed)
         if not self.users:
             self.renumber()
@@ -469,7 +485,7 @@ class Workspace:
         kept = [slot for slot, own in enumerate(self.where) if own >= 0]
         numbers = self.paths.renumber(kept)
         for run in self.runs:
-            run.last = numbers[run.last]
+            run.last = numbers.get(run.last, run.last)
         self.computed, self.where = len(kept), None
 
     def close(self) -> None:

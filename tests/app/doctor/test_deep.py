@@ -135,7 +135,7 @@ from app.doctor import speed
 
 lap = "import json, os, sys; next(sys.stdin); print(json.dumps({'pages': 1 + int(os.environ.get('THP_MEM_ALLOC_ENABLE', 0))}))"
 speed.LAPS, speed.child_command = 1, lambda *_: [sys.executable, "-c", lap]
-speed._own, speed.lap = (lambda _: None), (lambda *_: {"pages": 2.0})
+speed.lap = lambda *_: {"pages": 2.0}
 rows = speed.speed("hf")
 print(next(rows).name, next(rows).figure)
 rows.close()
