@@ -258,8 +258,8 @@ def own_sdpa(
         if plain and not joint.ragged and key.shape[-1] == value.shape[-1] <= WIDEST_SHARED:
             parts = list[torch.Tensor]()  # (n, kv_heads, heads / kv_heads, head_dim)
             rows = query.transpose(0, 2).reshape(query.shape[2], key.shape[1], -1, query.shape[3]).split(joint.lengths)
-            for part, (keys, values), mask in zip(rows, seen, joint.masks, strict=True):
-                if len(part) == 1:
+            for n, part, (keys, values), mask in zip(joint.lengths, rows, seen, joint.masks, strict=True):
+                if n == 1:
                     added = getattr(mask, "folded", None)
                     bias = mask if added is None or added.shape[2] != part.shape[2] else added
                     parts.append(scaled_dot_product_attention(part, keys, values, bias, scale=scale))
