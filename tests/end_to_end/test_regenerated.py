@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -32,8 +34,12 @@ async def once_more(window: MainWindow, old: TurnView) -> TurnView:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
-def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backend: str) -> None:
+def test_regenerate_exactly_before_and_after_a_restart(
+    open_app: OpenApp, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers: list[TurnView] = []
+    # of a few hundred seeds, one falls within the rounding of the border between two tokens (docs/sampling-and-seeds.md)
+    monkeypatch.setattr(secrets, "randbits", lambda _bits: 20)
 
     async def first(window: MainWindow, workbench: AppWorkbench) -> None:
         await endless_session(window, workbench)
@@ -50,7 +56,7 @@ def test_regenerate_exactly_before_and_after_a_restart(open_app: OpenApp, backen
         facts = window.parts.inspector.path.provenance.facts.texts
         assert facts["engine"].startswith(backend)
         assert facts["repeats"] == SAME
-        assert facts["seed"].endswith(" (drawn)")
+        assert facts["seed"] == "20 (drawn)"
         assert workbench.answers.how_made(window.controller.shown.session_id, old.node_id) is not None  # type: ignore[union-attr]  # shown
 
     async def second(window: MainWindow, _workbench: AppWorkbench) -> None:
